@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Int32
 from torch import Tensor
 
 from specdec.opaque import opaque
-from specdec.requests import Matcher
+from specdec.requests import Matcher, Request
 from specdec.sampling import SamplingTensors
 
 
@@ -53,21 +53,21 @@ class Matchers:
     its inputs, or asks for them in the middle, and a replay is answered by what the grammars allow then.
 
     Args:
-        slots: The number of slots.
+        by_slot: The request in every slot; None where there is none.
         vocab_size: The width of the target's logits.
-
-    Attributes:
-        by_slot: The matcher of every slot; None where no request with a grammar is.
     """
 
-    def __init__(self, slots: int, vocab_size: int):
-        self.by_slot: list[Matcher | None] = [None] * slots
-        self._vocab_size = vocab_size
+    def __init__(self, by_slot: Sequence[Request | None], vocab_size: int):
+        self._by_slot, self._vocab_size = by_slot, vocab_size
+
+    def _matcher(self, slot: int, drafts: bool) -> Matcher | None:
+        request = self._by_slot[slot]
+        matcher = None if request is None else request.matcher
+        return None if matcher is None or (drafts and not matcher.masks_drafts) else matcher
 
     def of(self, slots: Iterable[int], *, drafts: bool = False) -> bool:
         """Returns whether any of these slots has a grammar; with ``drafts``, one whose mask is also for drafts."""
-        found = [self.by_slot[slot] for slot in slots]
-        return any(matcher is not None and (matcher.masks_drafts or not drafts) for matcher in found)
+        return any(self._matcher(slot, drafts) is not None for slot in slots)
 
     @staticmethod
     def question(
@@ -100,8 +100,8 @@ class Matchers:
         batch, some, _ = question.shape
         bits = np.full((batch, some, -(-self._vocab_size // 32)), -1, dtype=np.int32)
         for row, (slot, nodes) in enumerate(zip(question[:, 0, 0].tolist(), question, strict=True)):
-            matcher = self.by_slot[slot]
-            if matcher is not None and (matcher.masks_drafts or not drafts):
+            matcher = self._matcher(slot, drafts)
+            if matcher is not None:
                 meant = nodes[:, 1] > 0
                 path = nodes[meant, 2:]
                 bits[row, meant] = matcher.masks(path.max(0, initial=-1), path >= 0)

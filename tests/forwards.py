@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec import Batch, DraftTree, ForwardBatch, ForwardOutput, ModelRunner, Outcome, SamplingParams, Session, Wants
 from specdec.engine.slot_table import SlotTable
+from specdec.requests import Request
 from specdec.types import HostOutcome
 
 
@@ -59,7 +60,8 @@ def slots_of(
     for slot, sequence in enumerate(sequences):
         sampling = SamplingParams() if params is None else params[slot]
         speculate = True if drafting is None else drafting[slot]
-        table.admit(slot, sequence, sampling.seeded(slot), speculate=speculate)
+        wanted = sampling.seeded(slot)
+        table.admit(slot, Request(slot, sequence, wanted, speculate=speculate, stop_ids=frozenset()))
         table.prefilled(slot, len(sequence) - 1)
         table.start(slot)
     rows = table.rows(np.arange(count))

@@ -154,7 +154,6 @@ ASKED = {
     "experiments.session.policies: NodePolicy",
     "experiments.session.policies: ScoredDrafter",
     "specdec.engine.parts: Drafter",  # drafter and verifier were given in the wrong order
-    "specdec.engine.parts: Verifier",
     "specdec.engine.recording: Verifier",  # rules within a rule, for the key of a recording
     "specdec.target.runner: InvariantExecutor",
 }

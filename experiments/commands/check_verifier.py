@@ -12,7 +12,7 @@ from experiments.reporting import terminal
 from experiments.reporting.checks import DraftProgress, exactness_table
 from experiments.results.checked import remember, ships, stated_exactness
 from experiments.results.frame import Figures
-from specdec.engine.parts import check_verifier as check_rule
+from specdec.engine.parts import check_component
 from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
 
@@ -23,7 +23,7 @@ NARROW = 80
 def check_verifier(config: DictConfig) -> list[Figures]:
     """Try the verifier of a checked configuration on every case that it takes; a wrong promise is an error."""
     rule: Verifier = build(config, "verifier")
-    check_rule(rule)
+    check_component("verifier", rule)
     name, settings = type(rule).__name__, (config.vocab, config.tables, config.seed, list(config.temperatures))
     work = work_of(rule, config.vocab, config.tables, settings[-1], seed=config.seed)
     work.check_time(config.vocab, config.max_minutes)

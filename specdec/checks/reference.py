@@ -21,7 +21,7 @@ from specdec.coupling import winners
 from specdec.engine.processors import process
 from specdec.engine.slot_table import SlotTable
 from specdec.random import Purpose, draw, shared_noise, uniforms
-from specdec.requests import SamplingParams
+from specdec.requests import Request, SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.types import Noise
 
@@ -75,7 +75,7 @@ def next_scores(
 def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Batch:
     """Return the state of a request that has come as far as the end of a sequence."""
     table = SlotTable(1, len(sequence) + sampling.max_new_tokens, vocab_size, device)
-    table.admit(0, sequence, sampling, speculate=False)
+    table.admit(0, Request(id=0, prompt_ids=sequence, sampling=sampling, speculate=False, stop_ids=frozenset()))
     return table.rows(np.zeros(1, dtype=np.int64))
 
 

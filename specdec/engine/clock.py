@@ -38,11 +38,7 @@ class StageTimer:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds of every stage since the last call.
-
-        On CUDA, call it when the round's results have been copied to the host. Stages that end later are reported
-        by the next call.
-        """
+        """Returns the seconds of every stage since the last call; on a GPU, of those that have ended there."""
         waiting = []
         for name, begin, end in self._events:
             if end.query():

@@ -9,7 +9,7 @@ import torch
 from specdec.arguments import flag, instance, whole
 from specdec.cache.pages import PageCounts, Paging
 from specdec.engine.clock import StageTimer
-from specdec.engine.inspection import Inspector
+from specdec.engine.inspection import inspected
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts, check_session
@@ -36,21 +36,18 @@ class Engine:
     """Decodes prompts with a target, and with a drafter and a verifier if there are any.
 
     Args:
-        target: The model whose distribution the output follows.
-        drafter: Proposes tokens; None decodes plainly. It may serve any number of engines.
+        drafter: None decodes plainly. It may serve any number of engines.
         verifier: The acceptance rule; needed with a drafter.
         max_batch_size: Requests that decode together; more wait for a slot.
         max_length: Tokens per request, prompt and output. Default: what the model allows, at most 4096.
         prefill_chunk: Prompt tokens per prefill forward; rounds of running requests go on between chunks.
-        attention: See ``ModelRunner``.
+        attention, optimize, invariant, kv_cache: See ``ModelRunner``; for the target's forwards. Plain decoding uses
+            the same cache, so the output follows the target *with* that ``kv_cache``. With ``invariant``, speculative
+            and plain decoding agree token for token in every dtype at temperature 0, and under rules that share their
+            noise.
         timing: Measure each stage of every round (``Step.seconds``).
-        optimize: See ``ModelRunner``; for the target's forwards.
-        kv_cache: See ``ModelRunner``; for the target's keys and values. Plain decoding uses the same cache, so the
-            output follows the target *with* that cache.
         cache: How the memory of all caches is divided, and whether requests share what they have in common
             (``specdec.cache.pages``); by default every slot has a row, and nothing is shared.
-        invariant: See ``ModelRunner``; for the target's forwards. Speculative and plain decoding then agree token for
-            token in every dtype at temperature 0, and under rules that share their noise.
         scheduler: Plans who prefills, who decodes and who gives way in every turn; first come, first served by default.
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
@@ -63,7 +60,7 @@ class Engine:
         on_turn: Called with what the scheduler saw and planned, for timelines; None by default. Turns that are played
             without asking the scheduler are left out.
         runner: Runs the target.
-        session: The drafter's session in this engine; None without a drafter.
+        session: The drafter's session; None without a drafter.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, target, drafter and verifier do not fit each
@@ -92,8 +89,8 @@ class Engine:
         check_parts(target, drafter, verifier, scheduler)
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
-        timing, optimize, check = flag("timing", timing), flag("optimize", optimize), flag("check", check)
-        invariant = flag("invariant", invariant)
+        timing, check = flag("timing", timing), flag("check", check)
+        optimize, invariant = flag("optimize", optimize), flag("invariant", invariant)
         if max_length is not None:
             few = "give at least 2, one token of prompt and one of output"
             max_length = whole("max_length", max_length, least=2, few=few)
@@ -113,7 +110,6 @@ class Engine:
         sizes = row_sizes(max_batch_size) if padded else range(1, max_batch_size + 1)
         sizes = sizes if recorded == "rounds" else ()
         slots = max_batch_size + spare_slots(sizes)
-        self._plain = self._speculative = Mode.plain(verifier)
         # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
@@ -128,6 +124,8 @@ class Engine:
                 invariant=invariant,
                 adapters=target.adapters,
             )
+            self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
+            self._plain = self._speculative = Mode.plain(verifier)
             self.session: Session | None = None
             if drafter is not None and verifier is not None:
                 room = Sizes(
@@ -140,19 +138,14 @@ class Engine:
                 with _beside_cache_of(self.runner):
                     self.session = drafter.bind(target, room)
                 check_session(self.session, drafter, layers=target.num_layers)
-                if check:
-                    looking = Inspector(drafter, self.session, verifier, lambda slot: self._running.by_slot[slot])
-                    self._speculative = looking.mode()
-                else:
-                    self._speculative = Mode.speculative(drafter, self.session, verifier)
+                parts = drafter, self.session, verifier
+                self._speculative = inspected(*parts, self._slots.by_slot) if check else Mode.speculative(*parts)
         self.timer = StageTimer(target.device, enabled=timing)
-        self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
         recorder = recorder_for(self.runner, self._slots, recorded=recorded, early=padded)
         self._rounds = Rounds(self.runner, self._slots, self.timer, recorder)
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
-        outputs = Outputs(target.tokenizer)
-        self._running = RunningRequests(self.runner, self._slots, outputs, self.session, self.paging)
+        self._running = RunningRequests(self.runner, self._slots, Outputs(target.tokenizer), self.session, self.paging)
         self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
         self._steps: deque[Step] = deque()  # of all others
         self._turns = Turns(
@@ -180,8 +173,7 @@ class Engine:
         """Decode prompts to the end.
 
         Args:
-            prompts: Text, token ids or chat messages each, or a single such prompt (``specdec.engine.intake``). Chat
-                messages go through the tokenizer's chat template.
+            prompts: Text, token ids or chat messages each, or a single such prompt (``specdec.engine.intake``).
             sampling: One for all prompts, or one per prompt.
             speculate: False decodes plainly, on the same cache and by the same loop.
 
@@ -221,9 +213,7 @@ class Engine:
         """Queue one request (of one sample) for ``step``.
 
         Args:
-            prompt: See ``generate``.
-            sampling: Its parameters.
-            speculate: False decodes plainly.
+            prompt, speculate: See ``generate``.
             arrived: When it came, on the clock of ``time.perf_counter``; None for now. A generator of load gives the
                 moment that it had planned, so that a delay of its own counts as waiting.
 
@@ -251,7 +241,7 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """The number of requests that wait or run."""
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(list(self._running))
 
     @property
     def page_counts(self) -> PageCounts:
@@ -277,17 +267,14 @@ class Engine:
     ) -> None:
         """Do now what rounds would otherwise have to do once, when their sizes have come often.
 
-        Before a measurement, and before a server takes requests, this keeps one-time costs out of it. On a CPU, the
-        target's forward is captured for a full batch and every number of nodes that a round may have: a twentieth of
-        a second for each size of a model of 110M parameters. On a GPU, where whole rounds are recorded, too, they are
-        recorded for every number of rows that rounds are padded to, and for all lengths: a tenth of a second for each
-        stage of a large model, some hundred of them.
+        This keeps one-time costs out of measurements and of a server's first requests. On a CPU, the target's forward
+        is captured for a full batch and every number of nodes that a round may have: a twentieth of a second for each
+        size of a model of 110M parameters. On a GPU, whole rounds are recorded, for every number of rows that they are
+        padded to, and for all lengths: a tenth of a second for each stage of a large model, some hundred of them.
 
         Args:
-            nodes: The numbers of drafted nodes, where they are known; None for all that are usual. In recorded rounds
-                they matter for drafts that are made on the host, which are padded to 16, 32 … nodes or the most.
-            sampling: The parameters of the requests that will come. Only what kind they are matters in recorded rounds:
-                greedy or sampled, and which filters.
+            nodes: The numbers of drafted nodes, where they are known; None for all that are usual.
+            sampling: The parameters of the requests that will come: greedy or sampled, and which filters.
             positions: The most tokens that a request will have; None for ``max_length``.
 
         Raises:
@@ -342,12 +329,10 @@ class Engine:
     def step(self) -> list[Step]:
         """Run one turn as the scheduler plans it: prefill pieces of prompts, and play a round.
 
+        Returns the steps of submitted requests; calls of ``generate`` and ``stream`` get those of their own requests.
         A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. So do all that run when
         memory runs out; others go on. If something else fails that concerns all requests (the model, the drafter), the
         error is raised, and the next call returns their last steps.
-
-        Returns:
-            The steps of submitted requests. Calls of ``generate`` and ``stream`` get the steps of their own requests.
         """
         if self.unfinished or not self._steps:
             self._advance()

@@ -1,6 +1,6 @@
 """``Engine(check=True)``: looks at every drafted tree and every law of the rule, and names the first mistake."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,54 +15,25 @@ from specdec.tree import DraftTree
 from specdec.wellformed import describe, distribution_flaw, flaws
 
 
-class Inspector:
-    """Looks at the rounds of one engine.
-
-    Args:
-        drafter: What it announced is compared with what its session proposes.
-        request_in: The request that runs in a slot.
-    """
-
-    def __init__(
-        self, drafter: Drafter, session: Session, verifier: Verifier, request_in: Callable[[int], Request | None]
-    ):
-        self._drafter, self._session, self._verifier = drafter, session, verifier
-        self._request_in = request_in
-        self._slots: Batch | None = None
-
-    def mode(self) -> Mode:
-        """Returns speculative decoding whose drafts and laws are looked at."""
-        mode = Mode.speculative(self._drafter, self._session, self._verifier, check=self._look)
-        return replace(mode, verifier=_InspectedRule(self._verifier, self))
-
-    def _look(self, tree: DraftTree, slots: Batch) -> None:
-        self._slots = slots
-        for flaw in flaws(tree, self._drafter, slots, leaf_probs=self._verifier.needs_leaf_probs):
-            raise ValueError(f"{type(self._drafter).__name__}{self._place(flaw.row, flaw.node)}: {flaw.what}")
-
-    def law(self, row: int | None, node: int | None, what: str) -> ValueError:
-        """Returns the error that a law of the rule is wrong."""
-        return ValueError(f"{type(self._verifier).__name__}{self._place(row, node)}: {what}")
-
-    def _place(self, row: int | None, node: int | None) -> str:
-        """Returns request, round and node in words that follow a name."""
-        assert self._slots is not None
-        parts = []
-        if row is not None:
-            request = self._request_in(int(self._slots.on_host.slots[row]))
-            number = "unknown" if request is None else request.id
-            parts += [f"request {number}", f"round {int(self._slots.rounds[row])}"]
-        if node is not None:
-            parts.append(f"node {node}")
-        return f" ({', '.join(parts)})" if parts else ""
+def inspected(drafter: Drafter, session: Session, verifier: Verifier, by_slot: Sequence[Request | None]) -> Mode:
+    """Returns speculative decoding whose drafts and laws are looked at; ``by_slot`` is the request in every slot."""
+    rule = _InspectedRule(drafter, verifier, by_slot)
+    return replace(Mode.speculative(drafter, session, verifier), verifier=rule, check=rule.look)
 
 
 class _InspectedRule(Verifier):
     """A rule whose laws are looked at. The class has no ``samplings``, so no message names it as a remedy."""
 
-    def __init__(self, rule: Verifier, inspector: Inspector):
-        self._rule, self._inspector = rule, inspector
+    def __init__(self, drafter: Drafter, rule: Verifier, by_slot: Sequence[Request | None]):
+        self._drafter, self._rule, self._by_slot = drafter, rule, by_slot
         self.exactness, self.samplings = rule.exactness, rule.samplings
+        self._batch: Batch | None = None
+
+    def look(self, tree: DraftTree, batch: Batch) -> None:
+        """Refuse a tree that is not what the drafter announced."""
+        self._batch = batch
+        for flaw in flaws(tree, self._drafter, batch, leaf_probs=self._rule.needs_leaf_probs):
+            raise self._error(self._drafter, flaw.row, flaw.node, flaw.what)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         laws = self._rule.laws(tree, target_probs)
@@ -72,7 +43,7 @@ class _InspectedRule(Verifier):
         if beside.any():
             row, node = beside.nonzero()[0].tolist()
             what = f"stop gives it the probability {float(laws.stop[row, node]):.3g}, and it is not valid: give 0"
-            raise self._inspector.law(row, node, what)
+            raise self._error(self._rule, row, node, what)
         self._refuse("stop", laws.stop, known)
 
         def after(stop_nodes: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
@@ -86,7 +57,7 @@ class _InspectedRule(Verifier):
     def _shape(self, name: str, law: Tensor, axes: str, wanted: list[int]) -> None:
         if list(law.shape) != wanted:
             what = f"{name} has the shape {list(law.shape)}: give {axes}, here {wanted}"
-            raise self._inspector.law(None, None, what)
+            raise self._error(self._rule, None, None, what)
 
     def _refuse(
         self,
@@ -99,4 +70,18 @@ class _InspectedRule(Verifier):
         wrong = known & (distribution_flaw(law) > 0)
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            raise self._inspector.law(row, None if stop is None else int(stop[row]), f"{name} {describe(law[row])}")
+            node = None if stop is None else int(stop[row])
+            raise self._error(self._rule, row, node, f"{name} {describe(law[row])}")
+
+    def _error(self, who: Drafter | Verifier, row: int | None, node: int | None, what: str) -> ValueError:
+        """Returns an error that names request, round and node, as far as there are any."""
+        assert self._batch is not None
+        places = []
+        if row is not None:
+            request = self._by_slot[int(self._batch.on_host.slots[row])]
+            number = "unknown" if request is None else request.id
+            places += [f"request {number}", f"round {int(self._batch.rounds[row])}"]
+        if node is not None:
+            places.append(f"node {node}")
+        place = f" ({', '.join(places)})" if places else ""
+        return ValueError(f"{type(who).__name__}{place}: {what}")

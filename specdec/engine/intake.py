@@ -36,8 +36,7 @@ class Intake:
     """
 
     def __init__(self, target: Target, *, max_length: int, can_speculate: bool, exact: bool = True):
-        self._target = target
-        self._max_length = max_length
+        self._target, self._max_length = target, max_length
         self._can_speculate, self._exact = can_speculate, exact
         self._ids: Iterator[int] = count()
 
@@ -48,23 +47,17 @@ class Intake:
         *,
         speculate: bool,
     ) -> list[Request]:
-        """Returns the requests of an ``Engine.generate``, in the prompts' order, the samples of a prompt side by side.
-
-        Raises:
-            ValueError: A prompt or its parameters do not fit; names the prompt.
-        """
+        """Returns the requests of an ``Engine.generate``, in the prompts' order, samples of a prompt side by side."""
         arrived = time.perf_counter()
         speculate = flag("speculate", speculate)
         listed = list_prompts(prompts)
-        params = _each(sampling, len(listed))
         made: list[Request] = []
-        for index, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
+        for index, (prompt, params) in enumerate(zip(listed, _for_all(sampling, len(listed)), strict=True)):
             try:
-                for sample in range(wanted.n):
+                for sample in range(params.n):
                     # Further samples of a given stream get streams of their own, far from those of other prompts.
-                    stream = len(made) if wanted.stream is None else wanted.stream + (sample << 40)
-                    own = replace(wanted, stream=stream)
-                    made.append(self._request(prompt, own, arrived, speculate=speculate))
+                    stream = len(made) if params.stream is None else params.stream + (sample << 40)
+                    made.append(self._request(prompt, replace(params, stream=stream), arrived, speculate=speculate))
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
         return made
@@ -72,11 +65,7 @@ class Intake:
     def request(
         self, prompt: Prompt, sampling: SamplingParams, *, speculate: bool, arrived: float | None = None
     ) -> Request:
-        """Returns one request, whose id is also its default stream; see ``Engine.submit``.
-
-        Raises:
-            ValueError: The prompt or the parameters do not fit.
-        """
+        """Returns one request, whose id is also its default stream; see ``Engine.submit``."""
         arrived = time.perf_counter() if arrived is None else number("arrived", arrived)
         speculate = flag("speculate", speculate)
         _check_sampling("sampling", sampling)
@@ -98,7 +87,6 @@ class Intake:
         return self._target.grammars.matcher(sampling.grammar, self._stop_ids(sampling))
 
     def adapter(self, sampling: SamplingParams) -> int:
-        """Returns the number of a request's adapter."""
         if self._target.adapters is not None:
             return self._target.adapters.number(sampling.adapter)
         if sampling.adapter is not None:
@@ -144,26 +132,21 @@ class Intake:
         )
 
 
-def _each(sampling: Any, count: int) -> list[SamplingParams]:
-    """Returns the parameters of every prompt.
-
-    Raises:
-        ValueError: They are no SamplingParams, or not as many as there are prompts.
-    """
+def _for_all(sampling: Any, count: int) -> list[SamplingParams]:
+    """Returns the parameters of every prompt."""
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
     if isinstance(sampling, str | Mapping) or not isinstance(sampling, Iterable):
         _check_sampling("sampling", sampling)
     params: list[Any] = list(sampling)
-    for index, each in enumerate(params):
-        _check_sampling(f"sampling {index}", each)
+    for index, given in enumerate(params):
+        _check_sampling(f"sampling {index}", given)
     if len(params) != count:
         raise ValueError(f"{count} prompts but {len(params)} SamplingParams: give one for all, or one each")
     return params
 
 
 def _check_sampling(name: str, sampling: Any) -> None:
-    """Refuse anything that is not SamplingParams."""
     remedy = "SamplingParams(…)"
     if isinstance(sampling, Mapping) and sampling:
         remedy = f"SamplingParams({', '.join(f'{key}=…' for key in sampling)})"
@@ -176,21 +159,12 @@ def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Returns the prompts of a call as a list. A single prompt may stand alone: a text, token ids, chat messages."""
     if isinstance(prompts, str):
         return [prompts]
-    several = _listed("prompts", prompts, f"{_ONE}; or several of these in a list")
-    single = several and (_all(several, Number) or _all(several, Mapping))
-    return [several] if single else several
+    parts = _listed("prompts", prompts, f"{_ONE}; or several of these in a list")
+    return [parts] if parts and (_all(parts, Number) or _all(parts, Mapping)) else parts
 
 
 def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[int]:
-    """Returns a prompt's tokens.
-
-    Args:
-        tokenizer: The target's; None for a target without one, which takes token ids alone.
-        prompt: Text gets the special tokens that the tokenizer adds; chat messages those that its template writes.
-
-    Raises:
-        ValueError: It is no prompt, or has no tokens, or the tokenizer or its chat template is missing.
-    """
+    """Returns a prompt's tokens; a text's with the special ones that the tokenizer adds."""
     if isinstance(prompt, str):
         return encode_prompt(tokenizer, prompt)
     parts = _listed("the prompt", prompt, _ONE)
@@ -209,9 +183,6 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Me
     """Returns a conversation's tokens by the tokenizer's chat template, up to where the assistant speaks next.
 
     If the last message is the assistant's, the output goes on with it.
-
-    Raises:
-        ValueError: There is no tokenizer or template, or a message is not one.
     """
     for index, message in enumerate(messages):
         for key in ("role", "content"):
@@ -246,21 +217,16 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Me
 def _listed(what: str, given: Any, wanted: str) -> list[Any]:
     """Returns what stands in a list, an array or the like; refuses anything else."""
     given = given.tolist() if isinstance(given, torch.Tensor | np.ndarray) else given
-    if isinstance(given, bytes | Mapping | AbstractSet) or not isinstance(given, Iterable):
-        raise ValueError(_misuse(what, given, wanted))
+    if isinstance(given, Mapping) and "input_ids" in given:
+        raise ValueError(f"{what} is what a tokenizer returns: give its input_ids")
+    if isinstance(given, Mapping) and "role" in given:
+        raise ValueError(f"{what} is a single chat message: give a list of messages")
+    if isinstance(given, bytes):
+        raise ValueError(f"{what} is bytes: give text or token ids, prompt.decode() or list(prompt)")
+    if isinstance(given, Mapping | AbstractSet) or not isinstance(given, Iterable):
+        raise ValueError(f"{what} is {kind_of(given)}: {wanted}")
     return list(given)
 
 
 def _all(parts: Sequence[object], kind: type) -> bool:
     return all(isinstance(part, kind) for part in parts)
-
-
-def _misuse(what: str, given: object, wanted: str) -> str:
-    """Returns why something is no prompt, and what to give."""
-    if isinstance(given, Mapping) and "input_ids" in given:
-        return f"{what} is what a tokenizer returns: give its input_ids"
-    if isinstance(given, Mapping) and "role" in given:
-        return f"{what} is a single chat message: give a list of messages"
-    if isinstance(given, bytes):
-        return f"{what} is bytes: give text or token ids, prompt.decode() or list(prompt)"
-    return f"{what} is {kind_of(given)}: {wanted}"

@@ -1,4 +1,4 @@
-"""Refuses anything that is not a target, a drafter, a verifier or a scheduler, and says what was meant."""
+"""Refusals of anything that is not a target, a drafter, a verifier or a scheduler, which say what was meant."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -18,6 +18,17 @@ DECLARED: dict[type, dict[str, str]] = {
 }
 """The attributes without a default that the engine reads of a component, and an example of each."""
 
+_RULE = "a verifier is the acceptance rule, give for example RejectionVerifier()"
+_WANTED: dict[str, tuple[type, str, str, str]] = {
+    "drafter": (
+        Drafter,
+        "verifier",
+        "give ModelDrafter(model), or another Drafter",
+        "a Drafter, or None for plain decoding",
+    ),
+    "verifier": (Verifier, "drafter", _RULE, "an acceptance rule, for example RejectionVerifier()"),
+}
+
 
 def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
     """Refuse what an engine cannot be made of, and a drafter and a rule that do not fit each other."""
@@ -26,8 +37,8 @@ def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> Non
     if isinstance(target, nn.Module):
         raise ValueError(f"target is the model {type(target).__name__} itself: give Target(model, tokenizer)")
     instance("target", target, Target, "a Target")
-    check_drafter(drafter)
-    check_verifier(verifier)
+    check_component("drafter", drafter)
+    check_component("verifier", verifier)
     if scheduler is not None:
         instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
     if drafter is not None:
@@ -68,27 +79,13 @@ def check_session(session: Any, drafter: Drafter, *, layers: int | None) -> None
         )
 
 
-def check_drafter(drafter: Any) -> None:
-    """Refuse anything but a drafter or None."""
-    if isinstance(drafter, Verifier):
-        raise ValueError(f"drafter is the verifier {type(drafter).__name__}: give the drafter first, then the verifier")
-    if isinstance(drafter, nn.Module | Target):
-        raise ValueError(f"drafter is {_model(drafter)}: give ModelDrafter(model), or another Drafter")
-    if drafter is not None:
-        instance("drafter", drafter, Drafter, "a Drafter, or None for plain decoding")
-
-
-def check_verifier(verifier: Any) -> None:
-    """Refuse anything but a verifier or None."""
-    if isinstance(verifier, nn.Module | Target):
-        raise ValueError(
-            f"verifier is {_model(verifier)}: a verifier is the acceptance rule, give for example RejectionVerifier()"
-        )
-    if isinstance(verifier, Drafter):
-        raise ValueError(f"verifier is the drafter {type(verifier).__name__}: give an acceptance rule in its place")
-    if verifier is not None:
-        instance("verifier", verifier, Verifier, "an acceptance rule, for example RejectionVerifier()")
-
-
-def _model(given: object) -> str:
-    return f"the model {type(given).__name__} itself" if isinstance(given, nn.Module) else "a Target"
+def check_component(name: str, given: Any) -> None:
+    """Refuse anything but a drafter or a verifier, as ``name`` says, or None."""
+    kind, other, in_place_of_model, remedy = _WANTED[name]
+    if isinstance(given, nn.Module | Target):
+        what = f"the model {type(given).__name__} itself" if isinstance(given, nn.Module) else "a Target"
+        raise ValueError(f"{name} is {what}: give {in_place_of_model}")
+    if isinstance(given, _WANTED[other][0]):
+        raise ValueError(f"{name} is the {other} {type(given).__name__}: give the drafter first, then the verifier")
+    if given is not None:
+        instance(name, given, kind, remedy)

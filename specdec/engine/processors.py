@@ -1,12 +1,9 @@
 """A user's logits processors, applied at every node of a draft tree on the node's own path.
 
 transformers' processors take rows of equal length. The nodes of one depth make such rows: the sequence, then the
-path to the node. So at every node a processor sees exactly what it would see in plain decoding, and the output stays
-exact. A processor must depend on nothing but the tokens and scores that it is given: one that counts its calls, or uses
-the number of its row, does not work here.
-
-This is a slow path: it calls every processor once per request and depth, and the host waits for the device each time.
-Temperature, top-k, top-p, min-p and the repetition penalty are computed elsewhere, at full speed.
+path to the node. So a processor sees what it would see in plain decoding, and the output stays exact, as long as the
+processor depends on nothing but the tokens and scores that it is given (not on its calls or the number of its row).
+This is a slow path: a call per request and depth, for each of which the host waits for the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +22,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 def apply_processors(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with every row's processors applied at its valid nodes.
-
-    Args:
-        logits: Logits after penalties and before temperature (transformers' order), in float32.
-        tree: What is verified; a root-only tree in plain decoding.
-        batch: The rows, with their processors and sequences.
-    """
+    """Returns float32 logits, penalized and not yet divided by the temperature, processed at every valid node."""
     logits = logits.clone()
     for row, processors in enumerate(batch.processors):
         if not processors:
@@ -40,8 +31,7 @@ def apply_processors(
         before = torch.from_numpy(batch.on_host.tokens[row, :length]).long().to(logits.device)
         for depth in range(tree.max_depth + 1):
             nodes = torch.nonzero((tree.depth[row] == depth) & tree.valid[row])[:, 0]
-            count = len(nodes)
-            if count == 0:
+            if not (count := len(nodes)):
                 break
             # Nodes are numbered downwards, so a mask keeps a path's tokens in order.
             path = tree.tokens[row].expand(count, -1)[tree.ancestors[row, nodes]].view(count, depth + 1)

@@ -1,16 +1,20 @@
-"""What the host reads of a round: one table, in one copy, with one synchronization."""
+"""A round's results on the device, and what the host reads of them: one table, in one copy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int32
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.filters import largest
+from specdec.interfaces import Round
+from specdec.requests import Request
 from specdec.tree import DraftTree
-from specdec.types import Verdict
+from specdec.types import DraftSampling, Outcome, Verdict
 
 
 class Fetch:
@@ -33,17 +37,9 @@ class Fetch:
         return self._here.numpy()
 
 
-class GrammarQuery:
-    """What the host is asked of the grammars between a draft and its judgement; the device verifies meanwhile."""
-
-    def __init__(self, tree: DraftTree, batch: Batch):
-        self._matchers, self._device = batch.matchers, batch.device
-        self._question = Fetch(batch.matchers.question(batch.slots, tree.tokens, tree.ancestors, tree.valid))
-
-    def masks(self) -> Int32[Tensor, "batch node word"]:
-        """Returns the answer, when the question is there."""
-        bits = self._matchers.answer(self._question.wait())
-        return torch.from_numpy(bits).to(self._device, non_blocking=True)
+def ask_grammars(tree: DraftTree, batch: Batch) -> Fetch:
+    """Returns a question to the grammars on its way to the host, which answers it while the device verifies."""
+    return Fetch(batch.matchers.question(batch.slots, tree.tokens, tree.ancestors, tree.valid))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +91,78 @@ class ReadBack:
             logprobs=rest[:, 1 : width + 1],
             raw=None if alternatives is None else rest[:, width + 1 :].reshape(len(packed), width, -1),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What a rule has decided, on the device.
+
+    Attributes:
+        evidence: What the rule was shown of the target, or would have been; None unless somebody observes it.
+        verdict: What became of the tree.
+        tokens: The root and the accepted path, padded with the root.
+        valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
+        packed: What the host needs of all this, in one tensor (``ReadBack``).
+    """
+
+    evidence: Float[Tensor, "batch node vocab"] | None
+    verdict: Verdict
+    tokens: Int[Tensor, "batch position"]
+    valid: Bool[Tensor, " batch"]
+    packed: Float[Tensor, "batch figure"]
+
+    def seen(self, tree: DraftTree, requests: tuple[Request | None, ...]) -> Round:
+        """Returns the round as an observer sees it."""
+        assert self.evidence is not None, "the rule was asked to show it"
+        return Round(tree, self.evidence, self.verdict, requests)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRound:
+    """A round that the device plays, and that the host may not have read yet.
+
+    Attributes:
+        tree: What was proposed.
+        decision: What was decided.
+        outcome: What the session is to observe when the host's numbers are known; None if it has observed it already.
+        fetch: The decision's table on its way to the host.
+        batch: The rows.
+        requests: The request of every row when the round began.
+        alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
+            read.
+    """
+
+    tree: DraftTree
+    decision: Decision
+    outcome: Outcome | None
+    fetch: Fetch
+    batch: Batch
+    requests: Sequence[Request | None]
+    alone: bool = False
+
+    @cached_property
+    def read(self) -> ReadBack:
+        """What the host needs of the decision; the first call waits for the device."""
+        return ReadBack.unpack(self.fetch.wait(), self.decision.tokens.shape[1], self.batch.alternatives)
+
+    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
+        """Returns which rows' requests still run; others have ended while the round was in flight."""
+        slots = self.batch.on_host.slots.tolist()
+        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
+
+
+def repeatable(played: DeviceRound) -> np.ndarray:
+    """Returns which rows may do without their drafts after a round that decided nothing for them, Bool[batch].
+
+    That is exact only where no draft was drawn at random: an exact rule emits the target's law given such a tree, as a
+    round without drafts does. A drawn token is different: given that it was drawn, the rule emits another law, and only
+    the average over all draws is the target's. To forget some of the draws would change that average.
+    """
+    tree = played.tree
+    drawn = (tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT)
+    at_random = (drawn & tree.valid)[:, 1:].any(-1).cpu().numpy()  # after a failure; it may wait for the device
+    proposed = played.read.proposed_nodes
+    return (proposed > 0) & ~at_random[: len(proposed)]
 
 
 def pack(

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
@@ -14,7 +13,7 @@ from specdec.batch import Batch
 from specdec.coupling import decided
 from specdec.engine.clock import StageTimer
 from specdec.engine.processors import apply_processors
-from specdec.engine.read_back import Fetch, GrammarQuery, ReadBack, pack
+from specdec.engine.read_back import Decision, DeviceRound, Fetch, ask_grammars, pack
 from specdec.engine.recording import RoundRecorder, Stages, buckets, may_record, traits
 from specdec.engine.slot_table import SlotTable
 from specdec.filters import first_largest
@@ -27,45 +26,10 @@ from specdec.target.parallel import Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
 from specdec.tree_parts import settled_size, with_tensors
-from specdec.types import DraftSampling, Noise, Outcome, Verdict
-
-Check = Callable[[DraftTree, Batch], object]
-"""Looks at a drafter's proposal; raises if something is wrong."""
+from specdec.types import Noise, Outcome, Verdict
 
 Look = Callable[[Round], object]
 """Sees a round between the rule's decision and the commit."""
-
-Evidence = Callable[[Tensor, Tensor, DraftTree, Batch], Tensor]
-"""``evidence(scores, target_probs, tree, slots)`` returns what the rule sees of the target: p, except for two kinds of
-rules that declare it (see ``Verifier``). The first two and the result are ``Float[batch node vocab]``."""
-
-
-def evidence_for(verifier: Verifier, *, speculating: bool) -> Evidence:
-    """Returns what a rule is shown, in rounds that speculate or in plain ones."""
-    if verifier.noise is Noise.SHARED:
-        return shared_noise  # in plain decoding, too: that is what the output is compared with
-    if verifier.needs_leaf_probs and speculating:
-        return at_temperature_one
-    return as_it_is
-
-
-def as_it_is(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
-    """Returns p."""
-    return target_probs
-
-
-def shared_noise(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
-    """Returns the token that the shared noise draws from p at every node, one-hot."""
-    if not slots.sampling.any_sampled:
-        return target_probs
-    return decided(target_probs, tree, slots.keys, slots.lengths)
-
-
-def at_temperature_one(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
-    """Returns p, computed at temperature 1 for greedy rows, where a cascade decides by probabilities, too."""
-    if not slots.sampling.any_greedy:
-        return target_probs
-    return distribution(scores, warmed(slots.sampling, slots.drafting))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,45 +38,55 @@ class Mode:
 
     Attributes:
         verifier: The acceptance rule.
-        evidence: What the rule is shown of the target.
+        noise: With ``SHARED``, the rule is shown the token that the shared noise draws from p at every node.
+        at_one: Whether the rule is shown p at temperature 1 for greedy rows.
         wants: What the verify forward returns.
         session: The drafting session; None in plain decoding.
-        max_nodes: The largest number of drafted nodes in a row.
-        max_depth: The largest depth of a node.
-        is_chain: Whether no node has two children.
-        check: Looks at every draft; None if nobody does. Every law is looked at then, too.
+        max_nodes, max_depth, is_chain: See ``Drafter``.
+        check: Called with every tree as the session proposed it; None if nobody looks.
     """
 
     verifier: Verifier
-    evidence: Evidence
-    wants: Wants
+    noise: Noise = Noise.FRESH
+    at_one: bool = False
+    wants: Wants = LOGITS
     session: Session | None = None
     max_nodes: int = 0
     max_depth: int = 0
     is_chain: bool = True
-    check: Check | None = None
+    check: Callable[[DraftTree, Batch], object] | None = None
 
     @classmethod
-    def plain(cls, verifier: Verifier | None) -> "Mode":
-        """Returns plain decoding: the same round with a tree of the root alone."""
-        evidence = as_it_is if verifier is None else evidence_for(verifier, speculating=False)
-        return cls(verifier=Plain(), evidence=evidence, wants=LOGITS)
+    def plain(cls, verifier: Verifier | None = None) -> "Mode":
+        """Returns plain decoding, a tree of the root alone; if the rule shares its noise, with that noise."""
+        return cls(verifier=Plain(), noise=Noise.FRESH if verifier is None else verifier.noise)
 
     @classmethod
-    def speculative(
-        cls, drafter: Drafter, session: Session, verifier: Verifier, *, check: Check | None = None
-    ) -> "Mode":
-        """Returns speculative decoding; ``check`` is called with every tree as the session proposed it."""
+    def speculative(cls, drafter: Drafter, session: Session, verifier: Verifier) -> "Mode":
         return cls(
             verifier=verifier,
-            evidence=evidence_for(verifier, speculating=True),
+            noise=verifier.noise,
+            at_one=verifier.needs_leaf_probs,
             wants=Wants(hidden_layers=tuple(session.hidden_layers), top_k=session.top_tokens),
             session=session,
             max_nodes=drafter.max_nodes,
             max_depth=drafter.max_depth,
             is_chain=drafter.is_chain,
-            check=check,
         )
+
+    def evidence(
+        self,
+        scores: Float[Tensor, "batch node vocab"],
+        target_probs: Float[Tensor, "batch node vocab"],
+        tree: DraftTree,
+        batch: Batch,
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns what the rule sees of the target: p, except for two kinds of rules that declare it."""
+        if self.noise is Noise.SHARED and batch.sampling.any_sampled:
+            return decided(target_probs, tree, batch.keys, batch.lengths)
+        if self.at_one and batch.sampling.any_greedy:
+            return distribution(scores, warmed(batch.sampling, batch.drafting))
+        return target_probs
 
 
 class Rounds:
@@ -135,7 +109,7 @@ class Rounds:
         look: Look | None = None,
         *,
         ahead: int = 0,
-    ) -> "DeviceRound":
+    ) -> DeviceRound:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 
         Args:
@@ -144,7 +118,7 @@ class Rounds:
             ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
         """
         bound = bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1)
-        run = self.recorder.begin(mode.session, batch, bound, self._why_not(mode, batch), padded=look is None)
+        run = self.recorder.begin(mode.session, batch, bound, _why_not(mode, batch), padded=look is None)
         begun = self.play(mode, batch, run, requests, look)
         self.recorder.end(run)
         return begun
@@ -157,18 +131,21 @@ class Rounds:
         requests: Sequence[Request | None],
         look: Look | None = None,
         nodes: int | None = None,
-    ) -> "DeviceRound":
+    ) -> DeviceRound:
         """Propose, verify, accept and commit; in a warm-up, ``nodes`` stands for a draft from the host of this size."""
         session, rows, table = mode.session, run.rows, self.table
         with self.timer.stage("draft"):
             tree, prepared = self._drafted(mode, batch, run, nodes)
             in_line = tree.in_line or tree.width == 1
         with self.timer.stage("verify"):
-            query = GrammarQuery(tree, rows) if rows.has_grammars else None
+            question = ask_grammars(tree, rows) if rows.has_grammars else None
             key: Hashable = mode.wants, rows.key_bound, rows.place
             output = run("verify", key, partial(verify, mode.wants, rows, self._runner), tree)
         with self.timer.stage("accept"):
-            masks = None if query is None else query.masks()
+            masks = None
+            if question is not None:
+                bits = rows.matchers.answer(question.wait())
+                masks = torch.from_numpy(bits).to(rows.device, non_blocking=True)
             key = id(mode), traits(mode.verifier), look is None, rows.kind
             stage = partial(judge, mode, rows, self._runner.agreement, look is not None)
             decision = run("judge", key, stage, tree, output.scores, masks)
@@ -210,16 +187,6 @@ class Rounds:
             tree = with_tensors(tree, lambda tensor: tensor.index_select(0, index))
         return tree, prepared
 
-    def _why_not(self, mode: Mode, batch: Batch | None = None) -> str | None:
-        """Return why a round is not recorded where others are; None if it is. A user's processors may do anything."""
-        if mode.check is not None:
-            return "check=True looks at every round"
-        if batch is not None and batch.has_processors:
-            return "requests have logits processors"
-        if not may_record(mode.verifier):
-            return f"{type(mode.verifier).__name__} does not say that it is recordable"
-        return None
-
     @torch.inference_mode()
     def warm_up(
         self, modes: Iterable[Mode], *, nodes: Sequence[int], sampling: Sequence[SamplingParams], positions: int
@@ -231,7 +198,7 @@ class Rounds:
             sampling: Parameters of requests, for each of which rounds are recorded.
             positions: The length that attention is recorded up to.
         """
-        modes = [mode for mode in modes if self._why_not(mode) is None]
+        modes = [mode for mode in modes if _why_not(mode) is None]
         with self.recorder.at_once() as times:
             # Large ones first: the others find room in the memory that those have taken.
             for count in reversed(self.table.sizes if times else ()):
@@ -241,11 +208,21 @@ class Rounds:
                         drafts = sorted({0, *(settled_size(size, mode.max_nodes) for size in nodes if size)})
                     most = positions + mode.max_depth + mode.max_nodes + 1
                     for bound in reversed(buckets(2 + mode.max_nodes, most)):
-                        for size in reversed(drafts):
-                            for _ in range(times):
-                                batch = self.table.idle(count, params)
-                                run = self.recorder.begin(mode.session, batch, bound)
-                                self.play(mode, batch, run, (), nodes=size)
+                        for size in [size for size in reversed(drafts) for _ in range(times)]:
+                            batch = self.table.idle(count, params)
+                            run = self.recorder.begin(mode.session, batch, bound)
+                            self.play(mode, batch, run, (), nodes=size)
+
+
+def _why_not(mode: Mode, batch: Batch | None = None) -> str | None:
+    """Return why a round is not recorded where others are; None if it is. A user's processors may do anything."""
+    if mode.check is not None:
+        return "check=True looks at every round"
+    if batch is not None and batch.has_processors:
+        return "requests have logits processors"
+    if not may_record(mode.verifier):
+        return f"{type(mode.verifier).__name__} does not say that it is recordable"
+    return None
 
 
 def propose(mode: Mode, batch: Batch) -> DraftTree:
@@ -286,14 +263,14 @@ def judge(
     tree: DraftTree,
     logits: Float[Tensor, "batch node vocab"],
     masks: Int32[Tensor, "batch node word"] | None = None,
-) -> "Decision":
+) -> Decision:
     """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
 
     Greedy rows need no laws where the rule says so: all of p is on one token.
 
     Args:
         observed: Whether somebody looks at the rule's evidence.
-        masks: The tokens that grammars allow (``GrammarQuery``); None without grammars.
+        masks: The tokens that grammars allow, a bit each; None without grammars.
     """
     scores = _processed(logits, tree, batch, masks)
     target_probs = evidence = peaks = None
@@ -360,11 +337,13 @@ def commit(
         told = valid & batch.drafting
         path = verdict.path.where(told[:, None], -1)
         states = output.hidden_states
+        if not in_line:
+            states = {layer: along_path(state, path) for layer, state in states.items()}
         shown = replace(
             outcome,
             counts=outcome.counts * told,
             path=path,
-            hidden_states=states if in_line else {layer: along_path(each, path) for layer, each in states.items()},
+            hidden_states=states,
             node_tokens=node_tokens,
             node_valid=node_valid,
             top_tokens=output.top_tokens,
@@ -376,78 +355,6 @@ def commit(
             session.observe(shown)
     table.advance(batch, outcome)
     return later
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """What a rule has decided, on the device.
-
-    Attributes:
-        evidence: What the rule was shown of the target, or would have been; None unless somebody observes it.
-        verdict: What became of the tree.
-        tokens: The root and the accepted path, padded with the root.
-        valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
-        packed: What the host needs of all this, in one tensor (``ReadBack``).
-    """
-
-    evidence: Float[Tensor, "batch node vocab"] | None
-    verdict: Verdict
-    tokens: Int[Tensor, "batch position"]
-    valid: Bool[Tensor, " batch"]
-    packed: Float[Tensor, "batch figure"]
-
-    def seen(self, tree: DraftTree, requests: tuple[Request | None, ...]) -> Round:
-        """Return the round as an observer sees it."""
-        assert self.evidence is not None, "the rule was asked to show it"
-        return Round(tree, self.evidence, self.verdict, requests)
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceRound:
-    """A round that the device plays, and that the host may not have read yet.
-
-    Attributes:
-        tree: What was proposed.
-        decision: What was decided.
-        outcome: What the session is to observe when the host's numbers are known; None if it has observed it already.
-        fetch: The decision's table on its way to the host.
-        batch: The rows.
-        requests: The request of every row when the round began.
-        alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
-            read.
-    """
-
-    tree: DraftTree
-    decision: Decision
-    outcome: Outcome | None
-    fetch: Fetch
-    batch: Batch
-    requests: Sequence[Request | None]
-    alone: bool = False
-
-    @cached_property
-    def read(self) -> ReadBack:
-        """What the host needs of the decision; the first call waits for the device."""
-        return ReadBack.unpack(self.fetch.wait(), self.decision.tokens.shape[1], self.batch.alternatives)
-
-    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
-        """Returns which rows' requests still run; others have ended while the round was in flight."""
-        slots = self.batch.on_host.slots.tolist()
-        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
-
-
-def repeatable(played: DeviceRound) -> np.ndarray:
-    """Returns which rows may do without their drafts after a round that decided nothing for them, Bool[batch].
-
-    That is exact only where no draft was drawn at random: an exact rule emits the target's law given such a tree, as a
-    round without drafts does. A drawn token is different: given that it was drawn, the rule emits another law, and only
-    the average over all draws is the target's. To forget some of the draws would change that average.
-    """
-    tree = played.tree
-    drawn = (tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT)
-    at_random = (drawn & tree.valid)[:, 1:].any(-1).cpu().numpy()  # after a failure; it may wait for the device
-    proposed = played.read.proposed_nodes
-    return (proposed > 0) & ~at_random[: len(proposed)]
 
 
 def _processed(

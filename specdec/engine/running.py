@@ -1,8 +1,7 @@
-"""The requests that hold a slot: their state in the cache, the slot table and the drafting session."""
+"""The requests that hold a slot: how they enter and leave the caches, the slot table and the drafting session."""
 
 import time
-from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from specdec.cache.pages import Paging, Placement, pages_for
 from specdec.cache.states import States
 from specdec.cache.storage import Cache
 from specdec.engine.output import Outputs
-from specdec.engine.round import DeviceRound
+from specdec.engine.read_back import DeviceRound
 from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
 from specdec.forward import ForwardBatch
@@ -32,30 +31,19 @@ class RunningRequests:
         paging: The memory of all caches, ``filled_in``.
 
     Attributes:
-        by_slot: The request in every slot; None where a slot is free.
         pages: Where requests are in the caches.
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        slots: SlotTable,
-        outputs: Outputs,
-        session: Session | None,
-        paging: Paging,
+        self, runner: ModelRunner, slots: SlotTable, outputs: Outputs, session: Session | None, paging: Paging
     ):
         self._runner, self._slots, self.outputs, self._session = runner, slots, outputs, session
-        self.by_slot: list[Request | None] = [None] * len(slots)
-        self._free_slots = list(range(len(slots)))  # ascending
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
         self.pages = pages_for(paging, len(slots), *(cache.states is not None for cache in self._caches))
         self._swap = Swap(paging.swap)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([request for request in self.by_slot if request is not None])
-
-    def __len__(self) -> int:
-        return len(self.by_slot) - len(self._free_slots)
+        return iter([request for request in self._slots.by_slot if request is not None])
 
     def enter(self, request: Request, *, positions: int) -> None:
         """Give a request a slot, with what the caches hold of its tokens already, and pages for so many positions.
@@ -66,32 +54,27 @@ class RunningRequests:
         drafted, tokens = request.speculate and self._session is not None, request.tokens
         kept, again = self._swap.take(request.id), self._lookback(drafted)
         placement = self.pages.enter(
-            tokens,
-            self._free_slots,
-            positions=positions,
-            drafted=drafted,
-            again=again if kept is None else None,
+            tokens, self._slots.free, positions=positions, drafted=drafted, again=again if kept is None else None
         )
-        slot, reused = placement.slot, placement.reused
+        slot, reused, states = placement.slot, placement.reused, self._states(drafted)
         for cache in self._caches:
             cache.place(placement)
-        states = self._states(drafted)
         if placement.state is not None:
-            for each in states:
-                each.begin(slot, placement.state, reused)
+            for state in states:
+                state.begin(slot, placement.state, reused)
         if kept is not None:
             begin = time.perf_counter()
             for cache, saved in zip(self._caches, kept.tensors, strict=True):
                 cache.load(slot, saved)
-            for each, saved in zip(states, kept.states, strict=True):
-                each.load(slot, saved, kept.length)
+            for state, saved in zip(states, kept.states, strict=True):
+                state.load(slot, saved, kept.length)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
             self.pages.counts.swapped_in += kept.length
             request.swapped += kept.length
             self._swap_time(request, begin)
         now = time.perf_counter()
-        request.slot, request.prefilled, request.to_prefill = slot, reused, len(tokens) - 1 - reused
-        request.pages = len(placement.pages)
+        request.slot, request.pages, request.reach = slot, len(placement.pages), reused
+        request.prefilled, request.to_prefill = reused, len(tokens) - 1 - reused
         if request.preemptions:
             request.preempted += now - request.preempted_at
         else:
@@ -99,21 +82,10 @@ class RunningRequests:
             if self.pages.shared:
                 self.pages.counts.queried += len(tokens) - 1
                 self.pages.counts.reused += reused
-        self.by_slot[slot] = request
+        self._slots.admit(slot, request)
         self._runner.adapt(slot, request.adapter)
-        self._free_slots.remove(slot)
-        request.reach = reused
         if states and again is not None:
             request.stops = states[0].stops(placement.found, len(tokens) - 1 - again)
-        self._slots.admit(
-            slot,
-            tokens,
-            request.sampling,
-            speculate=request.speculate,
-            remaining=request.remaining,
-            rounds=request.rounds,
-            matcher=request.matcher,
-        )
         self.outputs.begin(request)
         if drafted and self._session is not None:
             request.drafted = True
@@ -160,8 +132,8 @@ class RunningRequests:
 
     def _boundary(self, request: Request) -> int:
         """Return the last page boundary of a request at which all that it uses has states; 0 if there is none."""
-        found = {each.boundary(request.slot) for each in self._states(request.drafted)}
-        return found.pop() if len(found) == 1 and max(found) <= self._slots.length_of(request.slot) else 0
+        places = {states.boundary(request.slot) for states in self._states(request.drafted)}
+        return places.pop() if len(places) == 1 and max(places) <= self._slots.length_of(request.slot) else 0
 
     def _keep(self, request: Request) -> None:
         """Keep the states at a request's last page boundary, so that later requests can begin there."""
@@ -186,7 +158,11 @@ class RunningRequests:
         The last token of a request is left out: it is the root of its first round.
         """
         wanted = [(request, min(count, request.to_prefill)) for request, count in chunks]
-        chunks = [(request, self._up_to_stop(request, count)) for request, count in wanted if count]
+        chunks = [
+            (request, min([count, *(stop - request.prefilled for stop in request.stops if stop > request.prefilled)]))
+            for request, count in wanted
+            if count
+        ]
         if not chunks:
             return
         runner, requests = self._runner, [request for request, _ in chunks]
@@ -242,29 +218,23 @@ class RunningRequests:
         taken = dict(chunks)
         self.prefill([(request, count - taken.get(request, 0)) for request, count in wanted])
 
-    def _up_to_stop(self, request: Request, count: int) -> int:
-        """Return how many of the next tokens of a prompt go through the model together."""
-        ahead = [stop - request.prefilled for stop in request.stops if stop > request.prefilled]
-        return min([count, *ahead])
-
     def follow(self, played: DeviceRound, still: np.ndarray) -> None:
         """Note on the host what a round has decided for the rows that are ``still`` there."""
-        read, batch, host = played.read, played.batch, played.batch.on_host
+        read, host = played.read, played.batch.on_host
         counts = np.where(read.valid & still, read.num_accepted + 1, 0)
-        outcome = played.outcome
-        if outcome is not None and self._session is not None:
+        starts = host.lengths.copy()
+        self._slots.advance_host(played.batch, read.tokens, counts)
+        if played.outcome is not None and self._session is not None:
+            drafted = counts * host.drafting
             known = HostOutcome(
                 slots=host.slots,
-                starts=host.lengths.copy(),
-                counts=counts * host.drafting,
-                path=np.where((counts * host.drafting)[:, None] > 0, read.path, -1),
+                starts=starts,
+                counts=drafted,
+                path=np.where(drafted[:, None] > 0, read.path, -1),
                 emitted=read.tokens,
                 proposed_depth=read.proposed_depth,
             )
-            outcome = replace(outcome, host=known)
-        self._slots.advance_host(batch, read.tokens, counts)
-        if outcome is not None and self._session is not None:
-            self._session.observe(outcome)
+            self._session.observe(replace(played.outcome, host=known))
 
     def start_over(self, slot: int, played: DeviceRound) -> None:
         """Have the next round begin where this one did, which decided nothing, without drafts.
@@ -285,14 +255,8 @@ class RunningRequests:
         if self._swap.limit and again is not None:
             held = self._boundary(request) if states else self._held(request)
             fits = not states or 0 < held <= min(self._held(request), self._slots.length_of(request.slot) - again)
-            if fits and self._swap.has_room(held, self._caches, states):
-                begin = time.perf_counter()
-                self._swap.put(
-                    request.id,
-                    held,
-                    [cache.save(request.slot, held) for cache in self._caches],
-                    [[state.to("cpu", copy=True) for state in each.save(request.slot)] for each in states],
-                )
+            begin = time.perf_counter()
+            if fits and self._swap.put(request, held, self._caches, states):
                 self.pages.counts.swapped_out += held
                 self._swap_time(request, begin)
         try:
@@ -312,8 +276,7 @@ class RunningRequests:
             sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
         """
         slot, own = request.slot, self.pages.own(request.slot)
-        self.by_slot[slot] = None
-        insort(self._free_slots, slot)
+        self._slots.release(slot)
         if sound:
             self._hold(request)
             self._keep(request)
@@ -330,7 +293,6 @@ class RunningRequests:
         for cache in self._caches:
             cache.vacate(slot)
         self.pages.leave(slot)
-        self._slots.release(slot)
         if request.drafted and self._session is not None:
             request.drafted = False
             self._session.release(slot)
@@ -361,17 +323,16 @@ class RunningRequests:
         return steps
 
 
-def running_slots(requests: Iterable[Request], slots: SlotTable) -> np.ndarray:
-    """Return the slots of those requests that can take part in a round, ascending."""
-    return np.array(sorted({request.slot for request in requests if slots.is_running(request.slot)}), dtype=np.int64)
-
-
 class Swapped(NamedTuple):
     """What a preempted request had in the caches: entries of its first positions, and states behind them, by cache."""
 
     length: int
     tensors: list[list[Tensor]]
     states: list[list[Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for of_cache in (*self.tensors, *self.states) for tensor in of_cache)
 
 
 class Swap:
@@ -381,28 +342,23 @@ class Swap:
         self.limit = self._left = limit
         self._kept: dict[int, Swapped] = {}
 
-    def has_room(self, length: int, caches: Sequence[Cache], states: Sequence[States]) -> bool:
-        """Return whether so many positions of these caches fit, and the states behind them."""
+    def put(self, request: Request, length: int, caches: Sequence[Cache], states: Sequence[States]) -> bool:
+        """Keep the first positions of a request and the states behind them; returns whether there was room."""
         positions = length * sum(cache.bytes_per_position for cache in caches)
-        return positions + sum(each.bytes_per_state for each in states) <= self._left
-
-    def put(self, request_id: int, length: int, tensors: list[list[Tensor]], states: list[list[Tensor]]) -> None:
-        """Keep the first positions of a request."""
-        self._kept[request_id] = Swapped(length, tensors, states)
-        self._left -= _size([*tensors, *states])
+        if positions + sum(each.bytes_per_state for each in states) > self._left:
+            return False
+        copied = [[state.to("cpu", copy=True) for state in each.save(request.slot)] for each in states]
+        kept = Swapped(length, [cache.save(request.slot, length) for cache in caches], copied)
+        self._kept[request.id] = kept
+        self._left -= kept.nbytes
+        return True
 
     def clear(self) -> None:
-        """Forget everything."""
         self._kept.clear()
         self._left = self.limit
 
     def take(self, request_id: int) -> Swapped | None:
         """Return what was kept of a request, and forget it; None if there is nothing."""
         kept = self._kept.pop(request_id, None)
-        if kept is not None:
-            self._left += _size([*kept.tensors, *kept.states])
+        self._left += 0 if kept is None else kept.nbytes
         return kept
-
-
-def _size(tensors: list[list[Tensor]]) -> int:
-    return sum(each.nbytes for cache in tensors for each in cache)

@@ -1,4 +1,4 @@
-"""State of the running requests, on the device and mirrored on the host."""
+"""The table of requests: who is in which slot, and the numbers of all slots, on the device and mirrored on the host."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.batch import Batch, HostBatch, Matchers
 from specdec.forward import slot_index
 from specdec.random import request_key
-from specdec.requests import Matcher, SamplingParams
+from specdec.requests import Request, SamplingParams
 from specdec.sampling import SamplingTensors
 from specdec.types import Outcome
 
@@ -35,22 +35,16 @@ class SlotTable:
         max_length: The number of positions in a slot.
         vocab_size: The width of the target's logits.
         sizes: The numbers of rows that ``padded`` returns, ascending; the last one is the number of slots.
+
+    Attributes:
+        by_slot: The request in every slot; None where a slot is free.
     """
 
     def __init__(
-        self,
-        max_batch_size: int,
-        max_length: int,
-        vocab_size: int,
-        device: torch.device,
-        *,
-        sizes: Sequence[int] = (),
+        self, max_batch_size: int, max_length: int, vocab_size: int, device: torch.device, *, sizes: Sequence[int] = ()
     ):
-        self.device = device
-        self.vocab_size = vocab_size
-        self.max_length = max_length
-        self.sizes = sizes
-        self._spare = max_batch_size  # stands for all rows that belong to no request
+        self.device, self.vocab_size, self.max_length, self.sizes = device, vocab_size, max_length, sizes
+        self._spare = max_batch_size  # the slot of all rows that belong to no request, if there are any
         count = max_batch_size + spare_slots(sizes)
         with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
             # Numbers of a kind stand together, so that rows are copied in three operations.
@@ -65,67 +59,50 @@ class SlotTable:
         self._seen: Bool[Tensor, "batch vocab"] | None = None  # None while no request is penalized
         self._all_seen: Bool[Tensor, "batch vocab"] | None = None  # where it stands, once there was one
         self._host_tokens = np.zeros((max_batch_size, max_length + 1), dtype=np.int32)
-        self._host_lengths = np.zeros(max_batch_size, dtype=np.int64)
+        self._host_lengths, self._host_remaining = np.zeros((2, max_batch_size), dtype=np.int64)
         self._host_drafting = np.zeros(max_batch_size, dtype=bool)
-        self._host_remaining = np.zeros(max_batch_size, dtype=np.int64)
-        self._running = np.zeros(max_batch_size, dtype=bool)
         self._cap = np.full(max_batch_size, _NO_CAP)  # of the depth of the next round's drafts
         self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
-        self._params: list[SamplingParams | None] = [None] * count
-        self.matchers = Matchers(count, vocab_size)
-        self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
+        self.by_slot: list[Request | None] = [None] * count
+        self._matchers = Matchers(self.by_slot, vocab_size)
         self._views: dict[bytes, Batch] = {}
 
     def __len__(self) -> int:
         return self._spare
 
-    def admit(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        speculate: bool,
-        remaining: int | None = None,
-        rounds: int = 0,
-        matcher: Matcher | None = None,
-    ) -> None:
-        """Give a slot to a request that has its seed and stream; nothing of it is in the cache yet.
+    @property
+    def free(self) -> list[int]:
+        """The free slots, ascending."""
+        return [slot for slot, request in enumerate(self.by_slot[: self._spare]) if request is None]
 
-        Args:
-            tokens: The request's prompt, and its output so far.
-            speculate: Whether it wants drafts.
-            remaining: Tokens still wanted; None for all.
-            rounds: The number of its rounds so far. It goes on counting, so that a request that was preempted draws
-                the same random numbers as one that was not.
-            matcher: Where its output is in its grammar; None without one.
+    def admit(self, slot: int, request: Request) -> None:
+        """Give a slot to a request. It has its seed and stream, and nothing of it is in the cache yet.
+
+        Its rounds go on counting, so that a request that was preempted draws the same numbers as one that was not.
         """
+        tokens, sampling = request.tokens, request.sampling
         assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
-        assert self._params[slot] is None, f"slot {slot} is taken"
+        assert self.by_slot[slot] is None, f"slot {slot} is taken"
         self._views.clear()
-        self._params[slot], self.matchers.by_slot[slot] = sampling, matcher
+        self.by_slot[slot] = request
         self._host_tokens[slot, : len(tokens)] = tokens
-        self._host_lengths[slot] = 0
-        self._host_drafting[slot] = speculate
-        self._host_remaining[slot] = sampling.max_new_tokens if remaining is None else remaining
+        self._host_lengths[slot], self._host_remaining[slot] = 0, request.remaining
+        self._host_drafting[slot] = request.speculate
         self._cap[slot] = _NO_CAP
-        self._drafting[slot] = speculate
+        self._drafting[slot] = request.speculate
         key, penalty = request_key(sampling.seed, sampling.stream), sampling.repetition_penalty
         top_k, *others = 0, 0.0, 1.0, 0.0
         if not sampling.greedy:
             top_k, *others = sampling.top_k, sampling.temperature, sampling.top_p, sampling.min_p
         # In the order in which the numbers of a kind stand.
-        self._integers[:, slot] = torch.tensor([tokens[0], 0, 0, rounds, key, top_k], device=self.device)
+        self._integers[:, slot] = torch.tensor([tokens[0], 0, 0, request.rounds, key, top_k], device=self.device)
         self._floats[:, slot] = torch.tensor([*others, penalty], device=self.device)
-        if sampling.repetition_penalty != 1.0:
-            self._penalized.add(slot)
-        if self._penalized:
+        if penalty != 1.0 and self._seen is None:
             if self._all_seen is None:
                 with torch.inference_mode(False):
                     size = len(self._drafting), self.vocab_size
                     self._all_seen = torch.zeros(size, dtype=torch.bool, device=self.device)
-            if self._seen is None:
-                self._seen = self._all_seen.zero_()
+            self._seen = self._all_seen.zero_()
         if self._seen is not None:
             self._seen[slot] = False
             self._seen[slot, torch.tensor(tokens, device=self.device)] = True
@@ -138,29 +115,22 @@ class SlotTable:
     def start(self, slot: int) -> None:
         """Let the slot take part in rounds: all of its prompt is in the cache except the last token, the root."""
         self._views.clear()
-        self._running[slot] = True
         room = min(int(self._host_remaining[slot]), self.max_length - int(self._host_lengths[slot])) - 1
         self._max_depth[slot] = room if self._host_drafting[slot] else 0
         self._depth_is_set[slot] = False
         self._roots[slot] = int(self._host_tokens[slot, self._host_lengths[slot]])
 
     def release(self, slot: int) -> None:
-        """Free the slot, whose request has ended."""
+        """Free the slot, whose request has ended. The host's tokens of it can be read until it is taken again."""
         self._views.clear()
-        self._params[slot] = self.matchers.by_slot[slot] = None
-        self._running[slot] = False
-        self._penalized.discard(slot)
-        if not self._penalized:
+        self.by_slot[slot] = None
+        if all(request is None or request.sampling.repetition_penalty == 1.0 for request in self.by_slot):
             self._seen = None
 
     @property
     def counts_by_itself(self) -> bool:
         """Whether the device knows how deep every row may draft, without being told by the host."""
         return not ((self._cap < _NO_CAP).any() or self._depth_is_set.any())
-
-    def is_running(self, slot: int) -> bool:
-        """Returns whether a slot takes part in rounds: its prompt is in the cache."""
-        return bool(self._running[slot])
 
     def rows(self, host_index: np.ndarray) -> Batch:
         """Returns the state of some running slots for a round.
@@ -203,17 +173,18 @@ class SlotTable:
 
         Every slot has one committed token. Whoever is admitted finds nothing of it.
         """
-        assert not any(self._params), "there must be no requests"
+        assert not any(self.by_slot), "there must be no requests"
         self._views.clear()
         self._integers.zero_()
         self._lengths.fill_(1)
         self._drafting.fill_(False)
         self._host_lengths[:count], self._host_drafting[:count], self._host_remaining[:count] = 1, False, 2
-        self._params[:count] = [sampling] * count
+        nobody = Request(id=-1, prompt_ids=(0, 0), sampling=sampling, speculate=False, stop_ids=frozenset())
+        self.by_slot[:count] = [nobody] * count
         try:
             return self.rows(np.arange(count))
         finally:
-            self._params[:count] = [None] * count
+            self.by_slot[:count] = [None] * count
             self._views.clear()
 
     def _limit_depth(self, rows: Batch) -> None:
@@ -252,30 +223,26 @@ class SlotTable:
 
     def _tensors(self, take: _Take) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the tensors of a batch and of its sampling parameters, by name."""
-        roots, lengths, max_depth, rounds, keys, top_k = take(self._integers, 1)
-        temperature, top_p, min_p, penalty = take(self._floats, 1)
-        state = {"roots": roots, "lengths": lengths, "max_depth": max_depth, "rounds": rounds, "keys": keys}
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        seen = None if self._seen is None else take(self._seen, 0)
-        return (
-            {**state, "drafting": take(self._drafting, 0)},
-            {**sampling, "repetition_penalty": penalty, "seen": seen},
-        )
+        names = ("roots", "lengths", "max_depth", "rounds", "keys", "top_k")
+        state = dict(zip(names, take(self._integers, 1), strict=True))
+        names = ("temperature", "top_p", "min_p", "repetition_penalty")
+        sampling = dict(zip(names, take(self._floats, 1), strict=True))
+        sampling |= {"top_k": state.pop("top_k"), "seen": None if self._seen is None else take(self._seen, 0)}
+        return state | {"drafting": take(self._drafting, 0)}, sampling
 
     def _make(self, host_index: np.ndarray, where: slice | np.ndarray, index: Tensor, take: _Take) -> Batch:
-        params = [self._params[slot] for slot in host_index]
-        alternatives = [each.logprobs for each in params if each is not None and each.logprobs is not None]
+        params = [request.sampling for slot in host_index if (request := self.by_slot[slot]) is not None]
         state, sampling = self._tensors(take)
         return Batch(
             slots=index,
             **state,
-            sampling=SamplingTensors.of([each for each in params if each is not None], **sampling),
-            processors=[() if each is None else each.processors for each in params],
-            matchers=self.matchers,
+            sampling=SamplingTensors.of(params, **sampling),
+            processors=[each.processors for each in params],
+            matchers=self._matchers,
             vocab_size=self.vocab_size,
-            has_grammars=self.matchers.of(host_index),
-            masks_drafts=self.matchers.of(host_index, drafts=True),
-            alternatives=max(alternatives, default=None),
+            has_grammars=self._matchers.of(host_index),
+            masks_drafts=self._matchers.of(host_index, drafts=True),
+            alternatives=max((each.logprobs for each in params if each.logprobs is not None), default=None),
             host=HostBatch(
                 slots=host_index,
                 tokens=self._host_tokens[where],
@@ -309,9 +276,9 @@ class SlotTable:
             if len(self._drafting) > len(self):
                 self._lengths[len(self) :].fill_(1)  # what belongs to no request stays where it is
 
-    def cap(self, slot: int, depth: int) -> None:
-        """Let the drafts of a slot's next round be no deeper than this."""
-        self._cap[slot] = depth
+    def cap(self, slots: int | np.ndarray, depth: int) -> None:
+        """Let the drafts of these slots' next round be no deeper than this."""
+        self._cap[slots] = depth
 
     def length_of(self, slot: int) -> int:
         """Return how many tokens of a slot are in the cache, as far as the host knows."""

@@ -7,8 +7,9 @@ import numpy as np
 
 from specdec.batch import Batch
 from specdec.engine.clock import COMPLETION
-from specdec.engine.round import DeviceRound, Look, Mode, Rounds, repeatable
-from specdec.engine.running import RunningRequests, running_slots
+from specdec.engine.read_back import DeviceRound, repeatable
+from specdec.engine.round import Look, Mode, Rounds
+from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import Scheduler, View, Work
 from specdec.requests import Request
 from specdec.types import Step
@@ -71,7 +72,7 @@ class Turns:
         ``look`` is shown the round, and ``note`` what the scheduler saw and planned.
         """
         current, self._in_flight = self._in_flight, None
-        if current is None or not current.rows_in(self._running.by_slot).any():
+        if current is None or not current.rows_in(self._slots.by_slot).any():
             batch = self._plan(note)
             if batch is None:
                 return []
@@ -90,7 +91,7 @@ class Turns:
             now=time.perf_counter(),
             waiting=list(self.waiting.values()),
             running=running,
-            free_slots=len(self._running.by_slot) - len(running),
+            free_slots=len(self._slots) - len(running),
             free_pages=pages.free,
             page_size=pages.page_size,
             reserve=self._reserve,
@@ -122,17 +123,17 @@ class Turns:
                         del self.waiting[request.id]
         with self._timer.stage("prefill"):
             self._running.prefill(work.prefill)
-        slots = running_slots([each for each in work.decode if self._running.grow(each, view)], self._slots)
+        ready = {each.slot for each in work.decode if self._running.grow(each, view) and not each.to_prefill}
+        slots = np.array(sorted(ready), dtype=np.int64)
         if work.depth is not None:
-            for slot in slots.tolist():
-                self._slots.cap(slot, work.depth)
-        return self._slots.rows(slots) if len(slots) else None
+            self._slots.cap(slots, work.depth)
+        return self._slots.rows(slots) if ready else None
 
     def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0) -> DeviceRound:
         """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
         speculating = bool(batch.on_host.drafting.any())
         mode = self._speculative if speculating else self._plain
-        requests = [self._running.by_slot[slot] for slot in batch.on_host.slots.tolist()]
+        requests = [self._slots.by_slot[slot] for slot in batch.on_host.slots.tolist()]
         return self._rounds.begin(mode, batch, requests, look if speculating else None, ahead=ahead)
 
     def _may_go_on(self, current: DeviceRound, note: Note | None) -> bool:
@@ -168,7 +169,7 @@ class Turns:
             read = current.read
         visible = time.perf_counter()
         seconds = self._timer.take()
-        still = current.rows_in(self._running.by_slot)
+        still = current.rows_in(self._slots.by_slot)
         with self._timer.stage("commit"):
             self._running.follow(current, still)
         may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(current)

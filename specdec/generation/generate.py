@@ -14,7 +14,7 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from specdec.arguments import whole
 from specdec.cache.transformers_cache import CACHE
 from specdec.engine.engine import Engine
-from specdec.engine.parts import check_drafter, check_verifier
+from specdec.engine.parts import check_component
 from specdec.generation.config import DECODING_FIELDS, check_fields, for_row, sampling_fields, token_ids
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
@@ -153,8 +153,8 @@ class SpeculativeGenerate:
         tokenizer: Any = None,
         max_batch_size: int | None = None,
     ):
-        check_drafter(drafter)
-        check_verifier(verifier)
+        check_component("drafter", drafter)
+        check_component("verifier", verifier)
         check_tokenizer(tokenizer)
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, least=1)

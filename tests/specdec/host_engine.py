@@ -6,6 +6,7 @@ round number shows in the output. ``alone`` says what a request emits by itself,
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,8 @@ from specdec.cache.pages import Placement
 from specdec.engine.clock import StageTimer
 from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs
-from specdec.engine.read_back import ReadBack
-from specdec.engine.round import DeviceRound, Mode
+from specdec.engine.read_back import DeviceRound, ReadBack
+from specdec.engine.round import Mode
 from specdec.engine.running import RunningRequests
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.turns import Turns
@@ -178,10 +179,9 @@ class HostEngine(Engine):
         self._intake = Intake(target, max_length=max_length, can_speculate=True)
         self._inboxes, self._steps = {}, deque()
         self._running = RunningRequests(self.runner, self._slots, Outputs(None), None, self.paging)
-        plain = Mode.plain(None)
-        modes: Any = {"max_depth": depth, "max_nodes": depth}
+        plain = Mode.plain()
         self._turns = Turns(
-            scheduler.bind(), plain, Mode(verifier=plain.verifier, evidence=plain.evidence, wants=plain.wants, **modes),
+            scheduler.bind(), plain, replace(plain, max_depth=depth, max_nodes=depth),
             self._running, self._rounds, self._deliver, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
         )  # fmt: skip
         self._waiting, self._closed = self._turns.waiting, False

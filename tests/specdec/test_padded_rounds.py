@@ -10,6 +10,7 @@ import specdec.engine.recording as recording_module
 import specdec.forward as forward_module
 from specdec import Engine, Paging, SamplingParams, Target
 from specdec.engine.slot_table import SlotTable
+from specdec.requests import Request
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.specdec.test_recorded_rounds import Comparing
@@ -73,7 +74,8 @@ def test_rows_do_not_notice_those_behind_them(target, drafter, place, monkeypatc
 def test_capped_drafts_stay_capped_where_slots_have_gaps() -> None:
     table = SlotTable(6, 64, VOCAB, torch.device("cpu"), sizes=(1, 2, 4, 6))
     for slot in (0, 2, 5):
-        table.admit(slot, [1, 2, 3], SamplingParams(seed=0, stream=slot), speculate=True)
+        sampling = SamplingParams(seed=0, stream=slot)
+        table.admit(slot, Request(slot, [1, 2, 3], sampling, speculate=True, stop_ids=frozenset()))
         table.prefilled(slot, 2)
         table.start(slot)
         table.cap(slot, slot)

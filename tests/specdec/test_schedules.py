@@ -239,9 +239,9 @@ class Played:
     def conserved(self) -> None:
         """Look at the engine between two turns."""
         engine, pool = self.engine, self.engine._running.pages
-        running = [each for each in engine._running.by_slot if each is not None]
+        running = [each for each in engine._slots.by_slot if each is not None]
         for request in running:
-            self.check(engine._running.by_slot[request.slot] is request, "a slot of another")
+            self.check(engine._slots.by_slot[request.slot] is request, "a slot of another")
         states = [*engine._waiting, *(each.id for each in running), *self.gone]
         self.check(sorted(states) == sorted(self.asked), "not every request is in one state")
         if isinstance(pool, Pool):

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import DraftTree, Laws, TreeShape, Verdict, Verifier
 from specdec.acceptance import accept, certain
-from specdec.engine.round import Decision, Mode, as_it_is, judge
-from specdec.forward import LOGITS
+from specdec.engine.read_back import Decision
+from specdec.engine.round import Mode, judge
 from specdec.host import without_looking
 from specdec.sampling import one_hot
 from specdec.target.parallel import ALONE
@@ -149,7 +149,7 @@ class Spelled(TargetWalkVerifier):
 
 def played(rule: Verifier, tree: DraftTree, logits: Tensor, *, observed: bool = False) -> Decision:
     batch = slots_of([[0, int(root)] for root in tree.tokens[:, 0]], vocab_size=logits.shape[2])
-    return judge(Mode(verifier=rule, evidence=as_it_is, wants=LOGITS), batch, ALONE, observed, tree, logits)
+    return judge(Mode(verifier=rule), batch, ALONE, observed, tree, logits)
 
 
 @pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(3, 2, 1)], ids=repr)
@@ -203,7 +203,7 @@ def test_a_greedy_round_makes_no_table_over_the_vocabulary() -> None:
     parents = DraftTree.from_shape(shape, tokens).parents.clone()
     for rule, small in ((TargetWalkVerifier(), True), (Spelled(), False)):
         tree = DraftTree.build(tokens, parents, max_depth=3, max_children=3)
-        mode = Mode(verifier=rule, evidence=as_it_is, wants=LOGITS)
+        mode = Mode(verifier=rule)
         _ = tree.ancestors, tree.depth  # the attention of the verify forward reads them first
         with without_looking(), counted() as work, _Bytes() as memory:
             judge(mode, batch, ALONE, False, tree, logits)
