@@ -14,13 +14,13 @@ from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.planning.drafting import drafter_class
 from experiments.reporting import terminal
-from experiments.reporting.best_tree import MeasuredTree, Optimized, report_found, report_measured
+from experiments.reporting.best_tree import Optimized, report_found, report_measured
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.results.frame import frame_of, rounds_of
 from experiments.results.manifest import device_name
 from experiments.results.records import Record
-from experiments.results.rows import interval
+from experiments.results.rows import Row, ends
 from experiments.results.runs import Run, records_of
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.session.assembly import encode_warmup, measure_methods
@@ -133,7 +133,7 @@ def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
         )
 
 
-def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, MeasuredTree]:
+def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, Row]:
     """What the old and the new tree bring on the traced run's prompts, by name."""
     methods = {NEW: _with_shape(changed.drafter, optimized.best.shape)}
     if not optimized.same:
@@ -150,19 +150,19 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     return {name: _of_method(name, made, records, bootstrap) for name in methods}
 
 
-def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Bootstrap) -> MeasuredTree:
+def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Bootstrap) -> Row:
     """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
     row = next(row for row in made.rows if row["method"] == name)
     rounds = rounds_of(frame_of(record for record in records if record.method == name))
     whole = rounds[rounds.proposed_depth == rounds.proposed_depth.max()]
     emitted = 1 + whole.expected_accepted
-    return MeasuredTree(
-        tokens=float(emitted.mean()),
-        tokens_interval=bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)]),
-        prompts=whole.prompt.nunique(),
-        speedup=row["speedup"],
-        speedup_interval=interval(row, "speedup"),
-    )
+    bounds = bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)])
+    return {
+        "tokens_per_round": float(emitted.mean()),
+        **ends("tokens_per_round", bounds),
+        **{name: row[name] for name in ("speedup", "speedup_low", "speedup_high")},
+        "prompts": whole.prompt.nunique(),
+    }
 
 
 def _about(traced: Traced, costs: TreeCosts | None) -> str:

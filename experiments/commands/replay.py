@@ -11,8 +11,8 @@ from experiments.config.groups import sections
 from experiments.config.sections import bootstrap_of, build, listed, plain
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
-from experiments.results.frame import Figures
 from experiments.results.origin import read_manifest
+from experiments.results.rows import Row
 from experiments.results.runs import find_folders
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
@@ -22,7 +22,7 @@ from experiments.tracing.scoring import score
 from specdec.interfaces import Verifier
 
 
-def replay(config: DictConfig) -> list[Figures]:
+def replay(config: DictConfig) -> list[Row]:
     """Ask the configuration's verifiers, or all, about the drafts of a trace; print and write what they say."""
     bootstrap = bootstrap_of(config)
     rules = named_verifiers(plain(config, "verifiers"))
@@ -34,7 +34,7 @@ def replay(config: DictConfig) -> list[Figures]:
 
 def replay_runs(
     folders: Sequence[Path], rules: Mapping[str, Verifier], out: Path, *, baseline: str, bootstrap: Bootstrap
-) -> list[Figures]:
+) -> list[Row]:
     """Ask rules about the drafts of traced runs; print and write what they say.
 
     Args:
@@ -42,7 +42,7 @@ def replay_runs(
         baseline: Name of the rule that differences are over.
     """
     manifests = [read_manifest(folder) for folder in folders]
-    done: list[Figures] = []
+    done: list[Row] = []
     scored = []
     for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
         parts = [part for part in settings if not part.startswith("sampling.temperature=")]
@@ -50,10 +50,10 @@ def replay_runs(
         for drafts in find_drafts(folder, parts, ran):
             scores, bound = score(drafts, {**rules, RAN: ran})
             scored += [found for found in scores if found.rule != RAN]
-            done.append(figures(drafts, scores, bound, baseline=baseline, bootstrap=bootstrap))
-    done.sort(key=lambda each: each.temperature)
-    if not any(each.rules for each in done):
-        raise ValueError(f"none of {', '.join(rules)} fits these drafts: {next(iter(done[0].refused.values()))}")
+            done += figures(drafts, scores, bound, baseline=baseline, bootstrap=bootstrap)
+    done.sort(key=lambda row: row["temperature"])
+    if all(row["refused"] for row in done):
+        raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0]['refused']}")
     found = orderings(scored, bootstrap)
     report_replay(done, found, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
     return done

@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import NOTHING, Col, between, number, signed_percent, times
+from experiments.reporting.columns import Col, signed_percent
 from experiments.reporting.formats import write_texts
-from experiments.reporting.table import Cell, Column, Emphasis, Table, left
+from experiments.reporting.table import Cell, Emphasis, Table
 from experiments.results.rows import Row, ends
-from experiments.results.statistics import Bootstrap, Interval
+from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
 from specdec.drafting.costs import TreeCosts
@@ -27,25 +27,12 @@ _MOST_LABELS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredTree:
-    """What a tree that was run has brought: expected tokens per round given the drafts, and its speedup.
-
-    Rounds that the output's end did not cut count, on so many prompts.
-    """
-
-    tokens: float
-    tokens_interval: Interval | None
-    speedup: float | None
-    speedup_interval: Interval | None
-    prompts: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Optimized:
     """The best tree at a temperature, and the trees it was chosen among: the best of every size.
 
     Without ``costs`` it was chosen by its tokens alone. ``old`` is the tree it is compared with, as ``drafter.shape``
-    takes it; ``measured`` has the trees that were run, by ``"old"`` and ``"new"``.
+    takes it; ``measured`` has a row for each tree that was run, ``"old"`` and ``"new"``: expected ``tokens_per_round``,
+    given the drafts, in rounds that the output's end did not cut, ``speedup``, both with intervals, and ``prompts``.
     """
 
     temperature: float
@@ -55,7 +42,7 @@ class Optimized:
     costs: TreeCosts | None
     best: PlannedShape
     old: Any
-    measured: Mapping[str, MeasuredTree] = field(default_factory=dict)
+    measured: Mapping[str, Row] = field(default_factory=dict)
 
     @property
     def old_tree(self) -> TreeShape | None:
@@ -94,7 +81,7 @@ class Optimized:
         at, trees = f"at T={self.temperature:g}", self.trees
         tokens, speeds = ({name: self.predicted(tree)[n] for name, tree in trees.items()} for n in (0, 1))
         said, known = "predicted", {name: value for name, value in speeds.items() if value is not None}
-        run = {name: each.speedup for name, each in self.measured.items() if each.speedup is not None}
+        run = {name: row["speedup"] for name, row in self.measured.items() if row["speedup"] is not None}
         if "new" in run:
             said, known = "measured", run
         if not known:
@@ -124,111 +111,109 @@ def written_shape(shape: TreeShape) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _rates(optimized: Optimized, bootstrap: Bootstrap) -> dict[tuple[int, int], Row]:
-    """The rates by depth and rank, with their intervals and on how many nodes they were measured."""
+def _rates(optimized: Optimized, bootstrap: Bootstrap) -> list[Row]:
+    """A row per depth and rank: the rate, its interval, and on how many nodes it was measured."""
     recorded, rates = optimized.recorded, optimized.rates
     offered = recorded.offered.sum(0)
-    return {
-        (depth, rank): {
-            "depth": depth,
-            "rank": rank,
-            "rate": float(rate),
-            **ends("rate", recorded.rate_interval(depth, rank, bootstrap)),
-            "nodes": float(offered[depth - 1, rank]),
-        }
+    return [
+        {"depth": depth, "rank": rank, "rate": float(rate), "nodes": float(offered[depth - 1, rank])}
+        | ends("rate", recorded.rate_interval(depth, rank, bootstrap))
         for depth in range(1, rates.max_depth + 1)
         for rank, rate in enumerate(rates.at(depth))
-    }
+    ]
 
 
 def rates_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
-    """A row per depth, a column per rank: the rate, its interval, and how many nodes it was measured on."""
-    found, rate = _rates(optimized, bootstrap), Col("", "rate", ".3f")
-    note = (
-        "the share of accepted nodes of the depth above whose child of this rank was accepted, drawn a little to the "
-        f"rank's average; its interval at {bootstrap.confidence:.0%} over {len(optimized.recorded.prompts)} prompts; "
-        f"behind / the number of such nodes"
+    """A row per depth and rank of siblings."""
+    return Table.of(
+        _rates(optimized, bootstrap),
+        [
+            Col("depth", "depth", "d"),
+            Col("rank", "rank", "d"),
+            Col("rate", "rate", ".3f"),
+            Col("nodes", "nodes", ".0f"),
+        ],
+        title=f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank",
+        notes=[
+            "the share of accepted nodes of the depth above (nodes) whose child of this rank was accepted, drawn a "
+            f"little to the rank's average; its interval at {bootstrap.confidence:.0%} over "
+            f"{len(optimized.recorded.prompts)} prompts"
+        ],
+        section=lambda row: row["depth"],
     )
-
-    def cell(row: Row | None) -> Cell | str:
-        return NOTHING if row is None else Cell(rate.cell(row).line, (f"/ {row['nodes']:.0f}",))
-
-    ranks = range(optimized.rates.table.shape[1])
-    title = f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank"
-    table = Table([Column("depth"), *(Column(f"rank {rank}") for rank in ranks)], title, [note])
-    for depth in range(1, optimized.rates.max_depth + 1):
-        table.add(str(depth), *(cell(found.get((depth, rank))) for rank in ranks))
-    return table
 
 
 def sizes_table(optimized: Optimized) -> Table:
     """A row per size: the best tree with twice as many nodes as the row before, and the chosen one."""
     best_of: dict[int, PlannedShape] = {}  # by tokens per second, without costs by tokens
-    for each in sorted(optimized.planned, key=lambda each: -each.tokens / (optimized.seconds(each) or 1.0)):
-        best_of.setdefault(each.nodes, each)
+    for planned in sorted(optimized.planned, key=lambda planned: -planned.tokens / (optimized.seconds(planned) or 1.0)):
+        best_of.setdefault(planned.nodes, planned)
     best_of[optimized.best.nodes] = optimized.best
-    sizes = sorted({*_SIZES.intersection(best_of), optimized.best.nodes, max(best_of)})
+    rows = [
+        {
+            "nodes": nodes,
+            "depth": best_of[nodes].depth,
+            "tokens": best_of[nodes].tokens,
+            "seconds": optimized.seconds(best_of[nodes]),
+            "speedup": optimized.predicted(best_of[nodes].shape)[1],
+            "shape": _spine(best_of[nodes].shape),
+            "best.nodes": nodes == optimized.best.nodes,
+        }
+        for nodes in sorted({*_SIZES.intersection(best_of), optimized.best.nodes, max(best_of)})
+    ]
+    columns = [
+        *(Col("nodes", "nodes", "d", best=True), Col("depth", "depth", "d")),
+        *(Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)),
+        *(
+            Col("speedup", "speedup", ".2fx"),
+            Col("children of the root,\nof its first child, …", "shape", align="left"),
+        ),
+    ]
+    title = f"The best trees at T={optimized.temperature:g}"
+    return Table.of(rows, columns, title=title, notes=["predicted; bold: chosen"])
 
-    def spine(each: PlannedShape) -> str:
-        widths, node = [], 0
-        while each.shape.children[node]:
-            widths.append(str(len(each.shape.children[node])))
-            node = each.shape.children[node][0]
-        return " ".join(widths)
 
-    def milliseconds(each: PlannedShape) -> str:
-        seconds = optimized.seconds(each)
-        return number(None if seconds is None else 1000 * seconds)
-
-    columns = {
-        "nodes": lambda each: str(each.nodes),
-        "depth": lambda each: str(each.depth),
-        "tokens\nper round": lambda each: f"{each.tokens:.3f}",
-        "ms\nper round": milliseconds,
-        "speedup": lambda each: times(optimized.predicted(each.shape)[1]),
-    }
-    headings = [*map(Column, columns), left("children of the root,\nof its first child, …")]
-    table = Table(headings, f"The best trees at T={optimized.temperature:g}", ["predicted; bold: chosen"])
-    for each in (best_of[nodes] for nodes in sizes):
-        emphasis = Emphasis.BEST if each is optimized.best else Emphasis.NONE
-        table.add(*(Cell(cell(each), emphasis=emphasis) for cell in (*columns.values(), spine)))
-    return table
+def _spine(shape: TreeShape) -> str:
+    """The number of children of the root, of its first child, and so on."""
+    widths, node = [], 0
+    while shape.children[node]:
+        widths.append(str(len(shape.children[node])))
+        node = shape.children[node][0]
+    return " ".join(widths)
 
 
 def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     """The old and the new tree, and how one compares with the other: predicted and measured."""
-    headings = ("nodes", "depth", "tokens per round\npredicted", "\nmeasured", "\ndifference")
-    columns = [left("tree"), *map(Column, (*headings, "speedup\npredicted", "\nmeasured"))]
-    few, many = min(each.prompts for each in optimized.measured.values()), len(optimized.recorded.prompts)
+    rows: list[Row] = []
+    for name, measured in optimized.measured.items():
+        tree = optimized.trees[name]
+        tokens, speedup = optimized.predicted(tree)
+        bounds = None if tokens is None or tree is None else optimized.recorded.tokens_interval(tree, bootstrap)
+        size = {} if tree is None else {"nodes": tree.num_nodes, "depth": tree.max_depth}
+        predicted = {"predicted": tokens, **ends("predicted", bounds), "predicted_speedup": speedup}
+        rows.append({"tree": name, **size, **predicted, **measured})
+    for row in rows:
+        row["difference"] = row["tokens_per_round"] / row["predicted"] - 1 if row["predicted"] else None
+    few, many = min(row["prompts"] for row in rows), len(optimized.recorded.prompts)
     notes = [
         f"measured on {few} prompts, predicted from {many}" if few != many else f"{many} prompts",
         f"tokens per round: in rounds that the end of the output did not cut; intervals at {bootstrap.confidence:.0%} "
         f"over prompts; predicted speedups count rounds alone, measured ones the prompts' prefill, too",
     ]
-    table = Table(columns, f"Predicted and measured at T={optimized.temperature:g}", notes)
-    predicted = {name: optimized.predicted(tree) for name, tree in optimized.trees.items()}
-    for name, found in optimized.measured.items():
-        tree, (tokens, speedup) = optimized.trees[name], predicted[name]
-        bounds = None if tokens is None or tree is None else optimized.recorded.tokens_interval(tree, bootstrap)
-        table.add(
-            name,
-            *((NOTHING, NOTHING) if tree is None else (str(tree.num_nodes), str(tree.max_depth))),
-            Cell(number(tokens), between(bounds)),
-            Cell(number(found.tokens), between(found.tokens_interval)),
-            _gain(found.tokens, tokens),
-            times(speedup),
-            Cell(times(found.speedup), between(found.speedup_interval)),
-        )
-    if "old" in optimized.measured:
-        old, new = optimized.measured["old"], optimized.measured["new"]
-        tokens, speed = (_gain(predicted["new"][index], predicted["old"][index]) for index in (0, 1))
-        measured = (_gain(new.tokens, old.tokens), _gain(new.speedup, old.speedup))
-        table.add(Cell("gain", emphasis=Emphasis.BEST), "", "", tokens, measured[0], "", speed, measured[1])
+    columns = [
+        *(Col("tree", "tree", align="left"), Col("nodes", "nodes", "d"), Col("depth", "depth", "d")),
+        *(Col("tokens per round\npredicted", "predicted"), Col("\nmeasured", "tokens_per_round")),
+        Col("\ndifference", "difference", "+.1%"),
+        *(Col("speedup\npredicted", "predicted_speedup", ".2fx"), Col("\nmeasured", "speedup", ".2fx")),
+    ]
+    table = Table.of(rows, columns, title=f"Predicted and measured at T={optimized.temperature:g}", notes=notes)
+    if len(rows) > 1:
+        gains = [
+            signed_percent(rows[-1][name] / rows[0][name] - 1 if rows[0][name] and rows[-1][name] else None)
+            for name in ("predicted", "tokens_per_round", "predicted_speedup", "speedup")
+        ]
+        table.add(Cell("gain", emphasis=Emphasis.BEST), "", "", *gains[:2], "", *gains[2:])
     return table
-
-
-def _gain(new: float | None, old: float | None) -> str:
-    return signed_percent(None if new is None or not old else new / old - 1)
 
 
 def remarks(optimized: Optimized) -> list[str]:
@@ -248,7 +233,7 @@ def remarks(optimized: Optimized) -> list[str]:
     full = [str(depth) for depth in range(1, best.depth + 1) if widest[depth] + 1 == len(rates.at(depth))]
     if full:
         said.append(f"It has as many children as the recorded one at depth {', '.join(full)}: a wider trace may help.")
-    most = max(each.nodes for each in optimized.planned)
+    most = max(planned.nodes for planned in optimized.planned)
     if best.nodes == most:
         said.append(f"It has as many nodes as were allowed or recorded ({most}): a larger max_nodes may help.")
     if optimized.costs is not None and optimized.costs.largest_error > 0.1:
@@ -263,16 +248,15 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
     terminal.say(console, *remarks(optimized))
     _print_advice(console, optimized)
     name, shape = f"T{optimized.temperature:g}", optimized.best.shape
-    tree = (
-        "# @package drafter\n"
-        f"# {about}\n"
-        f"# {shape.num_nodes} nodes, {shape.max_depth} deep: {optimized.best.tokens:.2f} tokens per round predicted at "
-        f"T={optimized.temperature:g}.\n"
-        f"# {optimized.advice()[1].rstrip(':')}.\n"
-        f"# Take it with: --config-dir {out} tree={name}\n"
-        f"shape: {written_shape(shape)}\n"
-    )
-    written = write_texts(out / TREES, {f"{name}.yaml": tree})
+    tokens = f"{optimized.best.tokens:.2f} tokens per round predicted at T={optimized.temperature:g}"
+    comments = [
+        about,
+        f"{shape.num_nodes} nodes, {shape.max_depth} deep: {tokens}.",
+        f"{optimized.advice()[1].rstrip(':')}.",
+        f"Take it with: --config-dir {out} tree={name}",
+    ]
+    lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {written_shape(shape)}"]
+    written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines) + "\n"})
     written += [tree_plot(optimized, out / f"{name}_tree.png", about)]
     terminal.list_written(console, [*written, *_write_figures(optimized, out, bootstrap, about)])
 
@@ -307,18 +291,15 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
         "prompts": len(recorded.prompts),
         "recorded_shape": listed(recorded.shape),
         "tokens_per_round_recorded": recorded.tokens,
-        "rates": list(_rates(optimized, bootstrap).values()),
+        "rates": _rates(optimized, bootstrap),
         "planned": [
-            {"nodes": each.nodes, "depth": each.depth, "tokens": each.tokens, "shape": listed(each.shape)}
-            for each in optimized.planned
+            {"nodes": planned.nodes, "depth": planned.depth, "tokens": planned.tokens, "shape": listed(planned.shape)}
+            for planned in optimized.planned
         ],
         "best": listed(optimized.best.shape),
         "old": optimized.old,
         "predicted": {name: {"tokens_per_round": t, "speedup": s} for name, (t, s) in predicted.items()},
-        "measured": {
-            name: {key.replace("tokens", "tokens_per_round"): value for key, value in asdict(each).items()}
-            for name, each in optimized.measured.items()
-        },
+        "measured": optimized.measured,
         "advice": optimized.advice()[0],
         "remarks": remarks(optimized),
     }

@@ -8,26 +8,24 @@ import pandas
 from rich.console import Console
 
 from experiments.reporting import columns as cols
-from experiments.reporting import style, terminal
+from experiments.reporting import terminal
 from experiments.reporting.columns import Col
-from experiments.reporting.formats import USUAL, document, write_formats, write_texts
-from experiments.reporting.run_plots import length_and_speedup
+from experiments.reporting.formats import USUAL, csv_text, document, write_formats, write_texts
+from experiments.reporting.run_plots import acceptance_lines, length_and_speedup
 from experiments.reporting.run_tables import prompts_needed, warnings_of
 from experiments.reporting.studies.two_way import report_two_way
 from experiments.reporting.table import Table, left
 from experiments.reporting.terminal import short
-from experiments.reporting.verdicts import counted, say_verdict, sentence, warning
-from experiments.results import comparison as compared
-from experiments.results.comparison import Entry, commit_of, title
+from experiments.reporting.verdicts import counted, say_verdict, sentence
+from experiments.results.comparison import Entry, best_of, commit_of, differences, entries_of, settings_of, title
 from experiments.results.data import described
-from experiments.results.differences import Difference, paired_differences
+from experiments.results.differences import paired_differences
 from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
-from experiments.results.rows import ALL, RUNS, Row, ends, family, positions, typed
+from experiments.results.rows import ALL, RUNS, Row, family, typed
 from experiments.results.runs import Run
 
 _TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
-_LINES = ("-", "--", ":")
 
 
 class Note(NamedTuple):
@@ -60,10 +58,10 @@ def report_comparison(
     """
     if not runs:
         raise ValueError("there are no runs to compare")
-    mixed = compared.differences(runs)
+    mixed = differences(runs)
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
-    entries, about = compared.entries_of(runs), title(runs)
+    entries, about = entries_of(runs), title(runs)
     remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
     bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
     notes = [*(note.text for note in remarked), *missing, *counted([entry.row for entry in entries]), *bad]
@@ -71,8 +69,9 @@ def report_comparison(
     table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)
     rows = [{"name": entry.name, "folder": str(entry.run.folder), **entry.row} for entry in entries]
-    written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
-    written += report_acceptance(entries, out, console, setting=difference)
+    texts = {"comparison.json": {"title": about, "notes": notes, "rows": rows}}
+    written = write_texts(out, {**texts, "acceptance.csv": csv_text(by_position(entries))})
+    written += report_differences(entries, out, console, setting=difference)
     noise = [note.text for note in remarked if note.text.startswith("NOISY")]
     written += report_two_way(entries, out, subtitle, console, notes=noise)
     for note in notes:
@@ -84,33 +83,49 @@ def report_comparison(
         document=_document(table, runs, notes),
         # Runs of different targets, datasets or dtypes have no best among them.
         table=comparison_table(entries, about, show_best=not mixed, notes=notes),
-        figures=lambda: comparison_frame(entries),
+        figures=comparison_frame(entries),
     )
-    pictures = (plot(entries, out / name, subtitle) for name, plot in PLOTS.items())
-    terminal.list_written(console, [*written, *pictures])
+    terminal.list_written(console, [*written, *pictures(entries, out, subtitle)])
     return entries
+
+
+def pictures(entries: Sequence[Entry], out: Path, subtitle: str) -> list[Path]:
+    """Draw the pictures of a comparison into a folder; none where nothing was drafted."""
+    named = [(entry.name, entry.row) for entry in entries]
+    text = "Acceptance and speed over plain decoding"
+    drawn = [
+        length_and_speedup(named, out / "comparison.png", text, subtitle),
+        acceptance_lines(named, out / "acceptance.png", subtitle),
+    ]
+    return [path for path in drawn if path is not None]
 
 
 def comparison_table(
     entries: Sequence[Entry], text: str, *, show_best: bool = False, notes: Sequence[str] = ()
 ) -> Table:
     """A row per method, temperature and run."""
-    figures = ["mean_acceptance_length", "speedup"]
+    ranked = ["mean_acceptance_length", "speedup"]
     if len({entry.run.manifest["device"] for entry in entries}) == 1:  # else the devices would win, not the methods
-        figures.append("tokens_per_second")
-    leaders = {figure: compared.best_of(entries, figure) if show_best else set() for figure in figures}
+        ranked.append("tokens_per_second")
     rows: list[Row] = [
         entry.row
-        | {f"best.{figure}": number in best for figure, best in leaders.items()}
         | {"parts": entry.parts, "plain": None if entry.plain is None else entry.plain["tokens_per_second"]}
-        for number, entry in enumerate(entries)
+        | dict.fromkeys(["best.mean_acceptance_length", "best.speedup"])
+        for entry in entries
     ]
+    bold = False
+    for temperature in {entry.row["temperature"] for entry in entries} if show_best else ():
+        places = [number for number, entry in enumerate(entries) if entry.row["temperature"] == temperature]
+        for figure in ranked:
+            best = best_of([entries[place] for place in places], figure)
+            if best is not None:
+                rows[places[best]][f"best.{figure}"] = bold = True
     spreads = sorted({row["noise_spread"] for row in rows if row["noise_spread"]})
     varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spreads[:1], *spreads[-1:])))
     about = [
         f"intervals at {rows[0]['confidence']:.0%}{prompts_needed(rows)}",
         cols.rules_of(rows) or "acceptance rule: none",
-        *([cols.BOLD] if any(leaders.values()) else []),
+        *([cols.BOLD] if bold else []),
         *([f"timings vary by {varies} between batches"] if varies else []),
     ]
     return Table.of(
@@ -149,12 +164,8 @@ def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     commits = sorted({commit_of(run.manifest) for run in runs})
     common = set.intersection(*(set(run.manifest.get("overrides", [])) for run in runs))
     given = [text for text in runs[0].manifest.get("overrides", []) if text in common and not text.startswith("out=")]
-    return document(
-        f"{title(runs)}; intervals at {runs[0].rows[0]['confidence']:.0%}.",
-        table,
-        notes,
-        f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`.",
-    )
+    made = f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`."
+    return document(f"{title(runs)}; intervals at {runs[0].rows[0]['confidence']:.0%}.", table, notes, made)
 
 
 def remarks(runs: Sequence[Run]) -> list[Note]:
@@ -172,8 +183,7 @@ def remarks(runs: Sequence[Run]) -> list[Note]:
     if noisy:
         head = f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs"
         listed = ", ".join([*noisy[:3], *(["…"] if noisy[3:] else [])])
-        advice = "repeat them on an idle machine before you rely on tokens/s and speedup"
-        notes.append(Note(f"{head} ({listed}): {advice}.", head))
+        notes.append(Note(f"{head} ({listed}): repeat them on an idle machine before you rely on speeds.", head))
     for facts in filter(None, (run.manifest.get("too_long") for run in runs)):
         done = " and ".join(f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key])
         room = f"(room for {facts['room']} tokens)"
@@ -192,58 +202,52 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
     shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
     values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
-    unfinished = sum(not run.complete for run in runs)
-    noisy = sum(run.noisy for run in runs)
+    counts = {
+        "INCOMPLETE": sum(not run.complete for run in runs),
+        "NOISY TIMINGS": sum(run.noisy for run in runs),
+    }
     return [
-        *(" or ".join(sorted(each)) for each in values),
-        *([f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []),
-        *([f"NOISY TIMINGS in {noisy} of {len(runs)} runs"] if noisy else []),
+        *(" or ".join(sorted(texts)) for texts in values),
+        *(f"{warning} in {count} of {len(runs)} runs" for warning, count in counts.items() if count),
     ]
 
 
 # ---------------------------------------------------------------- acceptance in full
 
 
-def report_acceptance(
+def report_differences(
     entries: Sequence[Entry], out: Path, console: Console, *, setting: str | None = None
 ) -> list[Path]:
-    """Print the paired differences over all prompts, and write all of them, and acceptance by position and category.
-
-    Returns:
-        The files that were written: ``acceptance.csv``, and ``differences.md`` and ``.csv`` where there are any.
-    """
-    texts = {"acceptance.csv": _csv(by_position(entries))}
-    name, found = paired_differences(entries, setting)
-    if found:
-        seeds = {(entry.run.manifest.get("seeds") or {}).get("sampling") for entry in entries}
-        sampled = any(entry.row["temperature"] > 0 for entry in entries)
-        notes = [
-            "tokens per round, on the prompts that both have finished",
-            f"brackets: {entries[0].row['confidence']:.0%} intervals, prompts drawn in pairs",
-            f"prompts needed: for ±{entries[0].row['width']:g}",
-            *cols.of_few(each.lead.prompts for each in found),
-            *(["the runs have different seeds: draws add to the differences"] if sampled and len(seeds) > 1 else []),
-        ]
-        about = f"Differences by {name}"
-        terminal.show(console, differences_table([each for each in found if each.category == ALL], about, notes))
-        full = differences_table(found, about, notes)
-        texts["differences.md"] = document(f"{about} ({'; '.join(notes)})", full)
-        texts["differences.csv"] = _csv(pandas.DataFrame([flat(each) for each in found]))
-    return write_texts(out, texts)
+    """Print the paired differences over all prompts, and write all of them into two files, where there are any."""
+    name, rows = paired_differences(entries, setting)
+    if not rows:
+        return []
+    seeds = {(entry.run.manifest.get("seeds") or {}).get("sampling") for entry in entries}
+    sampled = any(entry.row["temperature"] > 0 for entry in entries)
+    notes = [
+        "tokens per round, on the prompts that both have finished",
+        f"brackets: {entries[0].row['confidence']:.0%} intervals, prompts drawn in pairs",
+        f"prompts needed: for ±{entries[0].row['width']:g}",
+        *cols.of_few(row["prompts"] for row in rows),
+        *(["the runs have different seeds: draws add to the differences"] if sampled and len(seeds) > 1 else []),
+    ]
+    about = f"Differences by {name}"
+    terminal.show(console, differences_table([row for row in rows if row["category"] == ALL], about, notes))
+    full = document(f"{about} ({'; '.join(notes)})", differences_table(rows, about, notes))
+    return write_texts(out, {"differences.md": full, "differences.csv": csv_text(pandas.DataFrame(rows))})
 
 
-def differences_table(found: Sequence[Difference], title: str, notes: Sequence[str]) -> Table:
+def differences_table(rows: Sequence[Row], title: str, notes: Sequence[str]) -> Table:
     """A row per pair of methods, and per category of prompts if there are several."""
-    names = list(found[0].settings)
+    names = list(rows[0])[: list(rows[0]).index("category")]
     return Table.of(
-        [flat(each) for each in found],
+        rows,
         [
             *(Col(name, name, align="left") for name in names),
-            *([Col("prompts of", "category", align="left")] if any(each.category != ALL for each in found) else []),
+            *([Col("prompts of", "category", align="left")] if any(row["category"] != ALL for row in rows) else []),
             (left("compared", fold=True, min_width=20), lambda row: f"{row['compared']} - {row['reference']}"),
             ("lengths", lambda row: f"{row['length']:.2f} - {row['reference_length']:.2f}"),
-            Col("difference", "difference", "+.2f"),
-            Col("prompts", "prompts", "d"),
+            *(Col("difference", "difference", "+.2f"), Col("prompts", "prompts", "d")),
             Col("needed", "prompts_needed", "d"),
         ],
         title=title,
@@ -252,69 +256,13 @@ def differences_table(found: Sequence[Difference], title: str, notes: Sequence[s
     )
 
 
-def flat(each: Difference) -> Row:
-    """A difference as a row of a table."""
-    return {
-        **each.settings,
-        "category": each.category,
-        "reference": each.values[0],
-        "compared": each.values[1],
-        "length": each.lead.first,
-        "reference_length": each.lead.second,
-        "difference": each.lead.difference,
-        **ends("difference", each.lead.interval),
-        "prompts": each.lead.prompts,
-        "prompts_needed": each.needed,
-    }
-
-
 def by_position(entries: Sequence[Entry]) -> Frame:
     """Acceptance by position with its intervals, a row per method, its settings, category and position."""
     kinds = [f"{kind}acceptance{end}" for kind in ("", "conditional_") for end in ("", "_low", "_high")]
     return pandas.DataFrame(
         {**settings, "category": row["category"], "position": place}
         | {kind: row.get(f"{kind}_at.{place}") for kind in (*kinds, "rounds")}
-        for entry, settings in zip(entries, compared.settings_of(entries), strict=True)
-        for row in (entry.row, *compared.parts_of(entry))
+        for entry, settings in zip(entries, settings_of(entries), strict=True)
+        for row in (entry.row, *entry.run.parts_of(entry.row))
         for place in range(1, 1 + len(family(row, "rounds_at")))
     )
-
-
-def _csv(frame: Frame) -> str:
-    return frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
-
-
-# ---------------------------------------------------------------- pictures
-
-
-def comparison_plot(entries: Sequence[Entry], path: Path, subtitle: str) -> Path | None:
-    """Mean acceptance length and speedup with their intervals, a line per method and settings; None without any."""
-    named = [(entry.name, entry.row) for entry in entries]
-    return length_and_speedup(named, path, "Acceptance and speed over plain decoding", subtitle)
-
-
-@style.styled()
-def acceptance_lines(entries: Sequence[Entry], path: Path, subtitle: str) -> Path | None:
-    """Acceptance by draft position, a panel per temperature and a line per method and settings; None without drafts."""
-    entries = [entry for entry in entries if family(entry.row, "rounds_at")]
-    if not entries:
-        return None
-    names = list(dict.fromkeys(entry.name for entry in entries))
-    temperatures = sorted({entry.row["temperature"] for entry in entries})
-    figure, panels = style.by_temperature(temperatures, per_panel=2.2, more=0.8 + 0.07 * len(names))
-    for entry in sorted(entries, key=lambda entry: names.index(entry.name)):
-        index, values = names.index(entry.name), positions(entry.row)
-        looks = {"label": style.wrapped(entry.name, 50), **style.looks(index)}
-        looks["linestyle"] = _LINES[index // len(style.COLORS) % len(_LINES)]
-        panels[entry.row["temperature"]].plot(range(1, len(values) + 1), values, **looks)
-    for panel in panels.values():
-        style.positions(panel, label="position in the draft")
-    panels[temperatures[0]].set_ylabel("rounds that accepted so far,\nof those that drafted so far")
-    style.legend_of(figure, *panels.values())
-    alarm = warning([entry.name for entry in entries if entry.row["not_lossless"]])
-    about = "Acceptance by position in the draft (1 = first drafted token)"
-    return style.finish(figure, path, about, subtitle, alarm=alarm)
-
-
-PLOTS = {"comparison.png": comparison_plot, "acceptance.png": acceptance_lines}
-"""The pictures of a comparison, by file name."""

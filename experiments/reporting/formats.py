@@ -43,31 +43,31 @@ def publish(
 
 
 def write_formats(
-    formats: Sequence[str],
-    out: Path,
-    name: str,
-    *,
-    document: str,
-    table: Table,
-    figures: "Callable[[], pandas.DataFrame]",
+    formats: Sequence[str], out: Path, name: str, *, document: str, table: Table, figures: "pandas.DataFrame"
 ) -> list[Path]:
     """Write a table in some formats, and return the files.
 
     ``document`` has the table in Markdown with the sentences around it; ``table`` is for LaTeX and HTML, which show
-    what is best; ``figures`` makes those behind it in full precision, for CSV and Parquet.
+    what is best; ``figures`` are those behind it in full precision, for CSV and Parquet.
     """
-    written = []
-    for kind in dict.fromkeys(formats):
-        path = out / f"{name}.{ENDINGS[kind]}"
+    made: dict[str, Callable[[], str]] = {
+        "md": lambda: document,
+        "latex": lambda: table.latex(f"tab:{name}"),
+        "html": table.html,
+        "csv": lambda: figures.to_csv(index=False, lineterminator="\n"),
+    }
+    paths = {kind: out / f"{name}.{ENDINGS[kind]}" for kind in formats}
+    for kind, path in paths.items():
         if kind == "parquet":
-            figures().to_parquet(path, index=False)
-        elif kind == "csv":
-            figures().to_csv(path, index=False, lineterminator="\n")
+            figures.to_parquet(path, index=False)
         else:
-            made = {"md": lambda: document, "latex": lambda: table.latex(f"tab:{name}"), "html": table.html}
             path.write_text(made[kind](), encoding="utf-8")
-        written.append(path)
-    return written
+    return list(paths.values())
+
+
+def csv_text(frame: "pandas.DataFrame") -> str:
+    """A frame for a spreadsheet, with six digits."""
+    return frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str | Mapping[str, Any]]) -> list[Path]:
@@ -85,5 +85,5 @@ def document(*parts: str | Table | Iterable[str]) -> str:
         if isinstance(part, Table):
             pieces.append(part.markdown().rstrip())
         else:
-            pieces.append(part if isinstance(part, str) else "\n".join(f"- {each}" for each in part))
+            pieces.append(part if isinstance(part, str) else "\n".join(f"- {line}" for line in part))
     return "\n\n".join(piece for piece in pieces if piece) + "\n"

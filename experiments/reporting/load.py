@@ -1,20 +1,22 @@
 """What requests felt under load: tables over rates and methods, pictures, timelines; all from the frame of figures."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.load.figures import ALL, figures_of, knee, warnings_of
 from experiments.load.run import Frame, LoadRun
 from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import NOTHING, number, percent, three_digits
+from experiments.reporting.columns import Col, percent
 from experiments.reporting.formats import document, write_texts
-from experiments.reporting.table import Cell, Column, Emphasis, Table, left
+from experiments.reporting.style import Panel
+from experiments.reporting.table import Cell, Emphasis, Table, left
 from experiments.results.comparison import commit_of
 from experiments.results.limits import Terms
+from experiments.results.rows import Row, rows_of
 from experiments.results.statistics import Bootstrap
 
 LOOPS = {
@@ -32,9 +34,6 @@ _PHASES = {
     "prefill": ("admitted", "first_token"),
     "decode": ("first_token", "finished"),
 }
-
-Row = Mapping[str, Any]
-Columns = Sequence[tuple[Column | str, Callable[[Row], Cell | str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +58,14 @@ class LoadReport:
 def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[Frame, list[Path]]:
     """Print tables, and write them with pictures, figures and timelines; returns the figures, and the files."""
     frame = figures_of(runs, report.terms, report.bootstrap)
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    tables = [*load_tables(rows, report), *report.more]
-    said = sentences(runs, frame, report)
+    rows = rows_of(frame, None)
+    tables, said = [*load_tables(rows, report), *report.more], sentences(runs, frame, report)
     console = terminal.console()
     terminal.show(console, *tables)
     terminal.say(console, *said)
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
-    written = write_texts(
-        report.folder, {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": rows}}
-    )
-    written += draw(frame, report)
+    texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": rows}}
+    written = [*write_texts(report.folder, texts), *draw(rows, report)]
     for run in runs if report.timelines else ():
         written.append(write_timeline(run, report.folder / f"{run.method}_{run.rate:g}" / "timeline.json"))
     terminal.list_written(console, written)
@@ -105,100 +101,82 @@ def report_studies(
 # ---------------------------------------------------------------- tables
 
 
+def _spread(heading: str, name: str) -> Col:
+    return Col(f"{heading}, ms\np50; p99", f"{name}.p50", "3", 1e3, also=f"{name}.p99")
+
+
+_FELT = [Col("arrived\ndone", "arrived", "d", also="done"), _spread("TTFT", "ttft"), _spread("TPOT", "tpot")]
+_KEPT = Col("goodput\n/s", "goodput"), Col("within\nlimits", "attained", ".0%")
+_RATES = [
+    *(_spread("to end", "e2e"), Col("tokens/s\nout", "output_tokens_per_second", ".1f"), *_KEPT),
+    Col("running\nwaiting", "running", ".1f", also="waiting"),
+]
+_BESIDE = [
+    *(Col("dropped", "dropped", "d"), Col("failed\nunfinished", "failed", "d", also="unfinished")),
+    *(Col("their\ntokens", "dropped_tokens", ".0f"), Col("rejected\nnodes", "rejected_nodes", ".0f")),
+    Col("preempted\ntokens\nagain", "preemptions", ".0f", also="recomputed_tokens"),
+    *(Col("tokens\nswapped", "swapped_tokens", ".0f"), Col("swap\nms", "swap_seconds", ".0f", 1e3)),
+    *(Col("tokens\nper\nround", "mean_acceptance_length"), Col("found\nin cache", "hit_rate", ".0%")),
+    *(Col("slots\nunused", "unused", ".0%"), Col("in engine\nexpected", "in_engine", also="expected")),
+    Col("gener-\nator\nlate, ms", "late", ".1f", 1e3),
+]
+_PAYS = [
+    *(Col("further\ntokens", "times_tokens", ".2fx"), Col("arrival\nto end", "times_whole", ".2fx")),
+    *(Col("tokens/s\nout", "times_throughput", ".2fx"), Col("regret", "regret", ".1%")),
+]
+
+
 def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
     """What users felt, what stands beside goodput, whether speculation pays, and classes where there are several."""
-    loop = rows[0]["loop"]
-    limits = report.terms.limits
-    first: Columns = [
-        (RATES[loop].replace(" ", "\n"), lambda row: f"{row['rate']:.3g}"),
+    loop, limits = rows[0]["loop"], report.terms.limits
+    first = [
+        Col(RATES[loop].replace(" ", "\n"), "rate", ".3g"),
         (left("method", fold=True, min_width=10), lambda row: row["method"]),
     ]
-    felt: Columns = [
-        ("arrived\ndone", lambda row: f"{row['arrived']}; {row['done']}"),
-        ("TTFT, ms\np50; p99", lambda row: _spread(row, "ttft")),
-        ("TPOT, ms\np50; p99", lambda row: _spread(row, "tpot")),
-    ]
-    kept = ("goodput\n/s; share", lambda row: f"{number(row.get('goodput'))}; {percent(row.get('attained'))}")
-    rates: Columns = [
-        ("to end, ms\np50; p99", lambda row: _milliseconds(row, "e2e")),
-        ("tokens/s\nout", lambda row: number(row["output_tokens_per_second"], 1)),
-        kept,
-        ("running\nwaiting", lambda row: f"{row['running']:.1f}; {row['waiting']:.1f}"),
-    ]
-    beside: Columns = [
-        ("dropped\nfailed\nunfinished", lambda row: f"{row['dropped']}; {row['failed']}; {row['unfinished']}"),
-        ("their\ntokens", lambda row: f"{row['dropped_tokens']:.0f}"),
-        ("preempted\ntokens\nagain", lambda row: f"{row['preemptions']:.0f}; {row['recomputed_tokens']:.0f}"),
-        ("swapped\nout;\nms", lambda row: f"{row['swapped_tokens']:.0f}; {1000 * row['swap_seconds']:.0f}"),
-        ("rejected\nnodes", lambda row: f"{row['rejected_nodes']:.0f}"),
-        ("tokens\nper\nround", lambda row: number(row["mean_acceptance_length"])),
-        ("found\nin cache;\ntokens", lambda row: f"{percent(row['hit_rate'])}; {row['saved_tokens']:.0f}"),
-        ("slots\nunused", lambda row: percent(row["unused"])),
-        ("in engine\nexpected", lambda row: f"{row['in_engine']:.2f}; {row['expected']:.2f}"),
-        ("gener-\nator\nlate, ms", lambda row: f"{1000 * row['late']:.1f}"),
-    ]
-    pays: Columns = [
-        ("further\ntokens", lambda row: _times(row, "times_tokens")),
-        ("arrival\nto end", lambda row: _times(row, "times_whole")),
-        ("tokens/s\nout", lambda row: f"{row['times_throughput']:.2f}x"),
-        ("regret", lambda row: NOTHING if row.get("regret") is None else f"{row['regret']:.1%}"),
-    ]
     notes = [
-        LOOPS[loop],
         f"limits: {limits}" if limits is not None else "no limits were given (sla.ttft, sla.tpot, sla.e2e)",
         "TTFT: time to first token, the queue included; TPOT: time per further token",
-        "goodput: requests within all limits per second, and their share; dropped, failed and unfinished ones are not",
+        "goodput: requests within all limits per second; dropped, failed and unfinished ones are not",
         f"intervals: {report.bootstrap.confidence:.0%}, over requests",
+        *report.notes,
     ]
     wasted = [
-        LOOPS[loop],
         "in no goodput: tokens of requests that did not end well, and those prefilled again after preemptions",
-        "swapped out: tokens whose keys and values went to the host's memory, and both ways' milliseconds",
-        "found in cache: the share of prompt tokens, and how many, that needed no prefill",
+        "found in cache: the share of prompt tokens that needed no prefill",
         "in engine: counted between turns, and expected by Little's law (arrivals per second · mean stay)",
         "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",
     ]
     times = [
-        LOOPS[loop],
         "further tokens: time behind the first token, plain decoding's over the method's, total over total of the "
-        "requests that both have served; in parentheses the interval over requests, bold where it is above 1",
+        "requests that both have served; bold where the interval over requests is above 1",
         "regret: the share of the oracle's speed of further tokens that is missed",
     ]
     whole = [row for row in rows if row["group"] == ALL]
     compared = [row for row in whole if row.get("times_throughput") is not None]
     classes = [row for row in rows if row["group"] != ALL]
-    group = (left("class", fold=True, min_width=8), lambda row: row["group"])
-    queue = ("queue, ms\np50; p99", lambda row: _milliseconds(row, "queue"))
-    shown: list[tuple[str, Sequence[Row], Columns, list[str]]] = [
-        (f"Under load: {report.title}", whole, [*felt, *rates], [*notes, *report.notes]),
-        ("Beside goodput", whole, beside, wasted),
-        ("By class", classes, [group, *felt, queue, kept], [LOOPS[loop], "long requests delay those behind them"]),
-        ("Does it pay: as fast as plain decoding under the same load, times", compared, pays, times),
+    by_class = [Col("class", "group", align="left"), *_FELT, _spread("queue", "queue"), *_KEPT]
+    shown: list[tuple[str, Sequence[Row], Sequence[Any], list[str]]] = [
+        (f"Under load: {report.title}", whole, [*_FELT, *_RATES], notes),
+        ("Beside goodput", whole, _BESIDE, wasted),
+        ("By class", classes, by_class, ["long requests delay those behind them"]),
+        ("Does it pay: as fast as plain decoding under the same load, times", compared, [*map(_pays, _PAYS)], times),
     ]
     return [
-        Table.of(own, [*first, *columns], title=title, notes=said, section=lambda row: row["rate"])
+        Table.of(own, [*first, *columns], title=title, notes=[LOOPS[loop], *said], section=lambda row: row["rate"])
         for title, own, columns, said in shown
         if own
     ]
 
 
-def _milliseconds(row: Row, name: str) -> str:
-    ends: list[Any] = [row.get(f"{name}.p{level}") for level in (50, 99)]
-    return "; ".join(three_digits(None if end is None else 1000 * end) for end in ends)
+def _pays(column: Col) -> Any:
+    """A column of ratios; one that is above 1 whatever chance did stands out."""
 
+    def cell(row: Row) -> Cell:
+        sure = (row.get(f"{column.field}_low") or 0.0) > 1
+        made = column.cell(row)
+        return Cell(made.text, made.more, emphasis=Emphasis.BEST if sure else Emphasis.NONE)
 
-def _spread(row: Row, name: str) -> Cell:
-    bounds: list[Any] = [(row.get(f"{name}.p{level}_low"), row.get(f"{name}.p{level}_high")) for level in (50, 99)]
-    more = [f"({three_digits(1000 * low)} to {three_digits(1000 * high)})" for low, high in bounds if low is not None]
-    return Cell(_milliseconds(row, name), more)
-
-
-def _times(row: Row, name: str) -> Cell:
-    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
-    if value is None or low is None:
-        return Cell(NOTHING if value is None else f"{value:.2f}x")
-    emphasis = Emphasis.BEST if low > 1 else Emphasis.NONE
-    return Cell(f"{value:.2f}x", [f"({low:.2f} to {high:.2f})"], emphasis=emphasis)
+    return column.column, cell
 
 
 def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list[str]:
@@ -210,11 +188,8 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
         said += [f"{run.method} at {run.rate:.3g} {unit}: {warning}" for warning in warnings_of(run, row)]
         if report.spare is not None:
             kept = "at least" if row.unused >= report.spare else "LESS than"
-            unused = NOTHING if row.unused is None else percent(row.unused)
-            said.append(
-                f"{run.method} at {run.rate:.3g}: {unused} of slots and time were unused, which is {kept} the "
-                f"{report.spare:.0%} to spare"
-            )
+            unused = f"{percent(row.unused)} of slots and time were unused"
+            said.append(f"{run.method} at {run.rate:.3g}: {unused}, which is {kept} the {report.spare:.0%} to spare")
     if report.terms.limits is not None and whole.rate.nunique() > 1:
         for share in ATTAINED:
             found = {method: knee(part, share) for method, part in whole.groupby("method", sort=False)}
@@ -225,74 +200,52 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
 
 # ---------------------------------------------------------------- pictures
 
-
-class Panel(NamedTuple):
-    """A line per method of ``y`` over ``x``, ``y`` times ``scale``, with a line at a limit if there is one."""
-
-    x: str
-    y: str
-    label: str
-    scale: float = 1.0
-    limit: str = ""
-
-
-PICTURES: dict[str, tuple[str, list[Panel]]] = {
+_MS = (1.0, 1e3)
+PICTURES: dict[str, tuple[str, str, list[tuple[str, str, tuple[float, float]]]]] = {
     "load.png": (
         "Over the rate of arrivals, with intervals over requests",
+        "rate",
         [
-            Panel("rate", "ttft.p50", "median TTFT (ms)", 1000, "ttft"),
-            Panel("rate", "ttft.p99", "TTFT, p99 (ms)", 1000, "ttft"),
-            Panel("rate", "tpot.p99", "TPOT, p99 (ms)", 1000, "tpot"),
-            Panel("rate", "goodput", "within all limits (per second)"),
-            Panel("rate", "times_tokens", "further tokens (times plain)"),
-            Panel("rate", "times_whole", "arrival to end (times plain)"),
+            *(("ttft.p50", "median TTFT (ms)", _MS), ("ttft.p99", "TTFT, p99 (ms)", _MS)),
+            *(("tpot.p99", "TPOT, p99 (ms)", _MS), ("goodput", "within all limits (per second)", (1.0, 1.0))),
+            ("times_tokens", "further tokens (times plain)", (1.0, 1.0)),
+            ("times_whole", "arrival to end (times plain)", (1.0, 1.0)),
         ],
     ),
     "knee.png": (
         "Median latency over throughput",
-        [
-            Panel("output_tokens_per_second", "ttft.p50", "median TTFT (ms)", 1000, "ttft"),
-            Panel("output_tokens_per_second", "e2e.p50", "median from arrival to end (ms)", 1000, "e2e"),
-        ],
+        "output_tokens_per_second",
+        [("ttft.p50", "median TTFT (ms)", _MS), ("e2e.p50", "median from arrival to end (ms)", _MS)],
     ),
 }
+"""By file: the title, what is on the x axis, and the panels' columns with labels and factors."""
 
 
-def draw(frame: Frame, report: LoadReport) -> list[Path]:
+def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
     """Draw the pictures; none with a single rate."""
-    whole = frame[frame.group == ALL]
-    if whole.rate.nunique() < 2:
+    whole = sorted((row for row in rows if row["group"] == ALL), key=lambda row: row["rate"])
+    if len({row["rate"] for row in whole}) < 2:
         return []
-    return [_draw(whole, report, name, title, panels) for name, (title, panels) in PICTURES.items()]
-
-
-@style.styled()
-def _draw(frame: Frame, report: LoadReport, name: str, title: str, panels: Sequence[Panel]) -> Path:
-    panels = [panel for panel in panels if panel.y in frame and frame[panel.y].notna().any()]
-    lines = -(-len(panels) // 3)
-    figure = style.new_figure(style.PAGE, 0.8 + 2.2 * lines)
-    drawn = figure.subplots(lines, -(-len(panels) // lines), squeeze=False).ravel()
-    loop = frame.loop.iloc[0]
-    for axes, panel in zip(drawn, panels, strict=False):
-        for index, (method, part) in enumerate(frame.groupby("method", sort=False)):
-            known = part[part[panel.y].notna()].sort_values("rate")
-            low, high = (known.get(f"{panel.y}_{end}") for end in ("low", "high"))
-            bounds = [None] * len(known) if low is None or high is None else list(zip(low, high, strict=True))
-            style.curve(
-                axes, list(zip(known[panel.x], known[panel.y], bounds, strict=True)), index, method, scale=panel.scale
+    loop = whole[0]["loop"]
+    series = {name: [row for row in whole if row["method"] == name] for name in {row["method"]: 0 for row in rows}}
+    made = []
+    for file, (title, x, listed) in PICTURES.items():
+        panels = []
+        for y, label, scale in listed:
+            limit = getattr(report.terms.limits, y.partition(".")[0], None)
+            panel = Panel(
+                x=x,
+                y=y,
+                labels=(RATES[loop] if x == "rate" else "output tokens per second", label),
+                scale=scale,
+                log_y=scale == _MS,
+                limit=None if limit is None else scale[1] * limit,
+                at=1.0 if y.startswith("times_") else None,
             )
-        limit = getattr(report.terms.limits, panel.limit, None) if panel.limit else None
-        at = panel.scale * limit if limit is not None else 1.0 if panel.y.startswith("times_") else None
-        if at is not None:
-            axes.axhline(at, color=style.FAINT if limit is None else style.WRONG, linewidth=1.0, linestyle="--")
-        if panel.scale != 1.0:
-            style.plain_log(axes.yaxis)
-        x = "output tokens per second" if panel.x != "rate" else RATES[loop]
-        axes.set(xlabel=x, ylabel=panel.label)
-    for axes in drawn[len(panels) :]:
-        axes.set_visible(False)
-    style.legend_of(figure, drawn[0])
-    return style.finish(figure, report.folder / name, title, f"{report.title}; {LOOPS[loop]}")
+            panels += [panel] if any(row.get(y) is not None for row in whole) else []
+        subtitle = f"{report.title}; {LOOPS[loop]}"
+        made.append(style.lines(report.folder / file, panels, series, about=title, subtitle=subtitle))
+    return made
 
 
 # ---------------------------------------------------------------- the timeline
@@ -302,9 +255,8 @@ def write_timeline(run: LoadRun, path: Path) -> Path:
     """Write turns, counters, and the phases of every request in Chrome's trace format, for its viewer or Perfetto."""
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"method": run.method, "rate": str(run.rate), "loop": f"{run.loop} loop"}
-    path.write_text(
-        json.dumps({"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(run))}), encoding="utf-8"
-    )
+    events = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(run))}
+    path.write_text(json.dumps(events), encoding="utf-8")
     return path
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from experiments.inspecting.kinds import USUAL
 from experiments.reporting import style
 from experiments.reporting.columns import percent
+from experiments.reporting.style import Panel
 from experiments.reporting.table import Table, left
-from experiments.results.frame import Figures
+from experiments.results.rows import Row
 from specdec.physics.rounds import TimedRounds, round_seconds
 from specdec.physics.speculation import best_length, rate_for
 
@@ -21,44 +22,45 @@ _SHOWN = (1, 2, 3, 4, 5, 7, 11, 15, 31, 63)
 
 def break_even(rounds: TimedRounds, batch: int, drafted: int, share: float) -> float | None:
     """The acceptance of every token from which chains of so many pay; None where none does."""
-    cost = replace(rounds, share=share)
-    seconds = round_seconds(cost, batch=batch, drafted=drafted, context=0)
+    seconds = round_seconds(replace(rounds, share=share), batch=batch, drafted=drafted, context=0)
     return rate_for(seconds / rounds.verify(batch=batch, drafted=0, context=0), drafted)
 
 
-def heads(rounds: TimedRounds, batch: int, share: float) -> list[Figures]:
+def heads(rounds: TimedRounds, batch: int, share: float) -> list[Row]:
     """Published heads here, at the least and the most of what their length is elsewhere.
 
     Returns:
         By head: ``name``, ``source``, its published ``lengths`` of chains of ``depth``; and the ``rates`` of
         acceptance, the best ``drafted`` tokens here and the ``speedups``, each at both ends.
     """
-    found = []
+    rows = []
     for name, usual in USUAL.items():
         cost = replace(rounds, share=share, at_once=name.startswith(AT_ONCE))
         rates = [rate_for(length, usual.depth) for length in usual.lengths]
         longest = min(usual.depth, rounds.nodes[-1] - 1)
         best = [best_length(cost, rate or 0.0, batch=batch, context=0, longest=longest) for rate in rates]
-        figures: dict[str, Any] = {"source": usual.source, "lengths": usual.lengths, "depth": usual.depth}
-        figures |= {"drafted": [each.drafted for each in best], "speedups": [each.speedup for each in best]}
-        found.append(Figures(name=name, rates=rates, **figures))
-    return found
+        row = {"name": name, "source": usual.source, "lengths": usual.lengths, "depth": usual.depth, "rates": rates}
+        drafted, speedups = zip(*((found.drafted, found.speedup) for found in best), strict=True)
+        rows.append(row | {"drafted": drafted, "speedups": speedups})
+    return rows
 
 
 def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about: str) -> Table:
     """A row per length of drafts: the time of verification, and the acceptance from which it pays."""
     plain = rounds.verify(batch=batch, drafted=0, context=0)
-    lengths = [drafted for drafted in _SHOWN if drafted < rounds.nodes[-1]]
     shares = [
-        (f"break-even,\ndrafter {_share(share)}", lambda k, share=share: percent(break_even(rounds, batch, k, share)))
+        (
+            f"break-even,\ndrafter {_share(share)}",
+            lambda row, share=share: percent(break_even(rounds, batch, row[0], share)),
+        )
         for share in costs
     ]
     return Table.of(
-        lengths,
+        [(k, rounds.verify(batch=batch, drafted=k, context=0)) for k in _SHOWN if k < rounds.nodes[-1]],
         [
-            ("drafted", str),
-            ("verify\nms", lambda k: f"{1e3 * rounds.verify(batch=batch, drafted=k, context=0):.2f}"),
-            ("plain\nsteps", lambda k: f"{rounds.verify(batch=batch, drafted=k, context=0) / plain:.2f}"),
+            ("drafted", lambda row: str(row[0])),
+            ("verify\nms", lambda row: f"{1e3 * row[1]:.2f}"),
+            ("plain\nsteps", lambda row: f"{row[1] / plain:.2f}"),
             *shares,
         ],
         title=f"Acceptance per token from which chains pay, {_rows(batch)}; a plain step {1e3 * plain:.2f} ms: {about}",
@@ -68,22 +70,18 @@ def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about
 
 def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Table:
     """A row per published head and batch: its speedup here at the best length, by the drafter's cost."""
-    rows = [
-        (batch, [heads(rounds, batch, share)[index] for share in costs])
-        for batch in rounds.seconds
-        for index in range(len(USUAL))
-    ]
+    rows = [(batch, by_cost) for batch in rounds.seconds for by_cost in _by_head(rounds, batch, costs)]
 
-    def both(head: Figures) -> str:
-        ends = [f"{speed:.2f}x ({drafted})" for speed, drafted in zip(head.speedups, head.drafted, strict=True)]
+    def both(head: Row) -> str:
+        ends = [f"{speed:.2f}x ({drafted})" for speed, drafted in zip(head["speedups"], head["drafted"], strict=True)]
         return " to ".join(dict.fromkeys(ends))
 
     return Table.of(
         rows,
         [
             ("rows", lambda row: str(row[0])),
-            (left("published head"), lambda row: row[1][0].name),
-            ("tokens per round\n(drafted)", lambda row: "{}-{} ({})".format(*row[1][0].lengths, row[1][0].depth)),
+            (left("published head"), lambda row: row[1][0]["name"]),
+            ("tokens per round\n(drafted)", lambda row: "{}-{} ({})".format(*row[1][0]["lengths"], row[1][0]["depth"])),
             *(
                 (f"speedup (drafted),\ndrafter {_share(share)}", lambda row, at=at: both(row[1][at]))
                 for at, share in enumerate(costs)
@@ -99,6 +97,10 @@ def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Tabl
     )
 
 
+def _by_head(rounds: TimedRounds, batch: int, costs: Sequence[float]) -> list[tuple[Row, ...]]:
+    return list(zip(*(heads(rounds, batch, share) for share in costs), strict=True))
+
+
 def verdict(rounds: TimedRounds, costs: Sequence[float], *, passes: int) -> list[str]:
     """Sentences that a reader of the tables needs."""
     said = []
@@ -108,8 +110,7 @@ def verdict(rounds: TimedRounds, costs: Sequence[float], *, passes: int) -> list
             needed = [(rate, k) for k in lengths if (rate := break_even(rounds, batch, k, share)) is not None]
             words = "nothing pays, whatever is drafted"
             if needed:
-                rate, k = min(needed)
-                words = f"pays from an acceptance of {rate:.0%} on, with {k} drafted"
+                words = "pays from an acceptance of {:.0%} on, with {} drafted".format(*min(needed))
             said.append(f"{_rows(batch)}, drafter {_share(share)}: {words}.")
     note = "over random tokens in trees; acceptance and commit are not in these times"
     return [*said, f"Every forward was timed {passes} times, {note}."]
@@ -129,30 +130,24 @@ def figures_of(rounds: TimedRounds, costs: Sequence[float]) -> dict[str, Any]:
     return {"nodes": rounds.nodes, "rows": rows}
 
 
-@style.styled()
 def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: str) -> Path:
-    """Draw the time of verification, and the speedup at the best length by acceptance."""
-    figure = style.new_figure(style.PAGE, 3.6)
+    """Draw the speedup at the best length by acceptance, for the smallest and the largest batch."""
     shown = sorted({min(rounds.seconds), max(rounds.seconds)})
-    times, *panels = figure.subplots(1, 1 + len(shown))
-    for index, (batch, seconds) in enumerate(rounds.seconds.items()):
-        times.plot(rounds.nodes, [each / seconds[0] for each in seconds], label=_rows(batch), **style.looks(index))
-    times.set(title="verifying n tokens per row", xlabel="tokens n", ylabel="plain steps")
-    style.plain_log(times.xaxis, [1, 2, 4, 8, 16, 32, 64])
-    style.plain_log(times.yaxis)
-    times.legend()
-    rates = [place / 50 for place in range(15, 49)]
-    for batch, axes in zip(shown, panels, strict=True):
-        for index, share in enumerate(costs):
-            cost = replace(rounds, share=share)
-            speed = [best_length(cost, a, batch=batch, context=0, longest=rounds.nodes[-1] - 1).speedup for a in rates]
-            label = f"a drafted token costs {_share(share, ' of a plain step')}"
-            axes.plot(rates, speed, label=label, markevery=6, **style.looks(index))
-        style.baseline(axes)
-        axes.set(title=f"speedup at the best length, {_rows(batch)}", xlabel="acceptance per token", xlim=(0, 1))
-        axes.set_ylabel("over plain decoding")
-    style.legend_of(figure, *panels)
-    return style.finish(figure, path, "Does speculation pay here?", about)
+    rates = [place / 20 for place in range(6, 20)]
+
+    def speedup(share: float, batch: int, rate: float) -> float:
+        cost = replace(rounds, share=share)
+        return best_length(cost, rate, batch=batch, context=0, longest=rounds.nodes[-1] - 1).speedup
+
+    series = {
+        f"a drafted token costs {_share(share, ' of a plain step')}": [
+            {"rate": rate} | {_rows(batch): speedup(share, batch, rate) for batch in shown} for rate in rates
+        ]
+        for share in costs
+    }
+    labels = ("acceptance per token", "speedup at the best length, over plain decoding")
+    panels = [Panel(x="rate", y=_rows(batch), title=_rows(batch), labels=labels, at=1.0) for batch in shown]
+    return style.lines(path, panels, series, about="Does speculation pay here?", subtitle=about)
 
 
 def _share(share: float, of: str = "") -> str:

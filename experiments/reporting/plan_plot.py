@@ -47,7 +47,7 @@ def roofline(plan: Plan, path: Path) -> Path:
     axes.set(xscale="log", yscale="log", xlim=(grid[0], grid[-1]), ylim=(None, roof.flops / 1e12 * 2.5))
     axes.set_xlabel(f"arithmetic intensity (FLOP per byte): bound by memory below {roof.ridge:.3g}, by compute above")
     axes.set_ylabel("most that the device allows (TFLOP/s)")
-    style.legend(figure, list(seen.values()), list(seen))
+    style.legend(figure, entries=seen)
     about = (
         f"{asked.device.title}, {roof.bandwidth / 1e12:.4g} TB/s and {roof.flops / 1e12:.4g} TFLOP/s; "
         f"{asked.context:,} positions per row; numbers at the points are rows. A point below the roof has a part bound "
@@ -94,7 +94,7 @@ def pays(plan: Plan, path: Path) -> Path:
     axes.set_yticks(range(len(grid.batches)), [f"{batch:,}" for batch in grid.batches])
     axes.set(xlabel="context (positions per row)", ylabel="batch (rows)")
     figure.colorbar(image, ax=axes, pad=0.01, aspect=30).set_label("speedup of the best draft")
-    style.legend(figure, list(legend.values()), list(legend))
+    style.legend(figure, entries=legend)
     about = (
         f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance_in_words(plan)}; "
         f"drafts of up to {plan.longest} tokens; {'least times' if asked.costs is None else 'times as measured'}"

@@ -3,50 +3,23 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from experiments.reporting import style
 from experiments.reporting.columns import Col
 from experiments.reporting.comparison import conditions_of
 from experiments.reporting.formats import document, publish
+from experiments.reporting.style import Panel as Panel
 from experiments.reporting.table import Cell, Column, Table
 from experiments.reporting.verdicts import warning
 from experiments.results.comparison import distinguishing
 from experiments.results.data import described
 from experiments.results.frame import Frame
 from experiments.results.records import PLAIN
-from experiments.results.rows import RUNS, Row, interval, rows_of, typed
+from experiments.results.rows import RUNS, Row, rows_of, typed
 from experiments.results.runs import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SERIES = ["temperature", "name"]
 """A line of a picture and a section of a table: the method with the settings in which its run differs from others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """A panel of a picture: a line per series over ``x``, with intervals where the frame has them.
-
-    Attributes:
-        y: One column, or several in different strokes.
-        labels: Those of the axes.
-        scale: Factors of x and y.
-        at: A value of y to compare with: plain decoding's.
-        log: The axis of x has a logarithmic scale with the values that occur.
-        beside: A column whose values stand beside the points.
-        ring: A column of texts; points that have one are ringed.
-    """
-
-    x: str
-    y: str | Sequence[str]
-    labels: tuple[str, str]
-    scale: tuple[float, float] = (1.0, 1.0)
-    at: float | None = None
-    log: bool = False
-    beside: str | None = None
-    ring: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,37 +94,12 @@ class Study:
         frame = frame.assign(drafts=last).sort_values(["temperature", "drafts", "name", self.x]).drop(columns="drafts")
         return self.derive(frame.reset_index(drop=True), {run.folder.as_posix(): run for run in runs})
 
-    @style.styled()
     def draw(self, frame: Frame, path: Path, subtitle: str) -> Path:
         """Draw the panels side by side, with one legend below."""
-        figure = style.new_figure(style.PAGE, 3.5)
-        axes = figure.subplots(1, len(self.panels), squeeze=False)[0]
         several = frame.temperature.nunique() > 1
-        for index, ((temperature, name), own) in enumerate(frame.groupby(SERIES, sort=False)):
-            label = style.wrapped(f"{name}, T={temperature:g}" if several else str(name), 40)
-            for panel, place in zip(self.panels, axes, strict=True):
-                self._line(place, panel, rows_of(own), index, label)
-        for panel, place in zip(self.panels, axes, strict=True):
-            if panel.at is not None:
-                style.baseline(place)
-            if panel.log:
-                style.plain_log(place.xaxis, sorted(set(frame[panel.x])), base=2)
-            place.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
-            place.margins(0.12)
-            place.set_ylim(bottom=0)
-        style.legend_of(figure, *axes)
-        bad = list(dict.fromkeys(frame.label[frame.not_lossless.fillna(False)]))
-        return style.finish(figure, path, self.title, subtitle, alarm=warning(bad))
-
-    def _line(self, axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: str) -> None:
-        for name, stroke in zip([panel.y] if isinstance(panel.y, str) else panel.y, ("-", ":", "--"), strict=False):
-            known = [row for row in rows if row.get(panel.x) is not None and row.get(name) is not None]
-            points = [(panel.scale[0] * row[panel.x], row[name], interval(row, name)) for row in known]
-            style.curve(axes, points, index, label, scale=panel.scale[1], linestyle=stroke)
-            for row, (x, y, _) in zip(known, points, strict=True):
-                at = (x, panel.scale[1] * y)
-                if panel.beside is not None:
-                    style.note(axes, f"{row[panel.beside]:g}", at, (-7, 6), color=style.color(index), bbox=None)
-                if panel.ring is not None and row[panel.ring]:
-                    looks = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
-                    axes.plot(*at, linestyle="none", label=row[panel.ring], **looks)
+        series = {
+            f"{name}, T={temperature:g}" if several else str(name): rows_of(own)
+            for (temperature, name), own in frame.groupby(SERIES, sort=False)
+        }
+        alarm = warning(list(dict.fromkeys(frame.label[frame.not_lossless.fillna(False)])))
+        return style.lines(path, self.panels, series, about=self.title, subtitle=subtitle, alarm=alarm)

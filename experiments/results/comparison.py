@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.results.frame import Frame
 from experiments.results.records import PLAIN
-from experiments.results.rows import ALL, Row
+from experiments.results.rows import Row
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import CALL, winner
+from experiments.results.timing import winner
 
 _SAME: dict[str, Callable[[Run], str]] = {
     "target": lambda run: run.manifest["target"]["name"],
@@ -109,36 +108,20 @@ def entries_of(runs: Sequence[Run]) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.row["temperature"])
 
 
-def best_of(entries: Sequence[Entry], figure: str) -> set[int]:
-    """Return the numbers of the best entries in a figure, at most one for each temperature (``timing.winner``).
+def best_of(entries: Sequence[Entry], figure: str) -> int | None:
+    """Return the number of the best entry in a figure (``timing.winner``); None where chance may have made it that.
 
     Rules that are not exact do not compete, because giving up exactness buys speed, nor do outputs that turned out not
-    to be lossless. An entry is the best only where the paired interval of its lead over the next one leaves out 0.
+    to be lossless.
     """
-    found: set[int] = set()
-    for temperature in {entry.row["temperature"] for entry in entries}:
-        rivals = [n for n, e in enumerate(entries) if e.row["temperature"] == temperature and e.row["competes"]]
-        best = _winner(figure, [(entries[n], entries[n].row) for n in rivals])
-        found |= set() if best is None else {rivals[best]}
-    return found
-
-
-def _winner(figure: str, rivals: Sequence[tuple[Entry, Row]]) -> int | None:
-    """The number of the best of some entries, each with its row of the category that is compared."""
-    entrants = []
-    for entry, row in rivals:
-        outputs = (entry.run.of(entry.row), entry.run.of(entry.row, PLAIN))
-        if row["category"] != ALL:
-            outputs = tuple(None if own is None else _of_category(own, row["category"]) for own in outputs)
-        entrants.append((row, *outputs))
-    settings = rivals[0][0].run.manifest["config"]["bootstrap"] if rivals else {}
-    return winner(figure, entrants, Bootstrap(**settings))
-
-
-def _of_category(own: Frame, category: str) -> Frame:
-    """The calls of one category alone: the time of a mixed one belongs to none."""
-    alone = own.groupby(CALL).category.transform("nunique") == 1
-    return own[alone & (own.category == category)]
+    rivals = [number for number, entry in enumerate(entries) if entry.row["competes"]]
+    entrants = [
+        (entry.row, entry.run.of(entry.row), entry.run.of(entry.row, PLAIN))
+        for entry in (entries[number] for number in rivals)
+    ]
+    settings = entries[rivals[0]].run.manifest["config"]["bootstrap"] if rivals else {}
+    best = winner(figure, entrants, Bootstrap(**settings))
+    return None if best is None else rivals[best]
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -193,45 +176,36 @@ def grids(entries: Sequence[Entry], *, by_category: bool = False) -> list[Grid]:
 
     The two settings with the most values stand down and across. For every combination of the others there is a grid of
     its own: nothing is averaged over settings. ``by_category`` puts the prompts' categories down, those of a single
-    prompt left out.
+    prompt left out, and marks no best.
     """
-    named = settings_of(entries)
+    named, shown = settings_of(entries), [entry.row for entry in entries]
     axes = axes_of(named)
-    listed = [(settings, entry, entry.row) for settings, entry in zip(named, entries, strict=True)]
     if by_category:
-        listed = [
-            ({**settings, CATEGORY: part["category"]}, entry, part)
-            for settings, entry, _ in listed
-            for part in parts_of(entry)
+        parts = [
+            ({**settings, CATEGORY: part["category"]}, part)
+            for settings, entry in zip(named, entries, strict=True)
+            for part in entry.run.parts_of(entry.row)
             if part["mean_acceptance_length_low"] is not None  # one prompt says nothing of its category
         ]
-        if not axes or len({settings[CATEGORY] for settings, *_ in listed}) < 2:
+        if len({settings[CATEGORY] for settings, _ in parts}) < 2:
             return []
-        axes = [CATEGORY, *axes]
-    if len(axes) < 2 or not listed:
-        return []
-    values = {name: _ordered([settings[name] for settings, *_ in listed]) for name in axes}
-    if len({tuple(settings[name] for name in axes) for settings, *_ in listed}) < len(listed):
-        return []  # the runs differ in something besides: two would share a cell
+        named, shown, axes = [settings for settings, _ in parts], [part for _, part in parts], [CATEGORY, *axes]
+    if len(axes) < 2 or len({tuple(settings[name] for name in axes) for settings in named}) < len(named):
+        return []  # or the runs differ in something besides: two would share a cell
+    values = {name: _ordered([settings[name] for settings in named]) for name in axes}
     down, across, *others = axes
     made = []
     for combination in itertools.product(*(values[name] for name in others)):
         fixed = dict(zip(others, combination, strict=True))
-        own = [each for each in listed if fixed.items() <= each[0].items()]
-        places = [(settings[down], settings[across]) for settings, *_ in own]
-        rivals = [number for number, (_, entry, _) in enumerate(own) if entry.row["competes"]]
-        best = _winner("speedup", [own[number][1:] for number in rivals])
-        cells = {place: row for place, (*_, row) in zip(places, own, strict=True)}
-        best_place = None if best is None else places[rivals[best]]
-        made += [Grid(down, across, values[down], values[across], fixed, cells, best_place)] if own else []
+        numbers = [n for n, settings in enumerate(named) if fixed.items() <= settings.items()]
+        places = [(named[n][down], named[n][across]) for n in numbers]
+        cells = {place: shown[n] for place, n in zip(places, numbers, strict=True)}
+        best = None if by_category else best_of([entries[n] for n in numbers], "speedup")
+        if cells:
+            best_place = None if best is None else places[best]
+            made.append(Grid(down, across, values[down], values[across], fixed, cells, best_place))
     size = len(values[down]) * len(values[across]) * len(made)
-    return made if sum(len(grid.cells) for grid in made) >= _FILLED * size else []
-
-
-def parts_of(entry: Entry) -> list[Row]:
-    """The rows of an entry's method by category, in alphabetical order."""
-    key = (entry.row["method"], entry.row["temperature"])
-    return [part for part in entry.run.parts if (part["method"], part["temperature"]) == key]
+    return made if len(named) >= _FILLED * size else []
 
 
 def settings_of(entries: Sequence[Entry]) -> list[dict[str, str]]:

@@ -2,34 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from experiments.results.comparison import DRAFTER, Entry, axes_of, parts_of, settings_of
-from experiments.results.rows import ALL
+from experiments.results.comparison import DRAFTER, Entry, axes_of, settings_of
+from experiments.results.rows import ALL, Row, ends
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import Lead, lead
+from experiments.results.timing import lead
 
 METHOD = "method and settings"
 """Stands for the compared setting where two rows differ in more than one."""
 
 
-class Difference(NamedTuple):
-    """The mean acceptance length with one value of a setting, less that with another, as a flat row.
-
-    ``settings`` has the other settings in which the runs differ; ``category`` is ``all`` for all prompts; ``values``
-    are the reference's and the other's; ``lead`` is of the prompts that both have finished, and ``needed`` the prompts
-    for the wanted width of its interval.
-    """
-
-    settings: dict[str, str]
-    category: str
-    values: tuple[str, str]
-    lead: Lead
-    needed: int | None
-
-
-def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> tuple[str, list[Difference]]:
+def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> tuple[str, list[Row]]:
     """Return what is compared, and its differences from its first value, for all prompts and by category.
+
+    A row has the other settings in which the runs differ, then ``category`` (``all`` for all prompts), ``reference``
+    and ``compared``, either's mean acceptance length (``length``, ``reference_length``) on the
+    ``prompts`` that both have finished, the paired ``difference``, and the ``prompts_needed`` for the wanted width.
 
     Two entries are compared where they share the prompts and all settings but this one; of two drafters, also where
     only one has a setting, such as a shape. The only two entries at a temperature are compared whatever they differ in.
@@ -83,17 +71,19 @@ def _alike(first: Mapping[str, str], second: Mapping[str, str], setting: str) ->
     )
 
 
-def _differences(first: Entry, second: Entry, values: tuple[str, str], settings: dict[str, str]) -> list[Difference]:
+def _differences(first: Entry, second: Entry, values: tuple[str, str], settings: dict[str, str]) -> list[Row]:
     """The second entry less the first, for all prompts and by category; none where the prompts are not the same."""
     outputs = [own for entry in (second, first) if (own := entry.run.of(entry.row)) is not None]
     if len(outputs) < 2 or first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
         return []
     bootstrap = replace(Bootstrap(**second.run.manifest["config"]["bootstrap"]), width=second.row["width"])
-    made = []
-    for category in (ALL, *(part["category"] for part in parts_of(second))):
-        own = [each if category == ALL else each[each.category == category] for each in outputs]
+    rows = []
+    for category in (ALL, *(part["category"] for part in second.run.parts_of(second.row))):
+        own = [frame if category == ALL else frame[frame.category == category] for frame in outputs]
         found = lead("mean_acceptance_length", ({}, own[0], None), ({}, own[1], None), bootstrap)
         if found is not None and found.interval is not None:  # one prompt says nothing of its category
-            needed = bootstrap.prompts_needed(found.interval, found.prompts)
-            made.append(Difference(settings, category, values, found, needed))
-    return made
+            row = {"category": category, "reference": values[0], "compared": values[1], "length": found.first}
+            row |= {"reference_length": found.second, "difference": found.difference}
+            row |= {**ends("difference", found.interval), "prompts": found.prompts}
+            rows.append(settings | row | {"prompts_needed": bootstrap.prompts_needed(found.interval, found.prompts)})
+    return rows

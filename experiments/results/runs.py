@@ -42,6 +42,11 @@ class Run:
         """A row per category, method and temperature; none where there is one category."""
         return [row for row in rows_of(self.frame, None) if row["category"] != ALL]
 
+    def parts_of(self, row: Row) -> list[Row]:
+        """The rows by category of a row's method at its temperature."""
+        key = (row["method"], row["temperature"])
+        return [part for part in self.parts if (part["method"], part["temperature"]) == key]
+
     @property
     def complete(self) -> bool:
         """All planned prompts have finished."""

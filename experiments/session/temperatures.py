@@ -16,16 +16,7 @@ def temperatures(ended: Ended, *, picture: bool = True) -> Shown:
     table = Table.of(shown, [METHOD, T, LENGTH, SPEEDUP], title=title, section=lambda row: row["method"])
     if not picture:
         return [table], []
-    with style.styled():
-        figure = style.new_figure(style.PAGE, 2.6)
-        panels = figure.subplots(1, 2)
-        for index, name in enumerate(dict.fromkeys(row["method"] for row in shown)):
-            for panel, field in zip(panels, ("mean_acceptance_length", "speedup"), strict=True):
-                own = [row for row in shown if row["method"] == name and row[field] is not None]
-                values = [row[field] for row in own]
-                panel.plot([row["temperature"] for row in own], values, label=name, **style.looks(index))
-        for panel, label in zip(panels, ("mean acceptance length", "speedup over plain decoding"), strict=True):
-            panel.set(xlabel="temperature", ylabel=label)
-            panel.grid(visible=False)
-        panels[0].legend()
-        return [table], [style.save(figure, ended.run.folder / PICTURE)]
+    series = {name: [row for row in shown if row["method"] == name] for name in {row["method"]: 0 for row in shown}}
+    labels = {"mean_acceptance_length": "mean acceptance length", "speedup": "speedup over plain decoding"}
+    panels = [style.Panel(x="temperature", y=field, labels=("temperature", text)) for field, text in labels.items()]
+    return [table], [style.lines(ended.run.folder / PICTURE, panels, series, about=title, subtitle="")]

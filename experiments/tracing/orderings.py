@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.results.frame import Figures
+from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap, Interval, difference_of_means, totals
 from experiments.tracing.scoring import Score
 from specdec.types import DraftSampling
@@ -17,20 +17,20 @@ PUBLISHED = (
 """The rule that accepts more, the rule that accepts less, and whether this is for chains (else for trees)."""
 
 
-def orderings(scores: Sequence[Score], bootstrap: Bootstrap) -> list[Figures]:
+def orderings(scores: Sequence[Score], bootstrap: Bootstrap) -> list[Row]:
     """Return every published ordering that these drafts can test. At temperature 0 all exact rules accept alike.
 
     Returns:
         Of each its ``name``, its ``drafts`` and their ``temperature``; the ``difference`` of the first rule's expected
-        accepted tokens and the second one's, its ``interval``, paired over prompts, and the ``verdict`` in words;
+        accepted tokens and the second one's, paired over prompts, and the ``verdict`` in words;
         ``on_same_drafts``: whether both rules were asked about the same drafts. Else each side has drafts and contexts
         of its own, on the same prompts.
     """
     found = [*_on_same_drafts(scores, bootstrap), *_without_replacement(scores, bootstrap)]
-    return sorted(found, key=lambda each: (each.name, each.temperature, each.drafts))
+    return sorted(found, key=lambda row: (row["name"], row["temperature"], row["drafts"]))
 
 
-def _on_same_drafts(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Figures]:
+def _on_same_drafts(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Row]:
     by_drafts: dict[int, dict[str, Score]] = {}
     for score in scores:
         if score.refused is None and score.drafts.temperature > 0:
@@ -44,7 +44,7 @@ def _on_same_drafts(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[F
                 yield _ordering(f"{more} ≥ {less}", rules[more], rules[less], _name(drafts.settings), bootstrap, True)
 
 
-def _without_replacement(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Figures]:
+def _without_replacement(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Row]:
     """Rejection and traversal sampling, siblings without replacement against with: each has drafts of its own."""
     sides: dict[tuple[str, tuple[str, ...], str, float], dict[DraftSampling, Score]] = {}
     for score in scores:
@@ -63,7 +63,7 @@ def _name(settings: Sequence[str]) -> str:
     return ", ".join(settings) or "all"
 
 
-def _ordering(name: str, more: Score, less: Score, drafts: str, bootstrap: Bootstrap, same: bool) -> Figures:
+def _ordering(name: str, more: Score, less: Score, drafts: str, bootstrap: Bootstrap, same: bool) -> Row:
     prompts = sorted(set(more.prompts) & set(less.prompts))
     columns = [
         totals(side.prompts, values, prompts)
@@ -71,15 +71,9 @@ def _ordering(name: str, more: Score, less: Score, drafts: str, bootstrap: Boots
         for values in (side.accepted, np.ones(len(side.prompts)))
     ]
     interval = bootstrap.interval(difference_of_means, columns)
-    return Figures(
-        name=name,
-        drafts=drafts,
-        temperature=more.drafts.temperature,
-        difference=float(difference_of_means(*columns)),
-        interval=interval,
-        verdict=_verdict(interval),
-        on_same_drafts=same,
-    )
+    row = {"name": name, "drafts": drafts, "temperature": more.drafts.temperature}
+    row |= {"difference": float(difference_of_means(*columns)), **ends("difference", interval)}
+    return row | {"verdict": _verdict(interval), "on_same_drafts": same}
 
 
 def _verdict(interval: Interval | None) -> str:

@@ -55,14 +55,14 @@ def test_what_never_pays_and_what_always_does_is_said() -> None:
 def test_published_heads_have_their_length_and_the_best_of_all_lengths(batch: int) -> None:
     times = ROUNDS.seconds[batch]
     for head in heads(ROUNDS, batch, 0.1):
-        usual, at_once = USUAL[head.name], head.name.startswith(AT_ONCE)
-        for end, rate in enumerate(head.rates):
+        usual, at_once = USUAL[head["name"]], head["name"].startswith(AT_ONCE)
+        for end, rate in enumerate(head["rates"]):
             assert chain_tokens(rate, usual.depth) == pytest.approx(usual.lengths[end])
             speeds = [1.0]
             for drafted in range(1, usual.depth + 1):
                 seconds = np.interp(drafted + 1, ROUNDS.nodes, times) + (1 if at_once else drafted) * 0.1 * times[0]
                 speeds.append(sum(rate**place for place in range(drafted + 1)) * times[0] / seconds)
-            assert head.speedups[end] == pytest.approx(max(speeds)) and speeds[head.drafted[end]] == max(speeds)
+            assert head["speedups"][end] == pytest.approx(max(speeds)) and speeds[head["drafted"][end]] == max(speeds)
 
 
 def test_the_command_times_forwards_and_refuses_what_does_not_fit(

@@ -56,7 +56,7 @@ def test_a_sweep_over_thinking_is_paired_and_marked_and_compare_refuses_to_mix(
         report_comparison(runs, tmp_path / "out")
     rows = report_comparison(runs, tmp_path / "out", allow_mixed=True)
     setting, found = paired_differences(rows)
-    assert setting == "chat_template" and [each.lead.prompts for each in found] == [3]
+    assert setting == "chat_template" and [row["prompts"] for row in found] == [3]
     assert (folder / "differences.csv").is_file()
 
 

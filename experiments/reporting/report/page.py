@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from experiments.reporting.comparison import PLOTS, remarks
+from experiments.reporting.comparison import pictures, remarks
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
 from experiments.reporting.report.figures import ALL, facts_of, figures_table, findings, names_of
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot, requests_plot
@@ -159,9 +159,7 @@ def pictures_of(run: Run, scratch: Path) -> list[Path]:
 
 def compared_pictures(runs: Sequence[Run], scratch: Path) -> list[Path]:
     """The pictures of several runs together, drawn into a folder."""
-    entries = entries_of(runs)
-    paths = [plot(entries, scratch / name, title(runs)) for name, plot in PLOTS.items()]
-    return [path for path in paths if path is not None]
+    return pictures(entries_of(runs), scratch, title(runs))
 
 
 def _figure(path: Path, run: str) -> tuple[str, str, str | None]:

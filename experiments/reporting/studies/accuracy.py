@@ -105,5 +105,5 @@ def report_accuracy(
         "accuracy",
         tables=[table],
         figures={**facts, "confidence": confidence, "rows": rows, **(made or {})},
-        drawn=lambda: write_formats(formats, out, "accuracy", document=text, table=table, figures=lambda: frame),
+        drawn=lambda: write_formats(formats, out, "accuracy", document=text, table=table, figures=frame),
     )

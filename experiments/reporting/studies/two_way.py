@@ -12,19 +12,17 @@ import pandas
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import EMPTY, LENGTH, SPEEDUP, of_few
-from experiments.reporting.formats import document, write_texts
+from experiments.reporting.columns import BOLD, EMPTY, LENGTH, SPEEDUP
+from experiments.reporting.formats import csv_text, document, write_texts
 from experiments.reporting.run_plots import FIGURES
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.comparison import Entry, Grid, grids
 from experiments.results.frame import Frame
-from experiments.results.rows import ALL, Row, interval
+from experiments.results.rows import Row
 
-BOLD = "bold: the largest speedup of the exact methods, where chance does not explain its lead over the next"
 _SHOWN = 4
 """Tables on a terminal; the file has them all."""
 _COLORS = {"mean_acceptance_length": "cividis", "speedup": "PuOr"}
-_MISSING = "#e8e8e8"
 
 
 def report_two_way(
@@ -35,9 +33,9 @@ def report_two_way(
     Returns:
         The files that were written.
     """
-    confidence = entries[0].row["confidence"]
-    written = []
-    for name, listed in {"two_way": grids(entries), "categories": grids(entries, by_category=True)}.items():
+    confidence, written = entries[0].row["confidence"], []
+    for name, picture in (("two_way", "heat_map.png"), ("categories", "categories.png")):
+        listed = grids(entries, by_category=name == "categories")
         if not listed:
             continue
         tables = [two_way_table(grid, confidence, notes=notes) for grid in listed]
@@ -45,26 +43,17 @@ def report_two_way(
         if tables[_SHOWN:]:
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
         parts = [part for table in tables for part in (f"{table.title} ({'; '.join(table.notes)})", table)]
-        csv = long_table(listed, noisy=bool(notes)).to_csv(index=False, lineterminator="\n", float_format="%.6g")
-        written += write_texts(out, {f"{name}.md": document(*parts), f"{name}.csv": csv})
-        picture = "heat_map.png" if name == "two_way" else "categories.png"
+        written += write_texts(out, {f"{name}.md": document(*parts), f"{name}.csv": csv_text(long_table(listed))})
         written.append(heat_map(listed, out / picture, subtitle, confidence))
     return written
 
 
 def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -> Table:
     """Mean acceptance length and speedup with their intervals; the fastest exact cell stands out (``Grid.best``)."""
-    table = Table(
-        [left(f"{grid.down} \\ {grid.across}"), *map(Column, grid.columns)],
-        f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}",
-        [
-            "mean acceptance length, then speedup",
-            f"intervals at {confidence:.0%}",
-            *of_few(row["finished"] for row in grid.cells.values() if row["category"] != ALL),
-            *([BOLD] if grid.best is not None else []),
-            *notes,
-        ],
-    )
+    about = ["mean acceptance length, then speedup", f"intervals at {confidence:.0%}"]
+    about += [*([BOLD] if grid.best is not None else []), *notes]
+    title = f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}"
+    table = Table([left(f"{grid.down} \\ {grid.across}"), *map(Column, grid.columns)], title, about)
     for down in grid.rows:
         places = [(down, across) for across in grid.columns]
         table.add(down, *(_cell(grid.cells.get(place), best=place == grid.best) for place in places))
@@ -74,17 +63,19 @@ def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -
 def _cell(row: Row | None, *, best: bool) -> Cell:
     if row is None:
         return EMPTY
-    more = (SPEEDUP.cell(row).line,)
-    return Cell(LENGTH.cell(row).line, more, joint="; ", emphasis=Emphasis.BEST if best else Emphasis.NONE)
+    emphasis = Emphasis.BEST if best else Emphasis.NONE
+    return Cell(LENGTH.cell(row).line, (SPEEDUP.cell(row).line,), joint="; ", emphasis=emphasis)
 
 
-def long_table(listed: Sequence[Grid], *, noisy: bool = False) -> Frame:
+def long_table(listed: Sequence[Grid]) -> Frame:
     """A row per cell of all grids, with every figure in a column of its own: for spreadsheets and programs."""
-    names = [f"{figure}{end}" for figure in FIGURES for end in ("", "_low", "_high")]
+    names = [
+        *(f"{figure}{end}" for figure in FIGURES for end in ("", "_low", "_high")),
+        "tokens_per_second",
+        "exactness",
+    ]
     return pandas.DataFrame(
-        {**grid.fixed, grid.down: down, grid.across: across}
-        | {name: row[name] for name in (*names, "tokens_per_second", "exactness")}
-        | {"noisy_timings": str(noisy).lower()}
+        {**grid.fixed, grid.down: down, grid.across: across} | {name: row[name] for name in names}
         for grid in listed
         for (down, across), row in grid.cells.items()
     )
@@ -99,40 +90,26 @@ def heat_map(listed: Sequence[Grid], path: Path, subtitle: str, confidence: floa
     known = {field: [f[field] for g in listed for f in g.cells.values() if f[field] is not None] for field in FIGURES}
     shown = [field for field in FIGURES if known[field]]
     width = 1.4 + 0.07 * max(map(len, first.rows)) + max(2.4, 0.95 * len(first.columns))
-    height = 0.8 + 0.39 * len(first.rows)
-    figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), 1.0 + height * len(listed))
+    height = 1.0 + (0.8 + 0.39 * len(first.rows)) * len(listed)
+    figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
     for place, field in enumerate(shown):
-        low, high = min(known[field]), max(known[field])
-        norm = Normalize(low, high if high > low else low + 1)
+        norm = Normalize(min(known[field]), max(*known[field], min(known[field]) + 1e-9))
         if field == "speedup":  # with 1 in the middle of the colours, so that one says faster or slower
             reach = max(0.1, *(abs(value - 1) for value in known[field]))
             norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
-        column = panels[:, place]
-        for grid, axes in zip(listed, column, strict=True):
-            values = [[_value(grid.cells.get((down, across)), field) for across in grid.columns] for down in grid.rows]
+        for grid, axes in zip(listed, panels[:, place], strict=True):
+            rows = [[grid.cells.get((down, across)) for across in grid.columns] for down in grid.rows]
+            values = [[math.nan if row is None or row[field] is None else row[field] for row in line] for line in rows]
+            column = SPEEDUP if field == "speedup" else LENGTH
             texts = {
-                (grid.rows.index(down), grid.columns.index(across)): _text(row, field)
-                for (down, across), row in grid.cells.items()
-                if row[field] is not None
+                (y, x): column.cell(row).stacked for y, line in enumerate(rows) for x, row in enumerate(line) if row
             }
             image = style.matrix(axes, values, texts, norm, _COLORS[field])
-            axes.set_facecolor(_MISSING)  # what has no value is left transparent
-            axes.set_xticks(range(len(grid.columns)), [style.wrapped(each, 16) for each in grid.columns])
-            axes.set_yticks(range(len(grid.rows)), [style.wrapped(each, 24) for each in grid.rows])
-            if sum(map(len, grid.columns)) > 12 * len(grid.columns):
-                axes.tick_params(axis="x", labelrotation=30)
-            axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "")
-        column[-1].set_xlabel(first.across)
+            axes.set_facecolor("#e8e8e8")  # a cell without a value is left transparent
+            axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
+            axes.set_yticks(range(len(grid.rows)), [style.wrapped(name, 24) for name in grid.rows])
+            axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
         label = FIGURES[field] + ("; 1 is white" if field == "speedup" else "")
-        figure.colorbar(image, ax=list(column), location="bottom", shrink=0.8, aspect=40).set_label(label)
+        figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40).set_label(label)
     return style.finish(figure, path, f"{first.down} by {first.across}, with {confidence:.0%} intervals", subtitle)
-
-
-def _value(row: Row | None, field: str) -> float:
-    return math.nan if row is None or row[field] is None else row[field]
-
-
-def _text(row: Row, field: str) -> str:
-    bounds, value = interval(row, field), f"{row[field]:.2f}{'x' if field == 'speedup' else ''}"
-    return value if bounds is None else f"{value}\n[{bounds[0]:.2f}, {bounds[1]:.2f}]"

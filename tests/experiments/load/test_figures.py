@@ -162,4 +162,4 @@ def test_preemption_and_swap_stand_beside_goodput() -> None:
     assert (found.swapped_tokens, found.swap_seconds, found.preempted_seconds) == (120, 0.25, 5.0)
     report = LoadReport(folder=Path(), terms=LIMITS, bootstrap=BOOTSTRAP, title="T")
     cells = [cell.text for cell in load_tables([found.to_dict()], report)[1].rows[0]]
-    assert "3; 40" in cells and "120; 250" in cells
+    assert {"3; 40", "120", "250"} <= set(cells)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments.reporting.comparison import by_position, report_acceptance
+from experiments.reporting.comparison import by_position, report_differences
 from experiments.reporting.terminal import console
 from experiments.results import metrics
 from experiments.results.comparison import entries_of
@@ -55,18 +55,18 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
     rows = entries_of([load_run(folder, width=0.5) for folder in folders])
     setting, found = paired_differences(rows)
     assert setting == "drafter"
-    assert [(each.settings["k"], each.category, each.values) for each in found] == [
+    assert [(each["k"], each["category"], (each["reference"], each["compared"])) for each in found] == [
         (k, category, ("model", "two")) for k in "24" for category in ("all", "even", "odd")
     ]
     # Two rounds of each prompt: two tokens more in one of them is one token per round, on every prompt alike.
     for each in found:
-        assert each.lead.difference == pytest.approx(1) and each.lead.interval == pytest.approx((1, 1))
-        assert each.lead.prompts == (4 if each.category == "all" else 2)
-    assert (found[0].lead.first, found[0].lead.second) == pytest.approx((2.25, 1.25))
+        assert [each[name] for name in ("difference", "difference_low", "difference_high")] == pytest.approx([1] * 3)
+        assert each["prompts"] == (4 if each["category"] == "all" else 2)
+    assert (found[0]["length"], found[0]["reference_length"]) == pytest.approx((2.25, 1.25))
     assert paired_differences(rows, "k")[0] == "k"
     with pytest.raises(ValueError, match=r"difference='size': the runs do not differ in it, choose among .*k"):
         paired_differences(rows, "size")
-    report_acceptance(rows, tmp_path / "out", console())
+    report_differences(rows, tmp_path / "out", console())
     table = pandas.read_csv(tmp_path / "out" / "differences.csv")
     assert list(table.category) == ["all", "even", "odd"] * 2 and set(table.difference) == {1}
     assert "| 2 | even | two - model |" in (tmp_path / "out" / "differences.md").read_text()
@@ -78,7 +78,7 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
 def test_two_runs_are_compared_whatever_they_differ_in_and_other_prompts_never(tmp_path: Path) -> None:
     first, second = (load_run(written(tmp_path / name, f"a={name}", f"b={name}")) for name in "xy")
     setting, found = paired_differences(entries_of([first, second]))
-    assert setting == METHOD and [each.lead.difference for each in found if each.category == "all"] == [0]
+    assert setting == METHOD and [each["difference"] for each in found if each["category"] == "all"] == [0]
     other = replace(second, manifest=second.manifest | {"prompts_hash": "other"})
     assert paired_differences(entries_of([first, other]))[1] == []
 
