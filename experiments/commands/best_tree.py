@@ -30,7 +30,7 @@ from experiments.session.methods import check_components
 from experiments.session.traced import Traced, changed_run, old_shape, read_traces
 from experiments.tracing.rates import record
 from specdec.drafting.best_shapes import best_shapes, fastest
-from specdec.drafting.costs import TreeCosts
+from specdec.drafting.costs import RoundCosts
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds, is_calibrated
 from specdec.shape import TreeShape
@@ -50,7 +50,7 @@ def best_tree(config: DictConfig) -> list[Optimized]:
     bootstrap = bootstrap_of(config)
     given = None
     if config.costs not in (MEASURE, NO_COSTS):  # the file may be one of plan costs=fit
-        given = (CalibratedRounds if is_calibrated(config.costs) else TreeCosts).load(config.costs)
+        given = (CalibratedRounds if is_calibrated(config.costs) else RoundCosts).load(config.costs)
     traced = read_traces(config)
     rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
     costs_given = given.trees(rows=rows) if isinstance(given, CalibratedRounds) else given
@@ -99,7 +99,7 @@ def _with_shape(drafter: DictConfig, shape: Any) -> dict[str, Any]:
 
 def _measured_costs(
     changed: DictConfig, shapes: Sequence[TreeShape], rounds: int, say: Callable[[str], None]
-) -> TreeCosts:
+) -> RoundCosts:
     """The costs of rounds of what is going to run, measured here."""
     target: Target = build(changed, "target")
     sampling = build(changed, "sampling")
@@ -114,7 +114,7 @@ def _measured_costs(
     return measure_tree_costs(make, shapes, prompts, sampling, rounds=rounds, progress=say)
 
 
-def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
+def check_costs(costs: RoundCosts, path: str, changed: DictConfig) -> None:
     """Refuse costs that were measured on something else than what is going to run."""
     wanted = str(changed.target.get("device") or "auto")
     on_gpu = torch.cuda.is_available() and wanted != "cpu"
@@ -122,7 +122,7 @@ def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
     here = {
         "device": device_name(device),
         "drafter": drafter_class(changed.drafter),
-        "rows": changed.engine.max_batch_size,
+        "rows": (changed.engine.max_batch_size,),
     }
     different = [name for name, value in here.items() if getattr(costs, name) != value]
     if different:
@@ -165,10 +165,10 @@ def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Boots
     }
 
 
-def _about(traced: Traced, costs: TreeCosts | None) -> str:
+def _about(traced: Traced, costs: RoundCosts | None) -> str:
     """Target, drafter and device, for titles."""
     drafter = drafter_class(traced.config.drafter)
     rule = type(traced.rule).__name__
-    where = f"costs on {costs.device}, {costs.rows} rows" if costs is not None else "without costs"
+    where = f"costs on {costs.device}, {costs.rows[0]} rows" if costs is not None else "without costs"
     where = where.replace(" 1 rows", " 1 row")
     return f"{traced.manifest['target']['name']} with {drafter}, {rule}; {where}"

@@ -13,7 +13,7 @@ from drafters.adaptive import AdaptiveDrafter
 from experiments.measuring.round_costs import STAGES, WARM, TimedRound, time_rounds
 from experiments.results.manifest import device_name
 from specdec.drafting.best_shapes import PlannedShape
-from specdec.drafting.costs import TreeCosts, smallest
+from specdec.drafting.costs import RoundCosts, smallest
 from specdec.drafting.policies import FixedLength
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
@@ -138,7 +138,7 @@ def measure_tree_costs(
     *,
     rounds: int = 12,
     progress: Callable[[str], None] = lambda text: None,
-) -> TreeCosts:
+) -> RoundCosts:
     """Return how long rounds take, with each of some trees and in plain decoding.
 
     Args:
@@ -173,8 +173,8 @@ def measure_tree_costs(
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "target": f"{target.name}, {target.num_parameters / 1e6:,.1f}M parameters",
                 "drafter": type(engine.drafter).__name__,
-                "rows": engine.max_batch_size,
+                "rows": (engine.max_batch_size,),
                 "threads": torch.get_num_threads(),
             }
-    trees = tuple((shape.num_nodes, shape.max_depth) for shape in shapes)
-    return TreeCosts(trees=trees, seconds=tuple(seconds), plain=min(plain), **facts)
+    trees = ((0, 0), *((shape.num_nodes, shape.max_depth) for shape in shapes))
+    return RoundCosts(trees=trees, table=((min(plain), *seconds),), **facts)

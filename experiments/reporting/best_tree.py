@@ -16,7 +16,7 @@ from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
-from specdec.drafting.costs import TreeCosts
+from specdec.drafting.costs import RoundCosts
 from specdec.shape import TreeShape
 
 TREES = "tree"
@@ -39,7 +39,7 @@ class Optimized:
     recorded: Recorded
     rates: AcceptanceRates
     planned: Sequence[PlannedShape]
-    costs: TreeCosts | None
+    costs: RoundCosts | None
     best: PlannedShape
     old: Any
     measured: Mapping[str, Row] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from specdec.arguments import shown, whole
-from specdec.drafting.costs import TreeCosts
+from specdec.drafting.costs import RoundCosts
 from specdec.shape import MOST_NODES, TreeShape
 
 
@@ -117,7 +117,7 @@ class PlannedShape:
         return self.shape.max_depth
 
 
-def fastest(planned: Sequence[PlannedShape], costs: TreeCosts) -> PlannedShape:
+def fastest(planned: Sequence[PlannedShape], costs: RoundCosts) -> PlannedShape:
     """Return the tree with the most expected tokens per second; of equal ones, that with the fewest nodes."""
     return max(planned, key=lambda each: (each.tokens / costs.of(each.nodes, each.depth), -each.nodes))
 

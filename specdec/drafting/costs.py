@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 KIND = "calibrated costs of rounds"
 """The mark of the files that ``plan costs=fit`` writes."""
+_Costs = TypeVar("_Costs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +55,12 @@ def check_conditions(measured: Conditions, here: Conditions, path: str, *, draft
 
 @runtime_checkable
 class RaggedCosts(Protocol):
-    """Whatever can say how long rounds take in which every row has a draft of its own length.
-
-    Attributes:
-        padded: Whether a round costs what its deepest draft does, however deep the others are.
-    """
+    """Whatever can say how long rounds take in which every row has a draft of its own length."""
 
     @property
-    def padded(self) -> bool: ...
+    def padded(self) -> bool:
+        """Whether a round costs what its deepest draft does, however deep the others are."""
+        ...
 
     def check_depth(self, depth: int) -> None:
         """Refuse drafts that are deeper than the costs know, by a ``ValueError``."""
@@ -79,22 +78,18 @@ class RaggedCosts(Protocol):
         ...
 
 
-class _Kept:
-    """A dataclass that is written to a file as JSON."""
-
-    def save(self: Any, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-
-
 @dataclass(frozen=True, kw_only=True)
-class RoundCosts(_Kept):
+class RoundCosts:
     """Seconds of a round, everything included: drafting, the verify forward, acceptance, commit, the host.
 
     Attributes:
         rows: Batch sizes that were measured, ascending.
         table: For each of them the seconds of a round whose drafts are 0, 1, 2, … deep; with ``nodes``, of a round that
-            verifies so many nodes per row.
-        nodes: The numbers of nodes that were measured, ascending from 0; None if it was the depth.
+            verifies so many nodes per row; with ``trees``, of a round with each of these.
+        nodes: The numbers of nodes that were measured, ascending from 0; None if it was another size.
+        trees: Nodes and depth of the trees that were measured, (0, 0) for plain decoding first; None if it was another
+            size.
+        threads: How many threads the processor used, which matters where the processor is the device.
         conditions: Everything that calibrated costs were measured under; None for costs that were measured directly.
     """
 
@@ -102,14 +97,17 @@ class RoundCosts(_Kept):
     rows: tuple[int, ...]
     table: tuple[tuple[float, ...], ...]
     nodes: tuple[int, ...] | None = None
+    trees: tuple[tuple[int, int], ...] | None = None
     device: str = ""
     dtype: str = ""
+    target: str = ""
     drafter: str = ""
+    threads: int = 1
     conditions: Conditions | None = None
 
     def __post_init__(self) -> None:
-        flat, widths = [seconds for row in self.table for seconds in row], {len(row) for row in self.table}
-        if not flat or len(self.rows) != len(self.table) or len(widths) > 1:
+        widths = {len(row) for row in self.table}
+        if not self.table or len(self.rows) != len(self.table) or len(widths) > 1 or 0 in widths:
             raise ValueError(
                 f"costs of rounds have {len(self.rows)} batch sizes and {len(self.table)} rows of lengths "
                 f"{sorted(widths)}: give one row per batch size, all of one length"
@@ -119,7 +117,13 @@ class RoundCosts(_Kept):
             raise ValueError(f"costs of rounds have the nodes {nodes}: give ascending numbers from 0, one per time")
         if list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
             raise ValueError(f"costs of rounds have the batch sizes {self.rows}: give ascending positive numbers")
-        _check_seconds("rounds", flat)
+        if self.trees is not None:
+            plain, *drafts = self.trees
+            possible = plain == (0, 0) and drafts and all(nodes >= depth >= 1 for nodes, depth in drafts)
+            if not possible or len(self.trees) != len(self.table[0]):
+                raise ValueError("costs of rounds need trees from (0, 0) on, none deeper than its nodes, one per time")
+        if not all(0 < time < float("inf") for row in self.table for time in row):
+            raise ValueError("costs of rounds have a time that is no positive number of seconds: measure them again")
 
     @property
     def max_depth(self) -> int:
@@ -135,13 +139,10 @@ class RoundCosts(_Kept):
         Raises:
             ValueError: No draft of this depth was measured.
         """
-        if self.nodes is not None or depth > self.max_depth:
-            known = f"to depth {self.max_depth}" if self.nodes is None else "by the number of nodes"
-            asked = f"drafts are {depth} deep" if self.nodes is None else "depths are asked for"
-            raise ValueError(
-                f"the costs of rounds were measured {known}, and {asked}: measure them with this drafter "
-                f"(experiments.calibrate)"
-            )
+        if self.nodes is not None or self.trees is not None:
+            raise self._unknown("depths are asked for")
+        if depth > self.max_depth:
+            raise self._unknown(f"drafts are {depth} deep")
         return self._rising(rows)[: depth + 1]
 
     def check_depth(self, depth: int) -> None:
@@ -164,11 +165,7 @@ class RoundCosts(_Kept):
             ValueError: No round with so many nodes was measured.
         """
         if self.nodes is None or most > self.nodes[-1]:
-            measured = "by the depth of drafts" if self.nodes is None else f"with up to {self.nodes[-1]} nodes"
-            raise ValueError(
-                f"the costs of rounds were measured {measured}, and trees have {most} nodes: measure them with this "
-                f"drafter (experiments.calibrate)"
-            )
+            raise self._unknown(f"trees have {most} nodes")
         hull: list[tuple[float, float]] = []
         for x, y in zip(self.nodes, self._rising(rows).tolist(), strict=True):
             while len(hull) > 1:
@@ -179,6 +176,39 @@ class RoundCosts(_Kept):
             hull.append((x, y))
         sizes, seconds = zip(*hull, strict=True)
         return np.interp(np.arange(most + 1), sizes, seconds)
+
+    @property
+    def plain(self) -> float:
+        """The seconds of a round of plain decoding, with the smallest batch."""
+        return self.table[0][0]
+
+    def of(self, nodes: int, depth: int) -> float:
+        """Return the seconds of a round with a tree of so many nodes and this depth, with the smallest batch.
+
+        Between the trees that were measured, a round costs ``c + a · depth + f(nodes)``, where f is a line with bends
+        at the measured sizes that never becomes flatter, fitted by least squares of the relative errors with no number
+        below 0. So a tree never costs less than a smaller one, and a single disturbed measurement counts for little.
+        """
+        return float(self._terms(np.array([[nodes, depth]]))[0] @ self._fit)
+
+    @property
+    def largest_error(self) -> float:
+        """The largest error of the fitted costs at a measured tree, relative to what was measured."""
+        return float(np.abs(self._terms(np.array(self.trees)) @ self._fit / np.array(self.table[0]) - 1)[1:].max())
+
+    @cached_property
+    def _fit(self) -> Float[np.ndarray, " terms"]:
+        from scipy.optimize import nnls  # takes a while to import
+
+        if self.trees is None:
+            raise self._unknown("costs of trees are asked for")
+        measured = np.array(self.table[0][1:])
+        return nnls(self._terms(np.array(self.trees[1:])) / measured[:, None], np.ones(len(measured)))[0]
+
+    def _terms(self, trees: np.ndarray) -> Float[np.ndarray, "tree term"]:
+        bends = np.unique([nodes for nodes, _ in (self.trees or ())[1:]]).astype(float)[:-1]
+        nodes, depth = trees[:, :1].astype(float), trees[:, 1:].astype(float)
+        return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - bends, 0)], axis=1)
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
         """Return the times of a batch, none of which is more than that of a larger draft."""
@@ -194,6 +224,14 @@ class RoundCosts(_Kept):
     def _floor(self) -> Float[np.ndarray, "rows sizes"]:
         return np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
 
+    def _unknown(self, wanted: str) -> ValueError:
+        by = f"to depth {self.max_depth}" if self.trees is None else "with some trees"
+        by = by if self.nodes is None else f"by the number of nodes, up to {self.nodes[-1]}"
+        return ValueError(f"the costs of rounds were measured {by}, and {wanted}: measure them so with this drafter")
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
         """Return what ``save`` has written, or a table in a file of ``plan costs=fit``: by nodes or by depth.
@@ -202,103 +240,34 @@ class RoundCosts(_Kept):
             ValueError: The file cannot be read, or is something else.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if found.get("kind") == KIND:
-                found = found["tables"].get("nodes" if by_nodes else "depth")
-            if found is not None:
-                found["rows"] = tuple(map(int, found["rows"]))
-                found["table"] = tuple(tuple(map(float, row)) for row in found["table"])
-                if found.get("nodes") is not None:
-                    found["nodes"] = tuple(map(int, found["nodes"]))
-                if found.get("conditions") is not None:
-                    found["conditions"] = Conditions(**found["conditions"])
-                return cls(**found)
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content.get("kind") == KIND:
+                content = content["tables"].get("nodes" if by_nodes else "depth")
+            if content is not None:
+                conditions = content.pop("conditions", None)
+                return cls(
+                    **{name: _tuples(value) for name, value in content.items()},
+                    conditions=None if conditions is None else Conditions(**conditions),
+                )
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"
+                f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote, such as the "
+                f"round_costs.json of a run"
             ) from error
         raise ValueError(f"the calibrated costs in {path} have no drafter's: calibrate with the drafter")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreeCosts(_Kept):
-    """Seconds of a round, everything included, by the number of nodes and the depth of its trees.
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
-    Between the trees that were measured, a round costs ``c + a · depth + f(nodes)``, where f is a line with bends at
-    the measured sizes that never becomes flatter, fitted by least squares of the relative errors with no number below
-    0. So a tree never costs less than a smaller one, and a single disturbed measurement counts for little.
 
-    Attributes:
-        trees: Nodes and depth of each tree that was measured.
-        seconds: Seconds of a round with each of these trees.
-        plain: Seconds of a round of plain decoding.
-        rows: The batch size.
-        threads: How many threads the processor used, which matters where the processor is the device.
-    """
-
-    trees: tuple[tuple[int, int], ...]
-    seconds: tuple[float, ...]
-    plain: float
-    device: str = ""
-    dtype: str = ""
-    target: str = ""
-    drafter: str = ""
-    rows: int = 1
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.trees or len(self.trees) != len(self.seconds):
-            raise ValueError(
-                f"costs of trees have {len(self.trees)} trees and {len(self.seconds)} times: give one time per tree"
-            )
-        if not all(nodes >= depth >= 1 for nodes, depth in self.trees):
-            raise ValueError("costs of trees have a tree without nodes, or one that is deeper than its nodes are many")
-        _check_seconds("trees", (*self.seconds, self.plain))
-
-    def of(self, nodes: int, depth: int) -> float:
-        """Return the seconds of a round with a tree of so many nodes and this depth."""
-        return float(self._terms(np.array([[nodes, depth]]))[0] @ self._fit)
-
-    @property
-    def largest_error(self) -> float:
-        """The largest error of the fitted costs at a measured tree, relative to what was measured."""
-        return float(np.abs(self._terms(np.array(self.trees)) @ self._fit / np.array(self.seconds) - 1).max())
-
-    @cached_property
-    def _fit(self) -> Float[np.ndarray, " terms"]:
-        from scipy.optimize import nnls  # takes a while to import
-
-        measured = np.array(self.seconds)
-        return nnls(self._terms(np.array(self.trees)) / measured[:, None], np.ones(len(measured)))[0]
-
-    def _terms(self, trees: np.ndarray) -> Float[np.ndarray, "tree term"]:
-        bends = np.unique([nodes for nodes, _ in self.trees]).astype(float)[:-1]
-        nodes, depth = trees[:, :1].astype(float), trees[:, 1:].astype(float)
-        return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - bends, 0)], axis=1)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "TreeCosts":
-        """Return what ``save`` has written.
-
-        Raises:
-            ValueError: The file cannot be read, or is something else.
-        """
-        try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            trees = tuple((int(nodes), int(depth)) for nodes, depth in found.pop("trees"))
-            return cls(trees=trees, seconds=tuple(map(float, found.pop("seconds"))), **found)
-        except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no costs of trees ({type(error).__name__}: {error}): give a file that TreeCosts.save "
-                f"wrote, such as the tree_costs.json of replay best=tree"
-            ) from error
+def needed(costs: _Costs | None) -> _Costs:
+    """Return costs; refuse to go on without any."""
+    if costs is None:
+        raise ValueError("this policy needs to know how long rounds take: give costs=…, a file of plan costs=fit")
+    return costs
 
 
 def smallest(times: Sequence[float]) -> float:
     """Return a round's time free of what else the machine did: the lower quartile of several."""
     return float(np.quantile(times, 0.25))
-
-
-def _check_seconds(what: str, seconds: Sequence[float]) -> None:
-    if not all(0 < time < float("inf") for time in seconds):
-        raise ValueError(f"costs of {what} have a time that is no positive number of seconds: measure them again")

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 from jaxtyping import Shaped
 
-from specdec.drafting.costs import KIND, Conditions, RoundCosts, TreeCosts
+from specdec.drafting.costs import KIND, Conditions, RoundCosts
 from specdec.physics.costs import Errors, PartCost, Sizes, StepCost, StepSize
 
 
@@ -176,13 +176,10 @@ class CalibratedRounds:
             rows=tuple(rows),
             table=tuple(map(tuple, table)),
             nodes=nodes,
-            device=self.conditions.device,
-            dtype=self.conditions.dtype,
-            drafter=self.conditions.drafter or "",
-            conditions=self.conditions,
+            **self._facts,
         )
 
-    def trees(self, *, rows: int) -> TreeCosts:
+    def trees(self, *, rows: int) -> RoundCosts:
         """Return the costs of rounds by nodes and depth of their trees, at one batch size and the middle context.
 
         Raises:
@@ -191,18 +188,16 @@ class CalibratedRounds:
         self._check_drafter()
         at, most = {"batch": rows, "context": sum(self.box.context) / 2}, self.box.drafted[1]
         sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
-        trees = tuple((size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1))
-        return TreeCosts(
-            trees=trees,
-            seconds=tuple(self.round_seconds(drafted=size, depth=depth, **at) for size, depth in trees),
-            plain=self.round_seconds(drafted=0, **at),
-            device=self.conditions.device,
-            dtype=self.conditions.dtype,
-            target=self.conditions.model,
-            drafter=self.conditions.drafter or "",
-            rows=rows,
-            threads=self.conditions.threads,
-        )
+        trees = [(size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1)]
+        times = [self.round_seconds(drafted=size, depth=depth, **at) for size, depth in trees]
+        table = (self.round_seconds(drafted=0, **at), *times)
+        return RoundCosts(rows=(rows,), table=(table,), trees=((0, 0), *trees), **self._facts)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        here = self.conditions
+        facts = {"device": here.device, "dtype": here.dtype, "target": here.model, "threads": here.threads}
+        return {**facts, "drafter": here.drafter or "", "conditions": here}
 
     def _check_drafter(self) -> None:
         if not self.deepest:

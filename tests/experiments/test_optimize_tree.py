@@ -17,7 +17,7 @@ from experiments.replay import replay
 from experiments.reporting.best_tree import written_shape
 from experiments.run import run
 from specdec import DraftTree, TreeShape
-from specdec.drafting.costs import TreeCosts
+from specdec.drafting.costs import RoundCosts
 from tests.experiments.runs import Configure, local
 from tests.experiments.traced import traced
 
@@ -81,7 +81,7 @@ def test_a_tree_is_recommended_only_where_it_pays(
     traced_run: Path, chosen: Configure, tmp_path: Path, no_pictures: None, capsys: Any,
 ) -> None:  # fmt: skip
     """Rounds that take twice as long as plain ones may pay here; those that take 40 times as long do not."""
-    costs = TreeCosts(trees=((1, 1), (9, 2)), seconds=(seconds, seconds * 1.01), plain=1.6)
+    costs = RoundCosts(rows=(1,), table=((1.6, seconds, seconds * 1.01),), trees=((0, 0), (1, 1), (9, 2)))
     costs.save(tmp_path / "costs.json")
     (found,) = replay(chosen(traced_run, "measure=false", f"costs={tmp_path / 'costs.json'}", *changes))
     text = " ".join(capsys.readouterr().out.split())
@@ -105,7 +105,7 @@ def test_costs_and_speed_are_measured(
     text = " ".join(capsys.readouterr().out.split())
     assert "Predicted and measured at T=0" in text
     out = tmp_path / "found"
-    assert TreeCosts.load(out / "tree_costs_T0.json") == found.costs
+    assert RoundCosts.load(out / "tree_costs_T0.json") == found.costs
     figures = json.loads((out / "T0.json").read_text())["measured"]["new"]
     assert figures["tokens_per_round"] == found.measured["new"]["tokens_per_round"]
     # Once more with these costs: nothing is timed, and the tree is the same.

@@ -10,7 +10,7 @@ import pytest
 
 from specdec import TreeShape
 from specdec.drafting.best_shapes import AcceptanceRates, best_shapes, fastest
-from specdec.drafting.costs import TreeCosts
+from specdec.drafting.costs import RoundCosts
 
 Paths = frozenset[tuple[int, ...]]
 
@@ -69,9 +69,9 @@ def costs_of(
     seconds: Callable[[int, int], float],
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
     depths: tuple[int, ...] = (1, 2, 4),
-) -> TreeCosts:
+) -> RoundCosts:
     trees = tuple((nodes, depth) for nodes in sizes for depth in depths if nodes >= depth)
-    return TreeCosts(trees=trees, seconds=tuple(seconds(*tree) for tree in trees), plain=0.01)
+    return RoundCosts(rows=(1,), table=((0.01, *(seconds(*tree) for tree in trees)),), trees=((0, 0), *trees))
 
 
 def flat_then_rising(nodes: int, depth: int) -> float:
@@ -111,9 +111,9 @@ def test_the_fastest_tree() -> None:
 def test_costs_are_kept_and_other_files_hold_none(tmp_path: Path) -> None:
     costs, path = costs_of(flat_then_rising), tmp_path / "costs.json"
     costs.save(path)
-    assert TreeCosts.load(path) == costs
-    words = '{"trees": [["a", 1]], "seconds": [1.0], "plain": 1.0}'
-    for content in ("", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}', words):
+    assert RoundCosts.load(path) == costs
+    words = '{"rows": [1], "table": [[1.0, 1.0]], "trees": [[0, 0], ["a", 1]]}'
+    for content in ("", '{"rows": [1], "table": [[1.0]], "trees": [[1, 1]]}', words):
         path.write_text(content)
-        with pytest.raises(ValueError, match=r"costs\.json holds no costs of trees"):
-            TreeCosts.load(path)
+        with pytest.raises(ValueError, match=r"costs\.json holds no costs of rounds"):
+            RoundCosts.load(path)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from specdec.arguments import number, whole
-from specdec.drafting.costs import RaggedCosts, RoundCosts
+from specdec.drafting.costs import RaggedCosts, RoundCosts, needed
 from specdec.drafting.policies.lengths import LengthPolicy, Slots
 
 Survival = Float[np.ndarray, "batch depth"]
@@ -86,7 +86,8 @@ class CostAwareLength(LengthPolicy):
             raise ValueError(f"budget={budget}: give a share of the time from 0 to 1")
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        self._known = check_costs(self.costs, max_depth)
+        self._known = needed(self.costs)
+        self._known.check_depth(max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._keep = float(np.exp(-1 / self.memory))
         # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
@@ -167,7 +168,7 @@ class OracleLength(LengthPolicy):
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         if self.costs is not None:
-            check_costs(self.costs, max_depth)
+            self.costs.check_depth(max_depth)
         self._accepted = np.zeros(max_batch_size, dtype=np.int64)
 
     def foresee(self, slots: Slots, values: Slots) -> None:
@@ -184,13 +185,3 @@ class OracleLength(LengthPolicy):
 def read_costs(costs: RaggedCosts | str | Path | None) -> RaggedCosts | None:
     """Return the costs, read from their file if a file is named."""
     return RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
-
-
-def check_costs(costs: RaggedCosts | None, max_depth: int) -> RaggedCosts:
-    """Return costs; refuse those that are unknown, or were measured with shallower drafts."""
-    if costs is None:
-        raise ValueError(
-            "this policy needs to know how long rounds take: give costs=…, a file of experiments.calibrate"
-        )
-    costs.check_depth(max_depth)
-    return costs

@@ -14,7 +14,7 @@ from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of, spared
-from specdec.drafting.costs import RoundCosts
+from specdec.drafting.costs import RoundCosts, needed
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
 from specdec.tree import DraftTree
@@ -222,26 +222,21 @@ class CostAwareNodes(NodePolicy):
         return True
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
-        if self.costs is None:
-            raise ValueError(
-                "this policy needs to know how long rounds take: give costs=…, a file of experiments.calibrate"
-            )
-        self.costs.by_nodes(1, builder.max_nodes)
+        needed(self.costs).by_nodes(1, builder.max_nodes)
         super().bind(builder, scorer, device, max_batch_size=max_batch_size)
         self._device = device
         self._seconds: dict[tuple[RoundCosts, int], Tensor] = {}
 
     def prepare(self, rows: int) -> None:
         """Copy the costs of this batch size to the device, once."""
-        assert self.costs is not None, "checked by bind"
-        if (self.costs, rows) not in self._seconds:
+        costs = needed(self.costs)
+        if (costs, rows) not in self._seconds:
             with torch.inference_mode(False):
-                seconds = torch.from_numpy(self.costs.by_nodes(rows, self._builder.max_nodes)).to(self._device)
-                self._seconds[self.costs, rows] = seconds
+                seconds = torch.from_numpy(costs.by_nodes(rows, self._builder.max_nodes)).to(self._device)
+                self._seconds[costs, rows] = seconds
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
-        assert self.costs is not None, "checked by bind"
-        seconds = self._seconds[self.costs, len(batch)][: survival.shape[1]]
+        seconds = self._seconds[needed(self.costs), len(batch)][: survival.shape[1]]
         emitted = survival.clamp(min=0).sum(0).cumsum(0)  # the root, which is certain, stands for the token after it
         speed = emitted / seconds
         pays = (speed[1:] > speed[:-1]).long().cumprod(0) > 0
