@@ -48,7 +48,6 @@ class CheckSettings:
     temperatures: Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
     streams: Annotated[int, least(100)]
     threshold: Positive
-    max_minutes: Positive
     chat_template: Options
     seed: Natural
     threads: Count | None

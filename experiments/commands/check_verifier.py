@@ -7,11 +7,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.config.sections import build
-from experiments.measuring.exactness import LAWS, SHARED_LEVEL, cases, work_of
+from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, cases
 from experiments.reporting import terminal
-from experiments.reporting.checks import DraftProgress, exactness_table
+from experiments.reporting.checks import exactness_table
 from experiments.results.checked import remember, ships, stated_exactness
-from experiments.results.frame import Figures
 from specdec.engine.parts import check_component
 from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
@@ -20,15 +19,13 @@ NARROW = 80
 """Characters per line in a file or pipe: the tables are that narrow."""
 
 
-def check_verifier(config: DictConfig) -> list[Figures]:
+def check_verifier(config: DictConfig) -> list[Case]:
     """Try the verifier of a checked configuration on every case that it takes; a wrong promise is an error."""
     rule: Verifier = build(config, "verifier")
     check_component("verifier", rule)
     name, settings = type(rule).__name__, (config.vocab, config.tables, config.seed, list(config.temperatures))
-    work = work_of(rule, config.vocab, config.tables, settings[-1], seed=config.seed)
-    work.check_time(config.vocab, config.max_minutes)
-    with DraftProgress(work) as progress:
-        done = list(cases(rule, *settings, streams=config.streams, advance=progress.advance))
+    with Console(stderr=True).status("drafts") as status:
+        done = list(cases(rule, *settings, streams=config.streams, advance=status.update))
     if not done:
         tried = ", ".join(law.name.lower() for law in LAWS)
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
@@ -46,7 +43,7 @@ def check_verifier(config: DictConfig) -> list[Figures]:
     return done
 
 
-def _verdict(rule: Verifier, done: Sequence[Figures], config: DictConfig) -> tuple[str, dict[str, float]]:
+def _verdict(rule: Verifier, done: Sequence[Case], config: DictConfig) -> tuple[str, dict[str, float]]:
     """The verdict in words, and the figure behind it."""
     name, worst = type(rule).__name__, max(done, key=lambda case: case.tv)
     exact = worst.tv < config.threshold
@@ -65,7 +62,7 @@ def _verdict(rule: Verifier, done: Sequence[Figures], config: DictConfig) -> tup
     return said, {"largest_total_variation": worst.tv}
 
 
-def _shared_verdict(rule: Verifier, done: Sequence[Figures], config: DictConfig) -> tuple[str, dict[str, float]]:
+def _shared_verdict(rule: Verifier, done: Sequence[Case], config: DictConfig) -> tuple[str, dict[str, float]]:
     """The same of a rule with shared noise."""
     name = type(rule).__name__
     differing, p_value = sum(case.differing for case in done), min(case.p_value for case in done)

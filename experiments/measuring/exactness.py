@@ -3,18 +3,14 @@
 There is no sampling noise, except for rules with shared noise, which are tried over many seeds.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import mean
 from typing import Any
 
-import torch
-
-from experiments.results.origin import Figures
-from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts, sample_drafts
-from specdec.checks.outcomes import check_shared, enumerate_outcome, expected_coupled, outcome
+from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts
+from specdec.checks.outcomes import Outcome, check_shared, enumerate_outcome, expected_coupled, outcome
 from specdec.checks.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
@@ -60,12 +56,37 @@ Part = tuple[str, DraftSampling]
 """A shape's name and a law: drafts of one kind."""
 SHARED_LEVEL = 1e-6
 """p-values below this are taken for a bias, not for chance, over all cases."""
-_FEW = 50_000
-"""Drafts that take no time worth estimating, unless a rule is very slow."""
-_FEW_SAMPLES, _SAMPLES = 32, 1024
-"""Drafts in the samples by which a rule's pace is measured."""
-_SLOW = 1.0
-"""Seconds for the few samples from which on a rule is too slow to be measured on more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A rule on drafts of one kind: means over the tables, and the worst of them.
+
+    Attributes:
+        rows: The kind of rows of the tables.
+        temperature: The temperature at which p and q are taken from the tables.
+        accepted: Expected accepted tokens per round; of a rule with shared noise in closed form for ``COUPLED`` drafts
+            alone.
+        tv: Largest total variation to the distribution that the rule states, which is the target's unless it is
+            ``EXACT_WRT`` another; infinite for NaN.
+        target_tv: Largest total variation to the target.
+        known: Accepted tokens of the known rules that take such drafts, by name.
+        differing: Of a rule with shared noise: outputs that are not plain decoding's.
+        p_value: Likewise: the smallest of plain decoding against the target's distribution.
+        rejection: Likewise: accepted tokens of rejection sampling, on independent drafts without replacement.
+    """
+
+    shape: str
+    law: DraftSampling
+    rows: str
+    temperature: float
+    accepted: float
+    tv: float = 0.0
+    target_tv: float = 0.0
+    known: Mapping[str, float] = field(default_factory=dict)
+    differing: int = 0
+    p_value: float = 1.0
+    rejection: float = 0.0
 
 
 def cases(
@@ -76,83 +97,66 @@ def cases(
     temperatures: Sequence[float],
     *,
     streams: int = 0,
-    advance: Callable[[Part], object] = lambda part: None,
-) -> Iterator[Figures]:
+    advance: Callable[[str], object] = lambda step: None,
+) -> Iterator[Case]:
     """Yield every combination of a shape, a law, tables and a temperature that the rule takes.
 
     Args:
-        temperatures: The temperatures at which p and q are taken from the tables.
+        temperatures: The temperatures at which p and q are taken from the tables; one-hot rows stand for 0 alone.
         streams: For a rule with shared noise: seeds that it is tried with.
-        advance: Called when one table of a part is done.
+        advance: Called with the words of every case before it begins.
 
-    Yields:
-        A row of the table: ``shape``, ``law``, kind of ``rows`` and ``temperature`` of the drafts, and the rule's
-        expected ``accepted`` tokens per round, on average over the tables. Of a usual rule: the largest total variation
-        to the target (``target_tv``), and to what the rule is EXACT_WRT or else to the target (``tv``); ``known``:
-        the accepted tokens of the known rules that take such drafts, by name. Of a rule with shared noise, whose
-        ``accepted`` are in closed form for COUPLED drafts alone: outputs that are not plain decoding's
-        (``differing``), the smallest ``p_value`` of plain decoding against the target's distribution, and the accepted
-        tokens of ``rejection`` sampling, on independent drafts without replacement.
+    Raises:
+        ValueError: Drafts of one kind are too many to be enumerated; names the largest vocabulary that is not.
     """
     shared = rule.noise is Noise.SHARED
-    for part, rows, temperature in _combinations(rule, SHARED_LAWS if shared else LAWS, temperatures):
-        shape, law = SHAPES[part[0]], part[1]
-        found: list[Figures] = []
-        for number in range(tables):
-            made = _tables(vocab, shape.max_depth, seed + number, rows, temperature)
-            found.append(_shared(rule, made, shape, law, streams, seed) if shared else _usual(rule, made, shape, law))
-            advance(part)
-        merged = {name: merge([each[name] for each in found]) for name, merge in _MERGED.items() if name in found[0]}
-        yield Figures(shape=part[0], law=law, rows=rows, temperature=temperature, **merged)
+    parts = [(name, law) for name in SHAPES for law in (SHARED_LAWS if shared else LAWS) if takes(rule, name, law)]
+    # A rule with shared noise is compared with rejection sampling on all drafts without replacement.
+    check_size([(name, DraftSampling.WITHOUT_REPLACEMENT if shared else law) for name, law in parts], vocab)
+    for name, law in parts:
+        for rows in ROWS:
+            for temperature in temperatures if rows != "one-hot" else (0.0,):
+                advance(f"{name}, {SHARED_LAWS[law]}, {rows} tables, T={temperature:g}")
+                made = [
+                    _tables(vocab, SHAPES[name].max_depth, seed + number, rows, temperature) for number in range(tables)
+                ]
+                at = {"shape": name, "law": law, "rows": rows, "temperature": temperature}
+                yield _shared(rule, made, at, streams, seed) if shared else _usual(rule, made, at)
 
 
-def _usual(rule: Verifier, made: Tables, shape: TreeShape, law: DraftSampling) -> Figures:
-    """The figures of a rule, and of the known ones, on all drafts over some tables."""
-    drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
-    own = outcome(rule, made, drafts)
-    known = {
-        name: outcome(other, made, drafts).expected_accepted
-        for name, other in KNOWN.items()
-        if takes(other, shape, law)
-    }
-    tv = own.tv if own.tv == own.tv else float("inf")  # NaN counts as infinitely wrong
-    return Figures(tv=tv, target_tv=own.target_tv, accepted=own.expected_accepted, known=known)
-
-
-def _shared(rule: Verifier, made: Tables, shape: TreeShape, law: DraftSampling, streams: int, seed: int) -> Figures:
-    """The figures of a rule with shared noise over some tables."""
-    result = check_shared(rule, made, shape, law, samples=streams, seed=seed)
-    independent = enumerate_outcome(KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT)
-    return Figures(
-        differing=result.differing,
-        p_value=result.p_value,
-        accepted=expected_coupled(made, shape) if law is DraftSampling.COUPLED else result.accepted,
-        rejection=independent.expected_accepted,
+def _usual(rule: Verifier, tables: Sequence[Tables], at: Mapping[str, Any]) -> Case:
+    """A rule, and the known ones, on all drafts over some tables."""
+    shape, law = SHAPES[at["shape"]], at["law"]
+    outcomes: list[Outcome] = []
+    known: dict[str, list[float]] = {name: [] for name, other in KNOWN.items() if takes(other, at["shape"], law)}
+    for made in tables:
+        drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
+        outcomes.append(outcome(rule, made, drafts))
+        for name, accepted in known.items():
+            accepted.append(outcome(KNOWN[name], made, drafts).expected_accepted)
+    return Case(
+        **at,
+        accepted=mean(each.expected_accepted for each in outcomes),
+        tv=max(each.tv if each.tv == each.tv else float("inf") for each in outcomes),
+        target_tv=max(each.target_tv for each in outcomes),
+        known={name: mean(accepted) for name, accepted in known.items()},
     )
 
 
-_MERGED: dict[str, Callable[[list[Any]], Any]] = {
-    **dict.fromkeys(("tv", "target_tv"), max),
-    **dict.fromkeys(("accepted", "rejection"), mean),
-    "known": lambda found: {name: mean(each[name] for each in found) for name in found[0]},
-    "differing": sum,
-    "p_value": min,
-}
-"""The way from the figures of several tables to one."""
-
-
-def _combinations(
-    rule: Verifier, laws: Iterable[DraftSampling], temperatures: Sequence[float]
-) -> Iterator[tuple[Part, str, float]]:
-    """Yields parts, kinds of rows and temperatures; one-hot rows stand for temperature 0 alone."""
-    for part in _parts(rule, laws):
-        for rows in ROWS:
-            for temperature in temperatures if rows != "one-hot" else (0.0,):
-                yield part, rows, temperature
-
-
-def _parts(rule: Verifier, laws: Iterable[DraftSampling]) -> list[Part]:
-    return [(name, law) for name, shape in SHAPES.items() for law in laws if takes(rule, shape, law)]
+def _shared(rule: Verifier, tables: Sequence[Tables], at: Mapping[str, Any], streams: int, seed: int) -> Case:
+    """A rule with shared noise over some tables."""
+    shape, law, rejection = SHAPES[at["shape"]], at["law"], KNOWN["rejection"]
+    without = DraftSampling.WITHOUT_REPLACEMENT
+    results = [check_shared(rule, made, shape, law, samples=streams, seed=seed) for made in tables]
+    coupled = law is DraftSampling.COUPLED
+    accepted = [expected_coupled(made, shape) for made in tables] if coupled else [each.accepted for each in results]
+    return Case(
+        **at,
+        accepted=mean(accepted),
+        differing=sum(each.differing for each in results),
+        p_value=min(each.p_value for each in results),
+        rejection=mean(enumerate_outcome(rejection, made, shape, without).expected_accepted for made in tables),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -162,76 +166,12 @@ def _tables(vocab: int, depth: int, seed: int, rows: str, temperature: float) ->
     return made.tempered(temperature) if temperature else made
 
 
-def takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
-    """Return whether the rule takes drafts of this shape that are drawn so."""
+def takes(rule: Verifier, name: str, law: DraftSampling) -> bool:
+    """Return whether the rule takes drafts of the shape of this name that are drawn so."""
+    shape = SHAPES[name]
     return law in rule.samplings and (
         shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
     )
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of a check.
-
-    Attributes:
-        drafts: The number of drafts that every part enumerates per table.
-        turns: The number of tables that every part goes through: kinds of rows, temperatures and tables of each.
-        pace: Seconds per draft, measured on a sample, by part; empty where there is little work.
-        kinds: The drafts that are enumerated for each part.
-    """
-
-    drafts: Mapping[Part, int]
-    turns: int
-    pace: Mapping[Part, float]
-    kinds: Mapping[Part, Part]
-
-    @property
-    def total(self) -> int:
-        """Drafts in all."""
-        return self.turns * sum(self.drafts.values())
-
-    @property
-    def seconds(self) -> float | None:
-        """The estimated time; None where there is little work."""
-        return self.turns * sum(self.pace[part] * count for part, count in self.drafts.items()) if self.pace else None
-
-    def check_time(self, vocab: int, max_minutes: float) -> None:
-        """Refuse work that takes too long."""
-        if self.seconds is None or self.seconds <= 60 * max_minutes:
-            return
-
-        def seconds(size: int) -> float:
-            counts = {part: num_drafts(SHAPES[name], law, size) for part, (name, law) in self.kinds.items()}
-            return self.turns * sum(self.pace[part] * count for part, count in counts.items())
-
-        smaller = [size for size in range(2, vocab) if seconds(size) <= 60 * max_minutes]
-        advice = f"give vocab={max(smaller)} or less" if smaller else "give fewer tables or temperatures"
-        raise ValueError(
-            f"vocab={vocab}: {self.total:,} drafts are to be verified, which takes about {roughly(self.seconds)} and "
-            f"more than max_minutes={max_minutes:g} allows: {advice}, or raise max_minutes"
-        )
-
-
-def work_of(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[float], *, seed: int = 0) -> Work:
-    """Return the work of ``cases``.
-
-    A rule with shared noise takes long because of the known rule that it is compared with, over all drafts.
-
-    Raises:
-        ValueError: One kind of drafts is too many to be enumerated; names the largest vocabulary that is not.
-    """
-    timed, kinds = rule, {part: part for part in _parts(rule, LAWS)}
-    if rule.noise is Noise.SHARED:
-        without = DraftSampling.WITHOUT_REPLACEMENT
-        timed, kinds = KNOWN["rejection"], {part: (part[0], without) for part in _parts(rule, SHARED_LAWS)}
-    check_size(list(kinds.values()), vocab)
-    drafts = {part: num_drafts(SHAPES[name], law, vocab) for part, (name, law) in kinds.items()}
-    turns = tables * (len(temperatures) * (len(ROWS) - 1) + 1)
-    work = Work(drafts, turns, {}, kinds)
-    if work.total <= _FEW:
-        return work
-    paces = {kind: pace_of(timed, kind, vocab, seed) for kind in set(kinds.values())}
-    return replace(work, pace={part: paces[kind] for part, kind in kinds.items()})
 
 
 def check_size(parts: Sequence[Part], vocab: int) -> None:
@@ -252,38 +192,3 @@ def check_size(parts: Sequence[Part], vocab: int) -> None:
         f"vocab={vocab}: a tree of shape {name}, drafted {law.name.lower()}, has {count:.3g} drafts, and enumerating "
         f"them takes too much memory: give vocab={next(filter(fits, range(vocab, 0, -1)))} or less"
     )
-
-
-def pace_of(rule: Verifier, part: Part, vocab: int, seed: int, clock: Callable[[], float] = time.thread_time) -> float:
-    """Return the seconds per draft that a rule and the known ones take together, from a sample of drafts.
-
-    The clock is the processor's own by default, which other programs do not disturb.
-    """
-    shape, law = SHAPES[part[0]], part[1]
-    made = Tables.random(vocab, shape.max_depth, seed=seed)
-    rules = [rule, *(known for known in KNOWN.values() if takes(known, shape, law))]
-
-    def seconds(count: int, sample: int) -> float:
-        drafts = sample_drafts(made, shape, law, count, seed=sample, leaf_probs=rule.needs_leaf_probs)
-        begin = clock()
-        for each in rules:
-            laws = each.laws(drafts.tree, drafts.target_probs)
-            for node in range(drafts.tree.width):
-                laws.after(torch.full((count,), node))
-        return clock() - begin
-
-    # What a rule computes once and keeps (a linear program, say) falls into the first sample, and what a call costs
-    # however many drafts it has cancels out of the difference of the other two.
-    first = seconds(_FEW_SAMPLES, 0)
-    if first > _SLOW:
-        return first / _FEW_SAMPLES
-    few, many = seconds(_FEW_SAMPLES, 1), min(seconds(_SAMPLES, 2), seconds(_SAMPLES, 3))
-    return max(many - few, 0.1 * many) / (_SAMPLES - _FEW_SAMPLES)
-
-
-def roughly(seconds: float) -> str:
-    """Return a time in words that are precise enough for an estimate."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} seconds"

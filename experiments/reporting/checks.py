@@ -1,23 +1,18 @@
 """Findings about a rule or a drafter: the tables of the commands that check, inspect and export."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.inspecting.facts import same_model
 from experiments.inspecting.kinds import Usual
 from experiments.inspecting.search import Inspection
-from experiments.measuring.exactness import SHARED_LAWS, Part, Work, roughly
+from experiments.measuring.exactness import SHARED_LAWS, Case
 from experiments.reporting.columns import number
-from experiments.reporting.progress import Clock, Every, Progress
 from experiments.reporting.table import Cell, Emphasis, Table, left
-from experiments.results.frame import Figures
 from specdec.checks.drafter import Finding, Status
 from specdec.checks.draws import LEVEL
 from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
 
-_LONG = 10.0
-"""Seconds from which on a check shows its progress."""
 _EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
 HEADERS = {
     "rejection": "RS", "traversal": "trav.", "k-seq": "k-seq", "target walk": "walk", "two drafts": "two",
@@ -30,24 +25,7 @@ traversal on chains and takes nothing else."""
 # ---------------------------------------------------------------- rules
 
 
-class DraftProgress(Progress):
-    """How far a long check of a rule is; a short one shows nothing."""
-
-    def __init__(self, work: Work, clock: Clock = time.monotonic):
-        long = work.seconds is not None and work.seconds >= _LONG
-        tenth = Every(prompts=max(1, work.total // 10))
-        super().__init__(work.total, "drafts", every=tenth, clock=clock, shown=long)
-        self._work, self._done = work, 0
-        if work.seconds is not None:
-            self._line(f"about {work.total:,} drafts to verify, estimated at {roughly(work.seconds)}")
-
-    def advance(self, part: Part) -> None:
-        """One table of a part is done."""
-        self._done += self._work.drafts[part]
-        self.update(self._done)
-
-
-def exactness_table(rule: Verifier, done: Sequence[Figures]) -> Table:
+def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
     """A row per case, narrow enough for 80 columns."""
     shared = rule.noise is Noise.SHARED
     return Table.of(
@@ -63,7 +41,7 @@ def exactness_table(rule: Verifier, done: Sequence[Figures]) -> Table:
     )
 
 
-_SHARED: list[tuple[str, Callable[[Figures], str]]] = [
+_SHARED: list[tuple[str, Callable[[Case], str]]] = [
     ("differ", lambda case: str(case.differing)),
     ("p", lambda case: f"{case.p_value:.2g}"),
     ("this", lambda case: f"{case.accepted:.3f}"),
@@ -84,7 +62,7 @@ def _stated(rule: Verifier) -> str:
     return "the distribution that the rule states" if rule.exactness is Exactness.EXACT_WRT else "the target"
 
 
-def _usual_columns(rule: Verifier, done: Sequence[Figures]) -> list[tuple[str, Callable[[Figures], str]]]:
+def _usual_columns(rule: Verifier, done: Sequence[Case]) -> list[tuple[str, Callable[[Case], str]]]:
     others = [name for name in HEADERS if any(name in case.known for case in done)]
     mixture = rule.exactness is Exactness.EXACT_WRT
     if mixture:
