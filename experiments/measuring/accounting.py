@@ -4,8 +4,9 @@ Nothing of this runs while the engine does. A step says how many nodes were veri
 stages of its round took; the rest is arithmetic.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from experiments.measuring.round_costs import STAGES
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import StepSize
-from specdec.physics.shape import Attention, ModelShape
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
+from specdec.physics.work import StepWork, prefill_work, step_work, weights_read
 from specdec.target.runner import ModelRunner
 from specdec.types import Completion
 
@@ -40,57 +43,37 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """The bytes and operations of a model's forwards, for sums over many of them.
-
-    Attributes:
-        weight_bytes: Weights that a forward reads (with a mixture of experts: all of them).
-        kv_bytes: Keys and values per position that a layer without a window sees.
-    """
+    """A model's shape, and the bytes of its weights and of its cache as a runner keeps them."""
 
     shape: ModelShape
-    weight_bytes: float
-    kv_bytes: float
+    precision: Precision
 
     @classmethod
-    def of(cls, runner: ModelRunner | None) -> "ModelWork | None":
+    def of(cls, shape: ModelShape, *, weight_bytes: float, kv_bytes: float) -> "ModelWork":
+        """Return the work of a model by the bytes of all weights that forwards read, and of a position in the cache."""
+        each = weight_bytes / (shape.dense_weights + shape.expert_weights + shape.output_weights)
+        kept = shape.kept_per_position
+        # Activations, logits and rows of tables are not counted: they are small, and most of them stay in the caches.
+        nothing = dict.fromkeys(("tables", "activations", "logits"), 0.0)
+        return cls(
+            shape=shape, precision=Precision(weights=each, output=each, kv=kv_bytes / kept if kept else 0.0, **nothing)
+        )
+
+    @classmethod
+    def of_runner(cls, runner: ModelRunner | None) -> "ModelWork | None":
         """Return the work of a runner's model; None without one, or if its shape is not known."""
         shape = None if runner is None else shape_of(runner.model)
-        if runner is None or shape is None:
+        if shape is None or runner is None:
             return None
-        return cls(shape=shape, weight_bytes=float(runner.weight_bytes()), kv_bytes=float(runner.bytes_per_token))
+        return cls.of(shape, weight_bytes=runner.weight_bytes(), kv_bytes=runner.bytes_per_token)
 
-    @property
-    def every_weight(self) -> float:
-        """The number of weights in all matrices that forwards read."""
-        return float(self.shape.dense_weights + self.shape.expert_weights + self.shape.output_weights)
+    def rows(self, **sizes: Any) -> StepWork:
+        """Return the work of rows, one by one, with all weights for each; sizes as in ``step_work``."""
+        return step_work(self.shape, self.precision, **{"batch": 1, **sizes})
 
-    def weights_of(self, tokens: Numbers) -> float:
+    def weights(self, tokens: Numbers) -> float:
         """Return the bytes of weights that forwards of so many tokens read; of experts, those that are chosen."""
-        left_out = 0.0
-        if self.shape.is_mixture:
-            left_out = sum(self.shape.expert_weights - self.shape.experts_read(count) for count in tokens.tolist())
-        return self.weight_bytes * (len(tokens) - left_out / self.every_weight)
-
-    def kv_of(self, context: Numbers) -> Numbers:
-        """Return the bytes of keys and values that rows behind so many positions read."""
-        kept = self.shape.kept_per_position
-        return self._attending(context, lambda part: part.kept) * (self.kv_bytes / kept if kept else 0.0)
-
-    def flops_of(self, tokens: Numbers, visible: Numbers) -> float:
-        """Return the operations of so many tokens, logits included, each of which sees so many positions."""
-        products = 2.0 * (self.shape.active_weights + self.shape.output_weights)
-        return float(products * tokens.sum() + (tokens * self._attending(visible, lambda part: part.pair_flops)).sum())
-
-    def prefill_flops(self, tokens: Numbers, visible: Numbers) -> float:
-        """Return the operations of so many tokens of prompts, each of which sees so many positions, without logits."""
-        pairs = self._attending(visible, lambda part: part.prefill_pair_flops)
-        return float(2.0 * self.shape.active_weights * tokens.sum() + (tokens * pairs).sum())
-
-    def _attending(self, positions: Numbers, each: Callable[[Attention], float]) -> Numbers:
-        """Return sums over all layers of a number per position, of the positions within their windows."""
-        parts = [(count, part) for layer, count in self.shape.groups for part in layer.attending]
-        found = [count * each(part) * np.minimum(positions, part.window or np.inf) for count, part in parts]
-        return np.sum(found, axis=0) if found else np.zeros(len(positions))
+        return float(np.sum(weights_read(self.shape, self.precision, tokens, 1) * np.ones(len(tokens))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +102,8 @@ class Accountant:
             costs = None
         models = () if drafter is None or engine.session is None else engine.session.models
         return cls(
-            target=ModelWork.of(engine.runner),
-            drafter=ModelWork.of(next((model for model in models if isinstance(model, ModelRunner)), None)),
+            target=ModelWork.of_runner(engine.runner),
+            drafter=ModelWork.of_runner(next((model for model in models if isinstance(model, ModelRunner)), None)),
             at_once=drafter is not None and drafter.describe().at_once,
             chunk=engine.prefill_chunk,
             costs=costs,
@@ -149,34 +132,36 @@ class Accountant:
         nodes, committed, context, depth = rounds.nodes + 1, rounds.committed, rounds.context, rounds.depth
         work = {"verified": float(nodes.sum()), "committed": float(committed.sum())}
         if (target := self.target) is not None:
-            visible = context + 1 + np.minimum(depth, rounds.nodes) / 2
-            moved = target.kv_of(context).sum() + target.kv_bytes * nodes.sum()
+            verify = target.rows(context=context, drafted=rounds.nodes, depth=np.minimum(depth, rounds.nodes))
             work["verify_forwards"] = float(len(rounds.seconds))
-            work["verify_bytes"] = float(target.weights_of(rounds.per_round(nodes)) + moved)
-            work["verify_flops"] = target.flops_of(nodes, visible)
-            work["useful_flops"] = target.flops_of(committed, context + 1)
+            work["verify_bytes"] = target.weights(rounds.per_round(nodes)) + float(np.sum(verify.attention.bytes))
+            work["verify_flops"] = float(np.sum(verify.total.flops))
+            work["useful_flops"] = float(np.sum(target.rows(batch=committed, context=context).total.flops))
         if (own := self.drafter) is not None:
             forwards = np.minimum(depth, 1) if self.at_once else depth
             # What must be done at least: every forward reads the weights once for all rows, and one token per row.
             most = rounds.most_per_round(forwards).sum()
+            read = own.rows(batch=forwards, context=context).kv_read_bytes
             work["draft_forwards"] = float(most)
-            work["draft_bytes"] = float(own.weight_bytes * most + (forwards * own.kv_of(context)).sum())
-            work["draft_flops"] = own.flops_of(depth, context + 1 + depth / 2)
+            work["draft_bytes"] = own.weights(np.ones(1)) * float(most) + float(np.sum(read))
+            work["draft_flops"] = float(np.sum(own.rows(batch=depth, context=context + depth / 2).total.flops))
         return work
 
     def _prefill_work(self, prompts: Sequence[int]) -> dict[str, float]:
         pieces, target = list(_pieces(prompts, self.chunk)), self.target
         if target is None or not pieces:
             return {}
-        tokens = np.concatenate([counts for counts, _ in pieces])
-        starts = np.concatenate([np.full(len(counts), start) for counts, start in pieces])
-        # Logits are not computed, so that the output layer is not read.
-        read = 1 - target.shape.output_weights / target.every_weight
-        weights = target.weights_of(np.array([counts.sum() for counts, _ in pieces])) * read
+        shape, precision = target.shape, target.precision
+        rows = [
+            prefill_work(shape, precision, tokens=int(tokens), context=start, logits=0)
+            for counts, start in pieces
+            for tokens in counts
+        ]
+        weights = sum(float(weights_read(shape, precision, counts.sum(), 0)) for counts, _ in pieces)
         return {
             "prefill_forwards": float(len(pieces)),
-            "prefill_bytes": float(weights + target.kv_of(starts).sum() + target.kv_bytes * tokens.sum()),
-            "prefill_flops": target.prefill_flops(tokens, starts + (tokens + 1) / 2),
+            "prefill_bytes": weights + sum(row.attention.bytes for row in rows),
+            "prefill_flops": sum(row.total.flops for row in rows),
         }
 
 

@@ -3,6 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +55,9 @@ class Attention:
         """Likewise in a prefill."""
         return 2 * self.heads * (self.prefill_key_dim + self.prefill_value_dim)
 
-    def seen(self, context: float) -> float:
-        """Return how many of ``context`` positions a query sees."""
-        return context if self.window is None else min(context, self.window)
+    def seen(self, context: Any) -> Any:
+        """Return how many of ``context`` positions a query sees; also of an array of them."""
+        return context if self.window is None else np.minimum(context, self.window)
 
 
 @dataclass(frozen=True, kw_only=True)

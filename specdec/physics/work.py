@@ -6,10 +6,15 @@ plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
 
 from specdec.physics.precision import Precision
 from specdec.physics.shape import Attention, ModelShape
 
+Numbers = Any
+"""A number, or an array with one for each of several forwards."""
 TOLERANCE = 0.05
 """How much faster than the bound a time may be before it is suspect: the roof itself is measured, with noise."""
 CACHES = 4
@@ -113,11 +118,22 @@ class StepWork:
         return StepWork(**{f.name: getattr(self, f.name) * count for f in fields(self)})
 
 
-def step_work(shape: ModelShape, precision: Precision, *, batch: int, context: float, drafted: float = 0) -> StepWork:
-    """Return the work of a decoding step, or of one that verifies a chain, behind so many positions in every row."""
+def step_work(
+    shape: ModelShape,
+    precision: Precision,
+    *,
+    batch: Numbers,
+    context: Numbers,
+    drafted: Numbers = 0,
+    depth: Numbers | None = None,
+) -> StepWork:
+    """Return the work of a decoding step, or of one that verifies drafts, behind so many positions in every row.
+
+    Sizes may be arrays of several forwards, and so are the results. ``depth`` is that of the drafts; None for chains.
+    """
     nodes = drafted + 1
-    # A node sees the cache, itself and its ancestors, which are half the nodes on average.
-    visible = context + 1 + drafted / 2
+    # A node sees the cache, itself and its ancestors, which are half the levels on average.
+    visible = context + 1 + (drafted if depth is None else depth) / 2
     return _forward(
         shape,
         precision,
@@ -155,15 +171,17 @@ def _forward(
     shape: ModelShape,
     precision: Precision,
     *,
-    batch: int,
-    queries: float,
-    context: float,
-    pairs: Callable[[Attention], float],
-    logits: float,
+    batch: Numbers,
+    queries: Numbers,
+    context: Numbers,
+    pairs: Callable[[Attention], Numbers],
+    logits: Numbers,
     prefill: bool,
 ) -> StepWork:
     tokens = batch * queries
-    read = written = pair_flops = 0.0
+    read: Numbers = 0.0
+    written: Numbers = 0.0
+    pair_flops: Numbers = 0.0
     for layer, count in shape.groups:
         for attention in layer.attending:
             per_position = precision.kept(attention)
@@ -176,7 +194,7 @@ def _forward(
             read, written = read + state, written + state
             pair_flops += count * tokens * layer.recurrence.flops
     return StepWork(
-        weight_bytes=_weight_bytes(shape, precision, tokens, logits),
+        weight_bytes=weights_read(shape, precision, tokens, logits),
         kv_read_bytes=read,
         kv_write_bytes=written,
         activation_bytes=2 * tokens * shape.hidden * len(shape.layers) * precision.activations,
@@ -186,8 +204,9 @@ def _forward(
     )
 
 
-def _weight_bytes(shape: ModelShape, precision: Precision, tokens: float, logits: float) -> float:
-    output = shape.output_weights * precision.output if logits else 0.0
+def weights_read(shape: ModelShape, precision: Precision, tokens: Numbers, logits: Numbers) -> Any:
+    """Return the bytes of weights that a forward of so many tokens reads; of experts, those that are chosen."""
+    output = shape.output_weights * precision.output * np.minimum(logits, 1)
     rows = tokens * shape.hidden * precision.tables  # one row of the table per token
     experts = shape.experts_read(tokens) * precision.of_experts
     return shape.dense_weights * precision.weights + experts + output + rows

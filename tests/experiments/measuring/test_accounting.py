@@ -17,7 +17,7 @@ SHAPE = ModelShape(
     kind="toy", hidden=5, vocab=10, layers=(Layer(attention=ATTENTION, mlp=Mlp(weights=200)),),
     table_weights=50, output_weights=50, tied=True,
 )  # fmt: skip
-TARGET = ModelWork(shape=SHAPE, weight_bytes=700.0, kv_bytes=16.0)
+TARGET = ModelWork.of(SHAPE, weight_bytes=700.0, kv_bytes=16.0)
 PAIR = 4 * 3 * 2
 TOKEN = 2 * (300 + 50)
 FIRST = {"prefill": 1.0, "draft": 0.1, "verify": 0.5, "accept": 0.2, "commit": 0.1}
@@ -59,7 +59,7 @@ def test_a_prefill_in_pieces_is_counted_by_hand() -> None:
 
 
 def test_a_drafter_reads_its_weights_once_per_level() -> None:
-    accountant = Accountant(target=TARGET, drafter=replace(TARGET, weight_bytes=30.0))
+    accountant = Accountant(target=TARGET, drafter=ModelWork.of(SHAPE, weight_bytes=30.0, kv_bytes=16.0))
     work = accountant.of_call(CALL).work
     assert work["draft_forwards"] == 3 + 1
     assert work["draft_bytes"] == 30 * 4 + 16 * (3 * 4 + 2 * 8 + 1 * 7)
