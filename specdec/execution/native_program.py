@@ -22,7 +22,7 @@ from specdec.counting import count_operation
 from specdec.execution.norms import FUNCTIONS, activate, normalize
 from specdec.execution.patterns import Layers, join_gates, join_turns
 from specdec.execution.products import NO_MEMORY, PanelWeight
-from specdec.execution.program import Step, memory_of, needed
+from specdec.execution.program import Step, memory_of, needed, write_program
 from specdec.native import DTYPES, native_library
 
 _MULTIPLY, _NORMALIZE, _JOIN, _TURN, _ATTEND = range(5)
@@ -31,8 +31,7 @@ _ADDED = 2
 _WORDS = 32  # of an operation
 _PLACE = 48  # the bit at which an address has the number of its place
 _ALIGNED = 64
-_ABSOLUTE, _INNER, _FIRST_GIVEN = range(3)  # places
-
+_INNER, _FIRST_GIVEN = 1, 2  # places; 0 is for absolute addresses
 MOST_POSITIONS = 1 << 17
 """The longest table of angles of rotary embeddings; with more positions, they are computed in every forward."""
 
@@ -51,13 +50,11 @@ class Workspace:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def hold(self, size: int) -> None:
-        """Have at least some bytes."""
         if self._memory.numel() < size + _ALIGNED:
             self._memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
 
     @property
     def address(self) -> int:
-        """Where it begins."""
         return -(-self._memory.data_ptr() // _ALIGNED) * _ALIGNED
 
 
@@ -82,13 +79,9 @@ def compile_runs(
     workspace: Workspace,
     now: Callable[[], NativeView],
 ) -> list[Step]:
-    """Return steps that make the same outputs, as many as possible of them in lists.
+    """Return steps of a forward that make the same outputs, as many as possible of them in lists.
 
-    Args:
-        steps: What was noted; it writes to nothing that it reads.
-        inputs, outputs: Those of the forward.
-        layers: The functions by which it reaches its cache.
-        now: Returns what the forward that runs attends to.
+    The steps write to nothing that they read. ``now`` returns what the forward that runs attends to.
     """
     steps = join_turns(_with_views(steps, outputs), outputs, layers)
     steps = with_tables(steps, inputs[1], outputs, layers, now().cache.max_length)
@@ -162,24 +155,25 @@ def _packed(
     def word(value: Tensor | float | None) -> bytes:
         if isinstance(value, float):
             return struct.pack("@f4x", value)
-        if not isinstance(value, Tensor):
-            return struct.pack("@l", value or 0)
-        behind = value.storage_offset() * value.element_size()
-        if id(value) in arguments:
-            return struct.pack("@l", arguments[id(value)] << _PLACE)
-        if memory_of(value) in places:
-            return struct.pack("@l", (places[memory_of(value)] << _PLACE) + behind)
-        if memory_of(value) in inner:
-            return struct.pack("@l", (_INNER << _PLACE) + inner[memory_of(value)] + behind)
-        kept.append(value)
-        return struct.pack("@l", value.data_ptr())
+        return struct.pack("@l", address(value) if isinstance(value, Tensor) else value or 0)
+
+    def address(tensor: Tensor) -> int:
+        behind, memory = int(tensor.storage_offset()) * tensor.element_size(), memory_of(tensor)
+        if id(tensor) in arguments:
+            return arguments[id(tensor)] << _PLACE
+        if memory in places:
+            return (places[memory] << _PLACE) + behind
+        if memory in inner:
+            return (_INNER << _PLACE) + inner[memory] + behind
+        kept.append(tensor)
+        return tensor.data_ptr()
 
     written = [
-        struct.pack("@l", each.kind) + b"".join(map(word, each.words)).ljust(8 * (_WORDS - 1), b"\0")
-        for each in operations
+        struct.pack("@l", operation.kind) + b"".join(map(word, operation.words)).ljust(8 * (_WORDS - 1), b"\0")
+        for operation in operations
     ]
     packed, count = ctypes.create_string_buffer(b"".join(written)), len(operations)
-    counts = Counter(_NAMES[each.kind] for each in operations)
+    counts = Counter(_NAMES[operation.kind] for operation in operations)
     shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in leaving]
     addresses = ctypes.c_void_p * (_FIRST_GIVEN + len(given) + len(leaving))
 
@@ -199,20 +193,20 @@ def _packed(
 
 def _laid_out(operations: Sequence[Operation], elsewhere: dict[int, int]) -> tuple[dict[int, int], int]:
     """Return where what stays inside lies in a workspace, by its memory, and how large that is."""
-    sizes, spans = {}, {}
+    sizes: dict[int, int] = {}
+    spans: dict[int, tuple[int, int]] = {}  # the operations that make it and that read it last
     for number, operation in enumerate(operations):
         made = operation.makes
         if made is not None and memory_of(made) not in elsewhere:
             sizes[memory_of(made)] = -(-made.untyped_storage().nbytes() // _ALIGNED) * _ALIGNED
             spans[memory_of(made)] = number, number
-        for tensor in operation.reads:
-            if memory_of(tensor) in spans:
-                spans[memory_of(tensor)] = spans[memory_of(tensor)][0], number
+        for memory in map(memory_of, operation.reads):
+            if memory in spans:
+                spans[memory] = spans[memory][0], number
     at: dict[int, int] = {}
     for memory, (begin, _) in spans.items():  # in the order in which they are made
-        taken = sorted((at[each], at[each] + sizes[each]) for each in at if spans[each][1] >= begin)
         place = 0
-        for start, stop in taken:
+        for start, stop in sorted((at[each], at[each] + sizes[each]) for each in at if spans[each][1] >= begin):
             if place + sizes[memory] <= start:
                 break
             place = max(place, stop)
@@ -236,62 +230,55 @@ def _with_views(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
 
 def _operation(step: Step, layers: Layers, view: NativeView) -> Operation | None:
     """Return a step as an operation of the C; None if the C does not know it."""
-    weight = getattr(step.function, "__self__", None)
+    weight, arguments, made = getattr(step.function, "__self__", None), step.arguments, step.outputs
     if isinstance(weight, PanelWeight):
-        return _product(weight, step)
+        return _product(weight, made, *arguments)
     if step.function is normalize:
-        return _norm(step)
+        return _norm(made, *arguments)
     if step.function is torch.ops.aten.add.Tensor:
-        return None if step.named else _joined(_ADDED, step.arguments[0], step.arguments[1], step.outputs)
+        return None if step.named else _joined(_ADDED, made, *arguments)
     if step.function is gated:
-        gate, up, activation = step.arguments
-        return _joined(FUNCTIONS[activation], gate, up, step.outputs)
+        gate, up, activation = arguments
+        return _joined(FUNCTIONS[activation], made, gate, up)
     if step.function == layers.turn:
-        return _turn(step, view)
+        return _turn(view, made[0], *arguments[:6])
     if step.function == layers.write:
-        layer, key, value = step.arguments
-        return _write(layer, key, value, view)
-    return _attention(step, view) if step.function == layers.attend else None
+        layer, key, value = arguments
+        return _turn(view, None, layer, None, key, value, None, None)
+    return _attention(view, made, *arguments) if step.function == layers.attend else None
 
 
-def _product(weight: PanelWeight, step: Step) -> Operation | None:
-    inputs, bias = step.arguments
+def _product(weight: PanelWeight, made: Tensor, inputs: Tensor, bias: Tensor | None) -> Operation | None:
     if not inputs.is_contiguous() or (bias is not None and (weight.scales is not None or not bias.is_contiguous())):
         return None
     width = inputs.shape[-1]
     sizes = weight.out, width, weight.width, inputs.numel() // width, weight.format, weight.kind
-    return Operation(_MULTIPLY, (weight.panels, weight.scales, bias, inputs, step.outputs, *sizes), step.outputs)
+    return Operation(_MULTIPLY, (weight.panels, weight.scales, bias, inputs, made, *sizes), made)
 
 
-def _norm(step: Step) -> Operation | None:
-    inputs, weight, eps, rounds, offset = step.arguments
+def _norm(made: Tensor, inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float) -> Operation | None:
     width, steps = inputs.shape[-1], _rows_of(inputs)
     if steps is None:
         return None
     numbers = inputs.numel() // width, width, *steps, float(eps), float(offset), int(rounds), DTYPES[inputs.dtype]
-    return Operation(_NORMALIZE, (inputs, weight, step.outputs, *numbers), step.outputs)
+    return Operation(_NORMALIZE, (inputs, weight, made, *numbers), made)
 
 
 def _rows_of(tensor: Tensor) -> tuple[int, int, int] | None:
     """Return how many rows lie evenly, how far the next such group is, and how far rows are; None if it is not so."""
-    if tensor.stride(-1) != 1:
+    groups: list[tuple[int, int]] = []
+    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+        if groups and size > 1 and groups[-1][1] == size * stride:
+            groups[-1] = groups[-1][0] * size, stride
+        elif size > 1:
+            groups.append((size, stride))
+    if tensor.stride(-1) != 1 or len(groups) > 2:
         return None
-    axes = [(size, stride) for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
-    joined: list[tuple[int, int]] = []
-    for size, stride in axes:
-        if joined and joined[-1][1] == size * stride:
-            joined[-1] = joined[-1][0] * size, stride
-        else:
-            joined.append((size, stride))
-    if len(joined) > 2:
-        return None
-    if not joined:
-        return 1, 0, 0
-    inner, step = joined[-1]
-    return inner, joined[0][1] if len(joined) == 2 else 0, step
+    inner, step = groups[-1] if groups else (1, 0)
+    return inner, groups[0][1] if len(groups) == 2 else 0, step
 
 
-def _joined(function: int, one: Any, other: Any, made: Tensor) -> Operation | None:
+def _joined(function: int, made: Tensor, one: Any, other: Any) -> Operation | None:
     tensors = one, other, made
     if not all(isinstance(each, Tensor) and each.dtype in DTYPES for each in tensors):
         return None
@@ -307,55 +294,51 @@ def _joined(function: int, one: Any, other: Any, made: Tensor) -> Operation | No
     return Operation(_JOIN, (*words, rows, width, function, DTYPES[made.dtype]), made)
 
 
-def _turn(step: Step, view: NativeView) -> Operation | None:
-    layer, query, key, value, cosines, sines, *_ = step.arguments
-    turned = step.outputs[0]
-    if turned.stride(3) != 1:
-        raise ValueError("queries are turned into another layout")
-    heads = [(each, *_strides(each, 0, 1, 2)) for each in (query, key, value)]
-    made = turned, *_strides(turned, 0, 1, 2)
-    sizes = query.shape[1], *_sizes(key, value, query.shape[3], layer, view)
-    return Operation(_TURN, (*heads[0], *heads[1], *heads[2], *_angles(cosines, sines), *made, layer, *sizes), turned)
+def _turn(
+    view: NativeView, made: Tensor | None, layer: int, query: Tensor | None, key: Tensor, value: Tensor, cosines: Any,
+    sines: Any,
+) -> Operation:  # fmt: skip
+    """Return what turns queries and keys and writes keys and values; without a query, what only writes them."""
+    kept = view.cache.stored(layer)
+    if not key.dtype == value.dtype == kept.keys.dtype == kept.values.dtype:
+        raise ValueError("the cache has another dtype than the keys")
+    heads = [_placed(tensor, 0, 1, 2) for tensor in (query, key, value)]
+    angles = (None,) * 5 if query is None else _angles(cosines, sines)
+    count, dim = (0, key.shape[3]) if query is None else (query.shape[1], query.shape[3])
+    sizes = layer, count, key.shape[1], key.shape[2], dim, value.shape[3], DTYPES[key.dtype]
+    return Operation(_TURN, (*heads[0], *heads[1], *heads[2], *angles, *_placed(made, 0, 1, 2), *sizes), made)
 
 
-def _angles(cosines: Tensor | Looked, sines: Tensor | Looked) -> tuple[Any, ...]:
+def _angles(cosines: Any, sines: Any) -> tuple[Any, ...]:
     """Return tables of cosines and sines, positions, and what is between rows and nodes: of these, or of the tables."""
-    if isinstance(cosines, Looked) and isinstance(sines, Looked):
+    if isinstance(cosines, Looked):
         places = cosines.positions
         apart = (places.stride(axis) if places.shape[axis] > 1 else 0 for axis in (0, 1))
         return cosines.table, sines.table, places, *apart
-    assert isinstance(cosines, Tensor) and isinstance(sines, Tensor)
     strides = tuple(_strides(cosines, 0, 2))
     if strides != tuple(_strides(sines, 0, 2)):
         raise ValueError("sines lie otherwise than cosines")
     return cosines, sines, None, *strides
 
 
-def _write(layer: int, key: Tensor, value: Tensor, view: NativeView) -> Operation | None:
-    heads = [(each, *_strides(each, 0, 1, 2)) for each in (key, value)]
-    sizes = 0, *_sizes(key, value, key.shape[3], layer, view)
-    return Operation(_TURN, (*[None] * 4, *heads[0], *heads[1], *[None] * 9, layer, *sizes), None)
-
-
-def _sizes(key: Tensor, value: Tensor, dim: int, layer: int, view: NativeView) -> tuple[int, ...]:
-    """Return key heads, nodes, dims and dtype of what is written to a layer's cache."""
-    kept = view.cache.stored(layer)
-    if not key.dtype == value.dtype == kept.keys.dtype == kept.values.dtype:
-        raise ValueError("the cache has another dtype than the keys")
-    return key.shape[1], key.shape[2], dim, value.shape[3], DTYPES[key.dtype]
-
-
-def _attention(step: Step, view: NativeView) -> Operation:
-    query, _, _, layer, reach, scaling, softcap, sinks = step.arguments
-    kept, made = view.cache.stored(layer), step.outputs
+def _attention(
+    view: NativeView, made: Tensor, query: Tensor, key: Tensor, value: Tensor, layer: int, reach: int,
+    scaling: float | None, softcap: float | None, sinks: Tensor | None,
+) -> Operation:  # fmt: skip
+    kept, limits = view.cache.stored(layer), view.reaches[reach]
     if query.dtype is not kept.keys.dtype or made.dtype is not query.dtype:
         raise ValueError("the cache has another dtype than the queries")
     heads, nodes, dim = query.shape[1:]
     sizes = layer, heads, kept.values.shape[1], nodes, dim, kept.values.shape[3], DTYPES[query.dtype]
     factors = float(dim**-0.5 if scaling is None else scaling), float(softcap or 0)
     logits = None if sinks is None else sinks.detach().float().contiguous()
-    limits = view.reaches[reach].window or 0, view.reaches[reach].chunk or 0
-    return Operation(_ATTEND, (query, *_strides(query, 0, 1, 2), made, *sizes, *factors, logits, *limits), made)
+    words = *_placed(query, 0, 1, 2), made, *sizes, *factors, logits, limits.window or 0, limits.chunk or 0
+    return Operation(_ATTEND, words, made)
+
+
+def _placed(tensor: Tensor | None, *axes: int) -> tuple[Tensor | int | None, ...]:
+    """Return a tensor, and how far the entries of some axes are apart."""
+    return (tensor, *([0] * len(axes) if tensor is None else _strides(tensor, *axes)))
 
 
 def _strides(tensor: Tensor, *axes: int) -> Iterator[int]:
@@ -380,16 +363,10 @@ def with_tables(
 ) -> list[Step]:
     """Return steps whose turns (``Layers.turn``) look up cosines and sines that depend on positions alone.
 
-    Args:
-        steps: The steps of a forward; its tensors are alive.
-        positions: The input that is looked up, ``[batch, node]``.
-        outputs: Those of the forward.
-        layers: The functions by which it reaches its cache.
-        count: The number of positions that there are.
+    ``positions`` is an input, ``[batch, node]``, and ``count`` the number of positions that there are.
     """
     if count > MOST_POSITIONS:
         return steps
-    makers = {id(tensor): step for step in steps for tensor in step.makes}
     tables: dict[int, Looked | None] = {}
     turned: list[Step] = []
     for step in steps:
@@ -397,7 +374,7 @@ def with_tables(
             layer, query, key, value, *angles, query_norm, key_norm = step.arguments
             for tensor in angles:
                 if id(tensor) not in tables:
-                    tables[id(tensor)] = _looked(tensor, makers, positions, count)
+                    tables[id(tensor)] = _looked(tensor, turned, positions, count)
             found = [tables[id(tensor)] for tensor in angles]
             if None not in found:
                 step = replace(step, arguments=(layer, query, key, value, *found, query_norm, key_norm))
@@ -405,40 +382,20 @@ def with_tables(
     return needed(turned, outputs)
 
 
-def _looked(tensor: Tensor, makers: dict[int, Step], positions: Tensor, count: int) -> Looked | None:
+def _looked(tensor: Tensor, steps: Sequence[Step], positions: Tensor, count: int) -> Looked | None:
     """Return a tensor's rows for all positions, if the steps that make it of some positions make them of all."""
-    steps = _steps_to(tensor, makers, positions)
-    if steps is None:
+    parts = needed([step for step in steps if isinstance(step.function, OpOverload)], [tensor])
+    moving = {id(made) for step in steps for made in step.makes} | {id(positions)}
+    inside = {id(made) for step in parts for made in step.makes}
+    if not parts or {id(read) for step in parts for read in step.reads} & moving - inside != {id(positions)}:
         return None
     rows, dim = positions.shape[0], tensor.shape[-1]
     every = torch.arange(-(-count // rows) * rows, device=positions.device, dtype=positions.dtype).view(rows, -1)
-    same = {id(positions): every}
     try:
-        for step in steps:
-            again = step.reading(same)
-            same[id(step.outputs)] = again.function(*again.arguments, **again.named)
+        (made,) = write_program(parts, [positions], [tensor])(every)
     except RuntimeError:  # an operation has the number of nodes in it
         return None
-    made = same[id(tensor)]
     if made.numel() != every.numel() * dim or made.shape[-1] != dim or tensor.numel() != positions.numel() * dim:
         return None
     table = made.reshape(-1, dim)[:count].contiguous()
     return Looked(table, positions) if torch.equal(table[positions].view(tensor.shape), tensor) else None
-
-
-def _steps_to(tensor: Tensor, makers: dict[int, Step], positions: Tensor) -> list[Step] | None:
-    """Return the steps that make a tensor of positions, in order; None if it needs anything else that moves."""
-    steps: dict[int, Step] = {}
-
-    def visit(part: Tensor) -> bool:
-        step = makers.get(id(part))
-        if part is positions or step is None or id(step) in steps:
-            return part is not tensor or step is not None  # what was there before stays
-        if not isinstance(step.function, OpOverload) or not isinstance(step.outputs, Tensor):
-            return False
-        if not all(visit(read) for read in step.reads):
-            return False
-        steps[id(step)] = step
-        return True
-
-    return list(steps.values()) if visit(tensor) and steps else None
