@@ -41,16 +41,15 @@ class Executor(ABC):
     """Runs forwards of one model. The caller of ``run`` holds the model's lock (``model_lock``).
 
     Attributes:
-        model, facts, backend: The model, what is known about it, and what computes attention.
         frozen: Refuses changes of the model.
         captures: Whether forwards of a shape that comes often are captured.
+        replays_at_once: Whether a captured forward is a single step of what is recorded around it.
     """
 
     captures: bool = False
 
     @property
     def replays_at_once(self) -> bool:
-        """Whether a captured forward is a single step of what is recorded around it."""
         return False
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
@@ -92,13 +91,9 @@ class Executor(ABC):
         return self.backend.prepare(batch, cache, self.facts)
 
     def call_model(
-        self,
-        wants: Wants,
-        inputs: Sequence[Tensor],
-        view: View,
-        attend: Attend | None = None,
+        self, wants: Wants, inputs: Sequence[Tensor], view: View, attend: Attend | None = None,
         write: Write | None = None,
-    ) -> list[Tensor]:
+    ) -> list[Tensor]:  # fmt: skip
         """Run the transformers model once, in evaluation mode; return the wanted hidden states, then logits if any.
 
         Args:
@@ -109,11 +104,11 @@ class Executor(ABC):
         passes = attend is None and self.backend.passes_cache
         # Without logits the output layer is left out. A model that is its own base model returns logits anyway.
         model: nn.Module = self.model if wants.logits != 0 else self.model.base_model
-        arguments: dict[str, Any] = {
-            "inputs_embeds" if inputs[0].is_floating_point() else "input_ids": inputs[0],
-            "use_cache": True,
-        }
-        cache_argument = self.facts.cache_argument
+        given, cache_argument = (
+            "inputs_embeds" if inputs[0].is_floating_point() else "input_ids",
+            self.facts.cache_argument,
+        )
+        arguments: dict[str, Any] = {given: inputs[0], "use_cache": True}
         if self.facts.reaches:
             arguments["attention_mask"] = self.facts.mask_argument(view.masks)
         if self.facts.layers or "position_ids" in self.facts.arguments:  # some pass it on without naming it
@@ -136,7 +131,10 @@ class Executor(ABC):
                 arguments[cache_argument] = stack.enter_context(answered(view, attend, write))
             arguments[cache_argument] = of_class(arguments[cache_argument], self.facts.cache_class)
             stack.enter_context(self.recurrence.running())
-            last = stack.enter_context(_output_layer_inputs(self.model)) if watches else []
+            last: list[Tensor] = []  # the input of the output layer: the normalized last hidden state
+            if watches:
+                output_layer: Any = self.model.get_output_embeddings()
+                stack.enter_context(output_layer.register_forward_pre_hook(lambda _, given: last.append(given[0])))
             output = model(**arguments)
         if "logits" not in output and -1 in wants.hidden_layers:
             last = [output.last_hidden_state]
@@ -189,19 +187,6 @@ def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """Return every configuration that a part of the model reads; a part may have its own."""
     found = [getattr(part, "config", None) for part in model.modules()]
     return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
-
-
-@contextmanager
-def _output_layer_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Catches the input of the output layer during the ``with`` block: the normalized last hidden state."""
-    caught: list[Tensor] = []
-    output = model.get_output_embeddings()  # type: ignore[operator]
-    assert output is not None, "models without an output layer are refused"
-    handle = output.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
-    try:
-        yield caught
-    finally:
-        handle.remove()
 
 
 @contextmanager

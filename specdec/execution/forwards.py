@@ -27,10 +27,9 @@ from specdec.attention.facts import Facts
 from specdec.attention.native import NativeView, Seen
 from specdec.cache.storage import Cache
 from specdec.execution.executor import Executor, autocast_of, inputs_of, output_of
-from specdec.execution.frozen import epoch
 from specdec.execution.native_program import Workspace, compile_runs
 from specdec.execution.norms import Forward, lent, norm_of
-from specdec.execution.packing import PackedLinears, packed_linears, plain_weights
+from specdec.execution.packing import PackedLinears, plain_weights
 from specdec.execution.patterns import Joint, Kernels, Layers, join_products, rewrite, without_repetition
 from specdec.execution.program import Program, Step, noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
@@ -74,13 +73,26 @@ class ProgramExecutor(Executor):
         self._current = current
         self.recordings = Recordings(made, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
 
+    def read_again(self, facts: Facts) -> None:
+        super().read_again(facts)
+        self.recordings.clear()
+
     @property
     def _as_it_is(self) -> bool:
         return not self.captures or self.backend.passes_cache or not self.frozen.known
 
-    def read_again(self, facts: Facts) -> None:
-        super().read_again(facts)
-        self.recordings.clear()
+    def _take(
+        self, batch: ForwardBatch, view: View, inputs: Sequence[Tensor], *, after: int, weights: Callable[[], Any]
+    ) -> tuple[Any, Sequence[Tensor]]:
+        """Return the program of a forward, if there is one when it has come ``after`` times, and its outputs."""
+
+        def stage(*given: Tensor) -> list[Tensor]:
+            with weights():
+                return self.call_model(batch.wants, given, view, self._current.answer, self._current.store)
+
+        self.recordings.after = after
+        key = ForwardKey(batch.nodes, batch.wants, autocast_of(self.facts.device.type), type(view))
+        return self.recordings.take("forward", key, stage, inputs)
 
 
 class ReplayExecutor(ProgramExecutor):
@@ -91,7 +103,7 @@ class ReplayExecutor(ProgramExecutor):
     """
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
-        self._packed, current = packed_linears(model), CurrentForward(backend)
+        self._packed, current = PackedLinears(model), CurrentForward(backend)
         super().__init__(model, facts, backend, current, _ForwardRecorder(self._packed, current, facts.vocab_size))
         self._at_first_sight = False
 
@@ -101,7 +113,7 @@ class ReplayExecutor(ProgramExecutor):
 
     def read_again(self, facts: Facts) -> None:
         super().read_again(facts)
-        self._packed.refresh(epoch())
+        self._packed.refresh()
 
     @contextmanager
     def at_first_sight(self) -> Iterator[None]:
@@ -118,32 +130,22 @@ class ReplayExecutor(ProgramExecutor):
         self.check_recordable()
         view = self._current.view = self.prepare(batch, cache)
         # The C reads them by the strides that they had when the forward was captured.
-        inputs, wants = [each.contiguous() for each in inputs_of(batch, cache)], batch.wants
+        inputs, wants = [tensor.contiguous() for tensor in inputs_of(batch, cache)], batch.wants
         # A recording has a captured forward as one step, if its C is told where the forward's tensors are.
         notes = noting.get() if isinstance(view, NativeView) and recording_now() else None
         # Prompts are not captured: they have too many lengths.
-        if self._as_it_is or (notes is None and (recording_now() or wants.logits == 0)):
-            with self._packed.in_use():
-                return output_of(wants, self.call_model(wants, inputs, view))
-
-        def stage(*given: Tensor) -> list[Tensor]:
-            with self._packed.in_use():
-                return self.call_model(wants, given, view, self._current.answer, self._current.store)
-
-        key = ForwardKey(batch.nodes, wants, autocast_of("cpu"), type(view))
-        if notes is None:
-            self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
-            return output_of(wants, self.recordings.take("forward", key, stage, inputs)[1])
-        assert isinstance(view, NativeView)
-        self.recordings.after = 1
-        program: Any
-        with notes.apart():
-            program, outputs = self.recordings.take("forward", key, stage, inputs)
-        if program is None or program.aimed:  # its operations are noted one by one
-            with self._packed.in_use():
-                return output_of(wants, self.call_model(wants, inputs, view))
-        notes.add(partial(self._current.replay, program, replace(view, seen=())), (view.seen, *inputs), outputs)
-        return output_of(wants, outputs)
+        if not self._as_it_is and (notes is not None or not (recording_now() or wants.logits == 0)):
+            after = 1 if notes is not None or self._at_first_sight else CAPTURE_AFTER
+            with nullcontext() if notes is None else notes.apart():
+                program, outputs = self._take(batch, view, inputs, after=after, weights=self._packed.in_use)
+            if notes is None:
+                return output_of(wants, outputs)
+            if program is not None and not program.aimed and isinstance(view, NativeView):
+                replay = partial(self._current.replay, program, replace(view, seen=()))
+                notes.add(replay, (view.seen, *inputs), outputs)
+                return output_of(wants, outputs)
+        with self._packed.in_use():  # in a recording, its operations are noted one by one
+            return output_of(wants, self.call_model(wants, inputs, view))
 
 
 class FusedExecutor(ProgramExecutor):
@@ -164,15 +166,9 @@ class FusedExecutor(ProgramExecutor):
         with plain_weights():
             if self._as_it_is:
                 return output_of(wants, self.call_model(wants, inputs, view))
-
-            def stage(*given: Tensor) -> list[Tensor]:
-                return self.call_model(wants, given, view, self._current.answer, self._current.store)
-
-            seldom = PROMPTS_AFTER if wants.logits == 0 else 1
             # To note a forward the host must wait, which it cannot while a graph is captured.
-            self.recordings.after = sys.maxsize if recording_now() else seldom
-            key = ForwardKey(batch.nodes, wants, autocast_of(self.facts.device.type), type(view))
-            return output_of(wants, self.recordings.take("forward", key, stage, inputs)[1])
+            after = sys.maxsize if recording_now() else PROMPTS_AFTER if wants.logits == 0 else 1
+            return output_of(wants, self._take(batch, view, inputs, after=after, weights=nullcontext)[1])
 
 
 class CurrentForward:
@@ -187,7 +183,6 @@ class CurrentForward:
 
     @property
     def layers(self) -> Layers:
-        """The functions by which a forward reaches its cache."""
         return Layers(self.attend, self.write, self.turn)
 
     def answer(self, call: AttentionCall) -> Tensor:
@@ -199,6 +194,10 @@ class CurrentForward:
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's keys and values; a single operation while a forward is captured."""
         opaque(self.write, layer, keys, values, like=lambda: None)
+
+    def attend(self, *call: Any) -> Tensor:
+        """Return a layer's attention over the cache and with the masks of this forward."""
+        return self._backend.attend(AttentionCall(*call), self.view)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's keys and values in this forward's cache."""
@@ -216,10 +215,6 @@ class CurrentForward:
         if destination is None:
             cache.write(layer, key, value)
         return query, key
-
-    def attend(self, *call: Any) -> Tensor:
-        """Return a layer's attention over the cache and with the masks of this forward."""
-        return self._backend.attend(AttentionCall(*call), self.view)
 
     def replay(self, program: Recording, view: NativeView, seen: Seen, *inputs: Tensor) -> Sequence[Tensor]:
         """Return the outputs of a captured forward that sees what stands in ``seen``, and otherwise as in ``view``."""

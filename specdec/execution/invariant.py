@@ -21,8 +21,7 @@ from specdec.attention.invariant import SingleTokens
 from specdec.attention.logical_order import Nodes, Sight
 from specdec.cache.storage import Cache
 from specdec.execution.executor import Executor, inputs_of, output_of
-from specdec.execution.frozen import epoch
-from specdec.execution.packing import packed_linears, plain_weights
+from specdec.execution.packing import PackedLinears, plain_weights
 from specdec.execution.recorder import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.topology import Topology
@@ -46,12 +45,12 @@ class InvariantExecutor(Executor):
         self.rows = ROWS
         self.threads: int | None = None
         on_cpu = next(model.parameters()).device.type == "cpu"
-        self._packed = packed_linears(model) if optimize and on_cpu else None
+        self._packed = PackedLinears(model) if optimize and on_cpu else None
 
     def read_again(self, facts: Facts) -> None:
         super().read_again(facts)
         if self._packed is not None:
-            self._packed.refresh(epoch())
+            self._packed.refresh()
 
     def copies(self) -> dict[int, int]:
         return {} if self._packed is None else self._packed.bytes_by_weight()

@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from specdec.execution.executor import evaluating, model_lock
-from specdec.execution.frozen import Frozen, epoch
-from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.frozen import Frozen
+from specdec.execution.packing import PackedLinears
 
 
 class ModuleCaller:
@@ -15,7 +15,7 @@ class ModuleCaller:
     def __init__(self, module: nn.Module, *, optimize: bool = True):
         self.module = module
         self._frozen = Frozen(module)
-        self._packed = packed_linears(module) if optimize else PackedLinears(nn.Identity())
+        self._packed = PackedLinears(module if optimize else nn.Identity())
         self._version = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ class ModuleCaller:
     def _look(self) -> None:
         if self._frozen.told:
             self._frozen.renew()
-            self._packed.refresh(epoch())
+            self._packed.refresh()
             self._version += 1
         else:
             self._frozen.check()

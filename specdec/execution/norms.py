@@ -53,20 +53,37 @@ def lent(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[None]:
             del names["forward"]
 
 
-def modules_in_c(model: nn.Module) -> Iterator[tuple[nn.Module, "Norm | Activation"]]:
+def modules_in_c(model: nn.Module) -> Iterator[tuple[nn.Module, Forward]]:
     """Yield the norms and activations of a model that the C computes, each with a function that does so."""
     if native_library() is None:
         return
     for module in model.modules():
         weight = module._parameters.get("weight")
         takes = weight is not None and weight.dtype in DTYPES and weight.device.type == "cpu"
-        found = (takes and norm_of(module, normalize)) or _activation(module)
-        if found:
-            yield module, found
+        forward = (takes and norm_of(module, normalize)) or _activation_of(module)
+        if forward:
+            yield module, forward
 
 
-def norm_of(module: nn.Module, function: Callable[..., Tensor]) -> "Norm | None":
-    """Return the norm that a module computes, for a function that does so; None if the module is something else."""
+def norm_of(module: nn.Module, function: Callable[..., Tensor]) -> Forward | None:
+    """Return a module's ``forward`` by ``function(x, weight, eps, rounds, offset)``; None if it is something else."""
+    options = _norm_options(module)
+    if options is None:
+        return None
+
+    def forward(inputs: Tensor, *others: Any, **named: Any) -> Tensor:
+        weight, device = module._parameters.get("weight"), inputs.device.type
+        other = others or named or torch.is_autocast_enabled(device) or inputs.dim() > 4  # a gate, for one
+        other = other or (weight is not None and inputs.dtype is not weight.dtype) or inputs.numel() == 0
+        if other or (function is normalize and not is_plain(inputs)):
+            return type(module).forward(module, inputs, *others, **named)
+        return opaque(function, inputs, weight, *options, like=partial(torch.empty_like, inputs))
+
+    return forward
+
+
+def _norm_options(module: nn.Module) -> tuple[float, bool, float] | None:
+    """Return eps, what is rounded, and what is added to the weight, of the root mean square norm that a module is."""
     if not any(name in type(module).__name__ for name in _NORMS) or "forward" in vars(module):
         return None
     weight = module._parameters.get("weight")
@@ -85,7 +102,7 @@ def norm_of(module: nn.Module, function: Callable[..., Tensor]) -> "Norm | None"
         except Exception:  # of whatever else it takes
             return None
     best = min(range(len(_WAYS)), key=errors.__getitem__)
-    return Norm(module, function, (eps, *_WAYS[best])) if errors[best] <= _NORM_ERRORS[dtype] else None
+    return (eps, *_WAYS[best]) if errors[best] <= _NORM_ERRORS[dtype] else None
 
 
 def _normalized(x: Tensor, weight: Tensor | None, eps: float, rounds: bool, offset: float) -> Tensor:
@@ -93,44 +110,6 @@ def _normalized(x: Tensor, weight: Tensor | None, eps: float, rounds: bool, offs
     numbers = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     numbers = numbers.to(x.dtype).float() if rounds else numbers
     return (numbers if weight is None else numbers * (weight.float() + offset)).to(x.dtype)
-
-
-def _activation(module: nn.Module) -> "Activation | None":
-    """Return the activation that a module computes, in C; None if that is something else."""
-    named = any(name in type(module).__name__.lower() for name in _ACTIVATIONS)
-    if not named or "forward" in vars(module) or list(module.parameters()) or list(module.children()):
-        return None
-    numbers = torch.linspace(-12, 12, 97)
-    with torch.inference_mode():
-        try:
-            wanted = module(numbers)
-        except Exception:  # of whatever else it takes
-            return None
-        for name in FUNCTIONS:
-            if bool(((activate(numbers, name) - wanted).abs() <= _ACTIVATION_ERROR * numbers.abs()).all()):
-                return Activation(module, name)
-    return None
-
-
-class Norm:
-    """A module's norm by another function, with the module's present weight.
-
-    Args:
-        function: ``function(x, weight, eps, rounds, offset)``, as ``specdec.kernels.layers.norm``.
-        options: The last three of its arguments.
-    """
-
-    def __init__(self, module: nn.Module, function: Callable[..., Tensor], options: tuple[float, bool, float]):
-        self._module, self._function, self._options = module, function, options
-
-    def __call__(self, inputs: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return the norm of the last axis; the module's own with other arguments, such as a gate."""
-        weight, device = self._module._parameters.get("weight"), inputs.device.type
-        other = others or named or torch.is_autocast_enabled(device) or inputs.dim() > 4
-        other = other or (weight is not None and inputs.dtype is not weight.dtype) or inputs.numel() == 0
-        if other or (self._function is normalize and not is_plain(inputs)):
-            return type(self._module).forward(self._module, inputs, *others, **named)
-        return opaque(self._function, inputs, weight, *self._options, like=partial(torch.empty_like, inputs))
 
 
 def normalize(inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float) -> Tensor:
@@ -147,21 +126,26 @@ def normalize(inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: 
     return outputs
 
 
-class Activation:
-    """A module's activation in C.
+def _activation_of(module: nn.Module) -> Forward | None:
+    """Return a module's ``forward`` in C; None if it is no activation that the C knows."""
+    named = any(name in type(module).__name__.lower() for name in _ACTIVATIONS)
+    if not named or "forward" in vars(module) or list(module.parameters()) or list(module.children()):
+        return None
+    numbers = torch.linspace(-12, 12, 97)
+    with torch.inference_mode():
+        try:
+            wanted = module(numbers)
+        except Exception:  # of whatever else it takes
+            return None
+        errors = {name: (activate(numbers, name) - wanted).abs() for name in FUNCTIONS}
+    name = next((name for name in FUNCTIONS if bool((errors[name] <= _ACTIVATION_ERROR * numbers.abs()).all())), None)
 
-    Attributes:
-        function: Its name.
-    """
-
-    def __init__(self, module: nn.Module, function: str):
-        self._module, self.function = module, function
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the function of each number."""
+    def forward(inputs: Tensor) -> Tensor:
         if inputs.dtype not in DTYPES or not is_plain(inputs) or inputs.device.type != "cpu" or inputs.requires_grad:
-            return type(self._module).forward(self._module, inputs)
-        return opaque(activate, inputs, self.function)
+            return type(module).forward(module, inputs)
+        return opaque(activate, inputs, name)
+
+    return None if name is None else forward
 
 
 def activate(inputs: Tensor, function: str) -> Tensor:

@@ -5,18 +5,18 @@ be the faster one (``torch_rows``).
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from specdec.execution.frozen import epoch
-from specdec.execution.norms import lent, modules_in_c
+from specdec.execution.norms import Forward, lent, modules_in_c
 from specdec.execution.products import PanelWeight, panels
 from specdec.host import scoped
 from specdec.machine import dtype_name
@@ -24,14 +24,11 @@ from specdec.memory import free_memory
 from specdec.native import chosen, is_plain, loses, native_library
 
 _DTYPES = (torch.float32, torch.bfloat16)
-
 _SHARE = 0.5  # the share of the free memory that copies may take
 _CPU = torch.device("cpu")
-
 _SAMPLED = 16
 _LEAST_16_BITS = 1 << 14
 """Numbers of the smallest weight in 16 bits whose product is not quicker by the plain path."""
-
 _TRIED = (128, 32)
 """Rows for which torch's product is tried, on a weight of 512 times 1,024. Fewer always take the C."""
 
@@ -48,6 +45,11 @@ def packing_allowed() -> bool:
     return not _only_plain.get()
 
 
+def can_pack(weight: Tensor) -> bool:
+    """Return whether there are panels of weights of this device and dtype."""
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES and native_library() is not None
+
+
 def pack(weight: Tensor) -> PanelWeight:
     """Return a copy in panels of a weight for which ``can_pack`` is true."""
     packed = panels(weight)
@@ -55,66 +57,49 @@ def pack(weight: Tensor) -> PanelWeight:
     return packed
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A linear layer, a function that multiplies by its packed weight, and the weight's state when it was packed."""
+class PackedLayer(NamedTuple):
+    """A linear layer, its weight, the copy in panels, and a function that multiplies by it."""
 
     module: nn.Linear
-    forward: Callable[[Tensor], Tensor]
     weight: Tensor
     packed: PanelWeight
-    state: tuple[object, ...]
+    forward: Forward
 
 
 class PackedLinears:
-    """Packed copies of a model's linear layers.
+    """Packed copies of a model's linear layers, with norms and activations in C (``norms``).
 
     Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices,
-    in other dtypes, or without a C compiler. Copies are made only if half of the free memory holds them. Models that
-    have weights in common, such as a target and its drafting twin, have these copies in common. The model is not kept
-    alive, but its layers are.
+    in other dtypes, or without a C compiler. Copies are made only if half of the free memory holds them. Engines of one
+    model, and models that have weights in common, such as a target and its drafting twin, have these copies in common.
     """
 
     def __init__(self, model: nn.Module):
-        self._model = ref(model)
+        self._model = model
         self._joint: dict[tuple[int, ...], PanelWeight] = {}
-        self._pack(model)
+        self.refresh()
 
-    def __len__(self) -> int:
-        return len(self._layers)
+    def refresh(self) -> None:
+        """Pack all layers that can be packed, as they are now."""
+        self._joint.clear()
+        linears = [module for module in self._model.modules() if isinstance(module, nn.Linear) and _packable(module)]
+        new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
+        fit = sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU)
+        self.layers = [_layer(module) for module in linears if fit]
+        self._others = list(modules_in_c(self._model))
 
     def bytes_by_weight(self) -> dict[int, int]:
         """Return the bytes of every copy, by the ``id`` of the weight that it stands for."""
-        return {id(layer.weight): layer.packed.bytes for layer in self._layers}
-
-    @property
-    def stale(self) -> bool:
-        """Whether a weight was replaced or written to since it was packed."""
-        return any(_state(layer.module) != layer.state for layer in self._layers)
-
-    def refresh(self, epoch: int) -> None:
-        """Pack all weights again, once for every number that is given (``specdec.execution.frozen.epoch``)."""
-        model = self._model()
-        if model is not None and epoch != self._epoch:
-            self._pack(model)
-
-    def _pack(self, model: nn.Module) -> None:
-        """Pack all layers that can be packed."""
-        self._epoch = epoch()
-        self._joint.clear()
-        linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
-        new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
-        fit = sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU)
-        self._layers = [_layer(module) for module in linears if fit]
-        self._others = list(modules_in_c(model))
+        return {id(layer.weight): layer.packed.bytes for layer in self.layers}
 
     def joint(self, packed: Sequence[PanelWeight]) -> PanelWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
         None for weights that do not belong to these layers or do not fit together.
         """
-        key, own = tuple(map(id, packed)), {id(layer.packed) for layer in self._layers}
+        key = tuple(map(id, packed))
         if key not in self._joint:
+            own = {id(layer.packed) for layer in self.layers}
             joint = _joint.get(key) or (PanelWeight.joined(packed) if own.issuperset(key) else None)
             if joint is None:
                 return None
@@ -124,30 +109,12 @@ class PackedLinears:
 
     def in_use(self) -> AbstractContextManager[None]:
         """Use the copies in place of the layers' weights during the ``with`` block."""
-        return lent([*((layer.module, layer.forward) for layer in self._layers), *self._others])
+        return lent([*((layer.module, layer.forward) for layer in self.layers), *self._others])
 
 
 # Only executors keep the copies alive: they must not outlive the engines.
-_packed: WeakKeyDictionary[nn.Module, ref[PackedLinears]] = WeakKeyDictionary()
 _copies: WeakValueDictionary[tuple[object, ...], PanelWeight] = WeakValueDictionary()
 _joint: WeakValueDictionary[tuple[int, ...], PanelWeight] = WeakValueDictionary()
-
-
-def packed_linears(model: nn.Module) -> PackedLinears:
-    """Return the packed copies of a model, which all engines that use it share; the last engine drops them."""
-    kept = _packed.get(model)
-    known = None if kept is None else kept()
-    if known is None:
-        known = PackedLinears(model)
-        _packed[model] = ref(known)
-    elif known.stale:  # an engine that was built before refuses to go on with the old ones
-        known._pack(model)
-    return known
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Return whether there are panels of weights of this device and dtype."""
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and native_library() is not None
 
 
 def torch_rows(dtype: torch.dtype) -> int:
@@ -161,8 +128,7 @@ def torch_rows(dtype: torch.dtype) -> int:
 
 def _torch_rows(dtype: torch.dtype) -> int:
     weight = torch.ones(512, 1024, dtype=dtype, device=_CPU)
-    packed, found = panels(weight), 0
-    assert packed is not None, "asked by `chosen`"
+    packed, found = pack(weight), 0
     for rows in _TRIED:
         inputs = weight.new_ones(rows, weight.shape[1])
         if not loses(partial(packed.multiply, inputs, None), partial(nn.functional.linear, inputs, weight)):
@@ -181,7 +147,7 @@ def _packable(module: nn.Linear) -> bool:
     return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_16_BITS
 
 
-def _layer(module: nn.Linear) -> _Layer:
+def _layer(module: nn.Linear) -> PackedLayer:
     weight, key = module.weight, _key(module)
     packed, width = _copies.get(key) or pack(weight), weight.shape[1]
     _copies[key] = packed
@@ -193,21 +159,16 @@ def _layer(module: nn.Linear) -> _Layer:
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 
-    return _Layer(module, forward, weight, packed, _state(module))
-
-
-def _state(module: nn.Linear) -> tuple[object, ...]:
-    weight = module._parameters.get("weight")  # not by the attribute, which torch finds in Python
-    if weight is None:
-        return ()
-    # Fused optimizers and writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
-    some = weight.detach().view(-1)[:: weight.numel() // _SAMPLED + 1].tolist() if weight.is_contiguous() else []
-    return id(weight), weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, *some
+    return PackedLayer(module, weight, packed, forward)
 
 
 def _key(module: nn.Linear) -> tuple[object, ...]:
     """Return what tells the copies of different weights apart: whose storage it is, and since when it was not changed.
 
-    The layers that a copy was made for keep the storage, so that no other weight has its place.
+    The layers that a copy was made for keep the storage, so that no other weight has its place. Fused optimizers and
+    writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
     """
-    return epoch(), module.weight.shape, module.weight.stride(), *_state(module)[1:]
+    weight = module.weight.detach()
+    some = weight.view(-1)[:: weight.numel() // _SAMPLED + 1].tolist() if weight.is_contiguous() else []
+    version = 0 if weight.is_inference() else weight._version
+    return epoch(), weight.shape, weight.stride(), weight.data_ptr(), weight.dtype, version, *some

@@ -40,17 +40,14 @@ class UnrecordableError(RuntimeError):
 
 
 class Refused(NamedTuple):
-    """A stage that is not recorded.
-
-    Attributes:
-        stage: Its name.
-        reason: Why, in words.
-        by_design: Whether it is made of code that nobody records, such as a user's hook. Otherwise something failed.
-    """
+    """A stage that is not recorded: ``by_design``, because nobody records such code (a user's hook), or a failure."""
 
     stage: str
     reason: str
     by_design: bool = False
+
+
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 
 def recording_now() -> bool:
@@ -62,15 +59,8 @@ def _while_recording() -> AbstractContextManager[bool]:
     return scoped(_recording, True)
 
 
-_recording: ContextVar[bool] = ContextVar("recording", default=False)
-
-
 class Recorder(ABC):
-    """One way of recording.
-
-    Attributes:
-        runs: Whether a stage does its work while it is recorded.
-    """
+    """One way of recording. ``runs`` says whether a stage does its work while it is recorded."""
 
     runs: bool = True
 
@@ -84,11 +74,7 @@ class Recorder(ABC):
         """
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
-        """Do a stage's work for the last time before it is recorded.
-
-        Returns:
-            Why it cannot be recorded, if that shows already; and the outputs.
-        """
+        """Do a stage's work for the last time before it is recorded; return why it cannot be, if known, and outputs."""
         return None, stage(*inputs)
 
     def clear(self) -> None:  # noqa: B027 (most keep nothing)
@@ -98,8 +84,8 @@ class Recorder(ABC):
 class TapeRecorder(Recorder):
     """For the CPU: notes the operations of a stage while it runs, and writes them down as a program.
 
-    Its tensors' values may not decide about anything, and no tensor may be made from numbers that the host has: they
-    would be the same in every replay. A stage that cannot be repeated is done to its end all the same.
+    A stage whose tensors' values decide about anything, or that makes a tensor from the host's numbers, cannot be
+    repeated. It is done to its end all the same.
     """
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
@@ -119,10 +105,10 @@ _WAITS = "called a synchronizing CUDA operation"  # torch's words
 class CudaGraphRecorder(Recorder):
     """For a GPU: captures stages as CUDA graphs, whose kernels are launched all together.
 
-    A graph reads its inputs at fixed addresses. An input that comes from another graph stands at a fixed address
-    anyway; any other is copied to one. Graphs of one kind of stage share a pool of memory: none needs another's
-    outputs. Graphs of different kinds read each other's outputs and are replayed in another order than they were
-    captured in, for which torch wants pools of their own.
+    A graph reads its inputs at fixed addresses. The outputs of other graphs stand at one anyway; other inputs are
+    copied to one. Graphs of one kind of stage share a pool of memory: none needs another's outputs. Graphs of different
+    kinds read each other's outputs and are replayed in another order than they were captured in, for which torch wants
+    pools of their own.
     """
 
     runs = False
@@ -133,9 +119,9 @@ class CudaGraphRecorder(Recorder):
         self._fixed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # outputs of graphs by address
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
-        """See ``Recorder.rehearse``: a stage that makes the host wait would break a capture off.
+        """See ``Recorder.rehearse``: waits of the host, which would break a capture off, are warned of.
 
-        It is told by warnings: an error would leave the work half done, also that of other threads.
+        An error would leave the work half done, also that of other threads.
         """
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
@@ -153,7 +139,7 @@ class CudaGraphRecorder(Recorder):
         with torch.cuda.device(self._device):
             if name not in self._pools:
                 self._pools[name] = torch.cuda.graph_pool_handle()
-            places = tuple(each if each.data_ptr() in self._fixed else each.clone() for each in inputs)
+            places = tuple(tensor if tensor.data_ptr() in self._fixed else tensor.clone() for tensor in inputs)
             graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             # Other threads may go on using the device meanwhile.
             graphed = torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local")
@@ -163,7 +149,10 @@ class CudaGraphRecorder(Recorder):
                     outputs = tuple(each.contiguous() for each in stage(*places))
             except BaseException:
                 torch.cuda.set_stream(stream)
-                self._abandon(self._pools.pop(name))
+                pool, device = self._pools.pop(name), torch.cuda.current_device()
+                with suppress(RuntimeError):  # torch has ended the allocator's part of the capture
+                    torch._C._cuda_endAllocateToPool(device, pool)
+                    torch._C._cuda_releasePool(device, pool)
                 raise
         self._fixed.update((each.data_ptr(), each) for each in outputs)
 
@@ -175,12 +164,6 @@ class CudaGraphRecorder(Recorder):
             return outputs
 
         return replay, replay(*inputs)
-
-    def _abandon(self, pool: Any) -> None:
-        """Have the allocator end a capture that was broken off, as torch does only for one that it could end."""
-        with suppress(RuntimeError):  # it has ended
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
     def clear(self) -> None:
         """See ``Recorder.clear``. Torch takes no handle again after the last graph of its pool is gone."""
@@ -201,8 +184,7 @@ class Recordings:
         what: The plural of what is recorded, for messages.
 
     Attributes:
-        made: The number of recordings so far, those included that were dropped.
-        replays: The number of stages that were replayed.
+        made, replays: The numbers of recordings, those included that were dropped, and of stages that were replayed.
         refused: The stages that are not recorded, each with the number of its kinds (keys, shapes) so far.
     """
 
@@ -210,10 +192,10 @@ class Recordings:
         self._recorder = recorder
         self.after, self._most, self._what = after, most, what
         self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
-        self._builders: dict[Recording, Callable[..., Any]] = {}  # of what each returns, out of its outputs
+        self._builders: dict[Recording, Callable[..., Any]] = {}  # of a recording's result, out of its outputs
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
-        self._full = False
+        self._stopped = False
         self.made = self.replays = 0
         self.refused: Counter[Refused] = Counter()
 
@@ -238,24 +220,21 @@ class Recordings:
         self._stop(f"no memory is left for recordings, so {self._what} run without them from now on: {error}")
 
     def _stop(self, reason: str) -> None:
-        if not self._full:
+        if not self._stopped:
             logger.warning(reason)
             self.refused[Refused("all", reason)] += 1
         self.clear()
-        self._full = True
+        self._stopped = True
 
     def run(
         self, name: str, key: Hashable, stage: Callable[..., Any], inputs: Sequence[Any], *, repeatable: bool = True
     ) -> Any:
-        """Return the result of a stage, replayed if it came often.
+        """Return the result of a stage, replayed if it came often; raise if it was broken off and is not repeatable.
 
         Args:
             key: All that the stage depends on besides the inputs and the tensors that stay where they are.
             stage: A function of values made of tensors (``tree_parts.taken_apart``) that returns one.
             repeatable: Whether it may be begun again after it was broken off: not if it moves what it reads.
-
-        Raises:
-            Exception: The stage was broken off while it was recorded, and is not repeatable.
         """
         tensors: list[Tensor] = []
         key = key, taken_apart(tuple(inputs), tensors)
@@ -287,7 +266,7 @@ class Recordings:
             return recording, recording(*inputs)
         self._times[key] += 1
         rehearsal = 1 < self._times[key] == self.after - 1  # the first time, what is needed once is made
-        if (self._times[key] < self.after and not rehearsal) or key in self._refused or self._full:
+        if (self._times[key] < self.after and not rehearsal) or key in self._refused or self._stopped:
             return None, stage(*inputs)
         if rehearsal:
             reason, outputs = self._recorder.rehearse(stage, inputs)

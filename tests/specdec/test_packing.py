@@ -17,7 +17,7 @@ from drafters.itself import SelfDrafter
 from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, TreeShape
 from specdec.execution import frozen
 from specdec.execution.forwards import fuse
-from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.packing import PackedLinears
 from specdec.execution.patterns import Graph, Joint, rotation_of, without_repetition
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import TapeRecorder
@@ -37,7 +37,7 @@ def test_only_plain_layers_are_packed() -> None:
     changed = nn.Linear(640, 704)
     changed.forward = lambda inputs: inputs  # type: ignore[method-assign]
     model = nn.ModuleList([Own(640, 704), changed, nn.Linear(640, 704, dtype=torch.float64), nn.Embedding(640, 704)])
-    assert len(PackedLinears(model)) == 0
+    assert not PackedLinears(model).layers
     layer = nn.Linear(640, 704)
     packed = PackedLinears(layer)
     layer.forward = lambda inputs: inputs + 1  # type: ignore[method-assign]
@@ -49,25 +49,26 @@ def test_only_plain_layers_are_packed() -> None:
 def test_engines_share_the_copies_which_go_with_the_last_of_them() -> None:
     model = tiny_model("llama")
     first, second = (Engine(Target(model), max_length=64) for _ in range(2))
-    copies = ref(packed_linears(model))
-    assert copies() is packed_linears(model) and len(packed_linears(model)) > 0
+    assert copied(first) == copied(first, second) > 0
+    copy_ = ref(packed_of(first.runner).layers[0].packed)
     del first
     gc.collect()
-    assert copies() is not None
+    assert copy_() is not None
     del second
     gc.collect()
-    assert copies() is None, "copies of a model's weights outlive the engines that read them"
+    assert copy_() is None, "copies of a model's weights outlive the engines that read them"
+
+
+def packed_of(runner: ModelRunner) -> PackedLinears:
+    return runner.executor._packed  # type: ignore[attr-defined]
 
 
 def copied(*engines: Engine) -> int:
     """The bytes of all copies; what is joined is there once, and its parts are views of it."""
-    models: Any = [
-        model for engine in engines for model in (engine.runner, *((engine.session and engine.session.models) or ()))
-    ]
-    packed = [packed_linears(model.model) for model in models]
-    own: list[Any] = [
-        one for each in packed for one in (*(layer.packed for layer in each._layers), *each._joint.values())
-    ]
+    own: list[Any] = []
+    for engine in engines:
+        for packed in map(packed_of, (engine.runner, *((engine.session and engine.session.models) or ()))):
+            own += [*(layer.packed for layer in packed.layers), *packed._joint.values()]
     stored = [each.panels.untyped_storage() for each in own]
     return sum({each.data_ptr(): each.nbytes() for each in stored}.values())
 
@@ -81,8 +82,8 @@ def test_a_twin_shares_the_copies_of_its_weights(monkeypatch: pytest.MonkeyPatch
     drafting = Engine(target, SelfDrafter(["1.mlp"], 3), RejectionVerifier(), max_length=64)
     assert drafting.generate([[1, 2, 3]], long)[0].token_ids == wanted
     assert copied(plain, drafting) == alone > 0
-    shared = ref(packed_linears(target.model)._layers[0].packed)
-    assert PackedLinears(copy.deepcopy(target.model))._layers[0].packed is not shared(), "other weights, equal numbers"
+    shared = ref(packed_of(plain.runner).layers[0].packed)
+    assert PackedLinears(copy.deepcopy(target.model)).layers[0].packed is not shared(), "other weights, equal numbers"
     del plain
     gc.collect()
     assert shared() is not None and copied(drafting) == alone
@@ -94,8 +95,8 @@ def test_a_twin_shares_the_copies_of_its_weights(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("change", ["in place", "data", "fused", "replaced"])
 def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> None:
     layer = nn.Linear(640, 704)
-    old, inputs = packed_linears(layer), torch.randn(3, 640)
-    assert not old.stale
+    old, inputs = PackedLinears(layer), torch.randn(3, 640)
+    assert PackedLinears(layer).layers[0].packed is old.layers[0].packed
     if change == "in place":
         torch.nn.init.zeros_(layer.weight)
     elif change == "data":
@@ -106,8 +107,7 @@ def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> 
         optimizer.step()
     else:
         layer.weight = nn.Parameter(torch.randn(704, 640) / 25)
-    assert old.stale
-    with torch.inference_mode(), packed_linears(layer).in_use():
+    with torch.inference_mode(), PackedLinears(layer).in_use():
         expected = nn.functional.linear(inputs, layer.weight, layer.bias)
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
@@ -130,7 +130,7 @@ def test_a_weight_that_is_trained_leaves_16_bits() -> None:
     assert sum(packed.bytes_by_weight().values()) == 2 * 640 * 704
     layer.weight.mul_(1.01)
     frozen.weights_changed()
-    packed.refresh(frozen.epoch())
+    packed.refresh()
     assert sum(packed.bytes_by_weight().values()) == 4 * 640 * 704
     with packed.in_use():
         expected = nn.functional.linear(inputs, layer.weight, layer.bias)
@@ -145,8 +145,9 @@ def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> Non
     model.tie_weights()
     size = {"max_batch_size": 1, "max_length": 64}
     runner = ModelRunner(model, **size, invariant=invariant)
-    copied = {layer.weight for layer in packed_linears(model)._layers}
-    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in packed_linears(model)._layers)
+    layers = packed_of(runner).layers
+    copied = {layer.weight for layer in layers}
+    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in layers)
     other = [each.numel() for each in model.parameters() if each not in copied]  # norms, and what is too small
     assert model.get_input_embeddings().weight in copied
     assert runner.weight_bytes() == 2 * sum(weight.numel() for weight in copied) + 4 * sum(other)

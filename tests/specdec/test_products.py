@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import specdec.native.library as native
 from specdec import Engine, SamplingParams, Target
 from specdec.execution import products as module
-from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.packing import PackedLinears
 from specdec.execution.products import PanelWeight, panels
 from specdec.machine import cpu
 from specdec.native import native_library
@@ -245,4 +245,4 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
         joined = {linears, linears - fewer} if scheme is None else {linears}
         assert work.operations["panels"] in joined, way
     assert found["decisions"] == found["rounds"] == found["off"]
-    assert len(packed_linears(model)) == (0 if scheme else linears)
+    assert len(PackedLinears(model).layers) == (0 if scheme else linears)
