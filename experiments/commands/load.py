@@ -16,11 +16,11 @@ from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.load.arrivals import Arrivals, Times, arriving
-from experiments.load.driver import Driver, Overload
+from experiments.load.driver import Driver, Overload, RealEngine
 from experiments.load.figures import ALL
 from experiments.load.recorded import Trace
 from experiments.load.run import LoadRun, load_runs, pooled
-from experiments.load.texts import Asked, Numbers, Texts, ask
+from experiments.load.texts import Asked, Texts, ask
 from experiments.load.virtual import Virtual, VirtualEngine
 from experiments.load.workloads import Lengths, Planned, Workload
 from experiments.measuring.conditions import recordings_of
@@ -232,7 +232,7 @@ def _play(
         engine.forget()
     asked = asked[: len(load.times)]
     given = {"loop": load.loop, "users": int(min(load.rate, len(asked))), "overload": overload}
-    driver = Driver(engine, asked, load.times, speculate=speculate, **given)
+    driver = Driver(RealEngine(engine, speculate=speculate), asked, load.times, **given)
     try:
         driver.run()
     except KeyboardInterrupt:
@@ -247,13 +247,12 @@ def _play(
 def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str], open_until: ExitStack) -> Study:
     engines = {method.name: _engine(method, clock) for method in methods_of(config, methods)}
     lengths = typed(Lengths, plain(config, "lengths"), "lengths")
-    numbers = Numbers(tokens=any(engine.paging.shared for engine in engines.values()))
     given = {"overload": build(config, "overload")}
     seeds: list[tuple[dict[float, Load], list[Asked]]] = []
     for seed in range(clock.seeds):
         loads, planned = _plan(config, config.seed + seed)
         fitted, _ = lengths.fit(planned, min(engine.max_length for engine in engines.values()))
-        seeds.append(({load.rate: load for load in loads}, ask(fitted, numbers, build(config, "sampling"))))
+        seeds.append(({load.rate: load for load in loads}, ask(fitted, None, build(config, "sampling"))))
     pool = open_until.enter_context(ProcessPoolExecutor(clock.workers)) if clock.workers > 1 else None
 
     def begin(method: str, rate: float) -> list[Callable[[], LoadRun]]:

@@ -1,12 +1,13 @@
-"""Plays requests against an engine by the clock, and notes what happens to them."""
+"""Plays requests against an engine by its clock, real or virtual, and notes what happens to them."""
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Int
 
 from experiments.load.arrivals import Times
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, REQUESTS, TURNS, UNFINISHED, LoadRun, typed
@@ -14,10 +15,11 @@ from experiments.load.texts import Asked
 from specdec.cache.pages import PageCounts
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import View, Work
-from specdec.types import Step
 
 LONGEST_SLEEP = 0.05
 """Seconds that nothing is looked at for."""
+Rows = Int[np.ndarray, " batch"]
+"""Numbers of requests, or a count for each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,74 +46,24 @@ class Overload:
             raise ValueError(f"overload.spare={self.spare}: give a share between 0 and 1, or null")
 
 
-class Entrance:
-    """Says who arrives when, who is turned away and who loses patience: in real and in virtual time alike.
+class Played(Protocol):
+    """An engine as the driver sees it: requests have numbers, and seconds count from the beginning of the run.
 
-    Args:
-        times: When requests arrive, in seconds; in a closed loop, how long their user thinks before them.
-        loop: ``OPEN`` or ``CLOSED``.
-        users: In a closed loop, how many requests are there at a time.
-
-    Attributes:
-        due: A heap of moments and the numbers of requests that come then. In a closed loop it has the first request of
-            every user, and others are put there by answers.
-        silent: Requests without a token, and when they arrived.
+    A ``turn`` tells the driver of its round and of requests that end (``Driver.round``, ``end``), and returns its
+    values of ``TURNS``. ``wait`` lets time pass, at most until a moment; ``close`` drops what is left.
     """
 
-    def __init__(self, asked: Sequence[Asked], times: Times, loop: str, users: int, overload: Overload):
-        self.loop, self._asked, self._times, self._overload = loop, asked, times, overload
-        first = len(asked) if loop != CLOSED else min(users, len(asked))
-        self.due = [(float(times[number]), number) for number in range(first)]
-        heapq.heapify(self.due)
-        self._later = iter(range(first, len(asked)))
-        self.silent: dict[int, float] = {}
-
-    def arrivals(self, now: Callable[[], float]) -> Iterator[tuple[int, float, str, str]]:
-        """Yield the number and moment of everyone who has come, and of who is turned away the outcome and why."""
-        limit = self._overload.waiting
-        while self.due and self.due[0][0] <= now():
-            arrived, number = heapq.heappop(self.due)
-            if not self._asked[number].planned.fits:
-                yield number, arrived, FAILED, "it is too long"
-            elif limit is not None and len(self.silent) >= limit:
-                yield number, arrived, DROPPED, "too many waited"
-            else:
-                self.silent[number] = arrived
-                yield number, arrived, "", ""
-
-    def impatient(self, now: float) -> list[int]:
-        """Return who has waited too long for a first token."""
-        patience = self._overload.patience
-        return [] if patience is None else [number for number, at in self.silent.items() if now - at > patience]
-
-    def ended(self, number: int, at: float) -> None:
-        """Take note of an end, after which a user of a closed loop thinks and comes again."""
-        self.silent.pop(number, None)
-        if (following := next(self._later, None)) is not None:
-            heapq.heappush(self.due, (at + float(self._times[following]), following))
-
-
-@dataclass
-class _Course:
-    """The course of one request, by the names of the columns; seconds are on the driver's clock."""
-
-    arrived: float
-    submitted: float = np.nan
-    admitted: float = np.nan
-    prefilled: float = np.nan
-    first_token: float = np.nan
-    finished: float = np.nan
-    outcome: str = UNFINISHED
-    reason: str = ""
-    tokens: list[int] = field(default_factory=list)
-    rounds: int = 0
-    drafted: int = 0
-    nodes: int = 0
-    accepted: int = 0
-    reused_tokens: int = 0
-    recomputed_tokens: int = 0
-    preemptions: int = 0
-    preempted_seconds: float = 0.0
+    def begin(self, driver: "Driver") -> None: ...
+    def submit(self, number: int, arrived: float) -> None: ...
+    def abort(self, number: int) -> None: ...
+    def turn(self) -> tuple[Any, ...]: ...
+    def now(self) -> float: ...
+    def wait(self, until: float) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def unfinished(self) -> int: ...
+    @property
+    def totals(self) -> PageCounts: ...
 
 
 class Driver:
@@ -122,160 +74,228 @@ class Driver:
     by is kept apart (``LoadRun.late``).
 
     Args:
-        engine: An ``Engine``, or what takes requests by ``submit``, ``step`` and ``abort`` as it does.
-        times: See ``Entrance``, like loop and users.
+        times: When requests arrive, in seconds; in a closed loop, how long their user thinks before them.
+        loop: ``OPEN`` or ``CLOSED``.
+        users: In a closed loop, how many requests are there at a time.
+
+    Attributes:
+        columns: What has become of every request, by the columns of ``REQUESTS``.
+        tokens: The outputs, of engines that make any.
     """
 
     def __init__(
         self,
-        engine: Any,
+        engine: Played,
         asked: Sequence[Asked],
         times: Times,
         *,
         loop: str,
         users: int = 0,
         overload: Overload = Overload(),
+    ):
+        self.asked, self.tokens = asked, [[] for _ in asked]
+        self._engine, self._times, self._loop, self._overload = engine, times, loop, overload
+        first = len(asked) if loop != CLOSED else min(users, len(asked))
+        # A heap of moments and the numbers of requests that come then. In a closed loop it has the first request of
+        # every user, and others are put there by answers.
+        self._due = [(float(times[number]), number) for number in range(first)]
+        heapq.heapify(self._due)
+        self._later = iter(range(first, len(asked)))
+        self._silent: dict[int, float] = {}  # requests without a token, and when they arrived
+        table = typed({"request": np.arange(len(asked))}, REQUESTS)
+        self.columns = {name: table[name].to_numpy(copy=True) for name in REQUESTS}
+        for name in ("klass", "user", "priority", "prompt_tokens"):
+            self.columns[name][:] = [getattr(one.planned, name) for one in asked]
+        self.columns["outcome"][:] = UNFINISHED
+        self._turns: list[tuple[Any, ...]] = []
+        self._delays: list[float] = []
+        self._last_end = self._ended = 0.0
+
+    def run(self) -> None:
+        """Play everything. What was seen until an exception is kept."""
+        engine, due = self._engine, self._due
+        engine.begin(self)
+        try:
+            while due or engine.unfinished:
+                self._arrive()
+                if engine.unfinished:
+                    self._turns.append(engine.turn())
+                    self._last_end = engine.now()
+                elif due:
+                    engine.wait(due[0][0])
+        finally:
+            self._ended = engine.now()
+            engine.close()
+
+    def _arrive(self) -> None:
+        """Submit who has come, turn away who finds too many waiting, and drop who has waited too long."""
+        engine, due, waiting, patience = self._engine, self._due, self._overload.waiting, self._overload.patience
+        while due and due[0][0] <= engine.now():
+            arrived, number = heapq.heappop(due)
+            self.columns["arrived"][number] = arrived
+            if not self.asked[number].planned.fits:
+                self.end(number, FAILED, engine.now(), "it is too long")
+            elif waiting is not None and len(self._silent) >= waiting:
+                self.end(number, DROPPED, engine.now(), "too many waited")
+            else:
+                engine.submit(number, arrived)
+                self._silent[number] = arrived
+                self.columns["submitted"][number] = submitted = engine.now()
+                self._delays.append(submitted - max(arrived, self._last_end))
+        now = engine.now() if patience is not None else 0.0
+        for number in [] if patience is None else [n for n, at in self._silent.items() if now - at > patience]:
+            engine.abort(number)
+            self.end(number, DROPPED, now, "it had waited too long")
+
+    def round(self, rows: Rows, visible: Any, tokens: Rows, **counts: Any) -> None:
+        """Note a round.
+
+        Args:
+            visible: When its tokens were there, in all or each of the rows.
+            tokens: How many each row has got.
+            **counts: What is added to other columns.
+        """
+        columns = self.columns
+        if self._silent:
+            first = (columns["output_tokens"][rows] == 0) & (tokens > 0)
+            if first.any():
+                columns["first_token"][rows[first]] = visible[first] if isinstance(visible, np.ndarray) else visible
+                for number in rows[first].tolist():
+                    self._silent.pop(number, None)
+        columns["rounds"][rows] += 1
+        columns["output_tokens"][rows] += tokens
+        for name, values in counts.items():
+            columns[name][rows] += values
+
+    def end(self, number: int, outcome: str, at: float, reason: str = "") -> None:
+        """Note the end of a request, after which a user of a closed loop thinks and comes again."""
+        for name, value in {"outcome": outcome, "finished": at, "reason": reason}.items():
+            self.columns[name][number] = value
+        self._silent.pop(number, None)
+        if (following := next(self._later, None)) is not None:
+            heapq.heappush(self._due, (at + float(self._times[following]), following))
+
+    def result(self, *, method: str, rate: float, **facts: Any) -> LoadRun:
+        """Return what was seen; requests that had not arrived yet when the run was broken off are left out."""
+        came = np.flatnonzero(~np.isnan(self.columns["arrived"]))
+        requests = typed({name: values[came] for name, values in self.columns.items()}, REQUESTS)
+        whole = len(came) == len(self.asked) and bool((requests.outcome != UNFINISHED).all())
+        ends = requests.finished[requests.outcome == DONE]
+        tokens = {"tokens": [self.tokens[number] for number in came]} if any(self.tokens) else {}
+        return LoadRun(
+            method=method,
+            rate=rate,
+            loop=self._loop,
+            seconds=float(ends.max()) if whole and len(ends) else self._ended,
+            requests=requests.assign(**tokens),
+            turns=typed(dict(zip(TURNS, zip(*self._turns, strict=True), strict=True)) if self._turns else [], TURNS),
+            totals=self._engine.totals,
+            late=float(np.quantile(self._delays, 0.99, method="inverted_cdf")) if self._delays else 0.0,
+            facts={"complete": whole, "planned": len(self.asked), **facts},
+        )
+
+
+class RealEngine:
+    """An engine by the real clock.
+
+    Args:
+        engine: An ``Engine``, or what takes requests by ``submit``, ``step`` and ``abort`` as it does.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
         speculate: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ):
-        self._engine, self._asked, self._speculate = engine, asked, speculate
-        self._clock, self._sleep = clock, sleep
-        self._entrance = Entrance(asked, times, loop, users, overload)
-        self._courses: dict[int, _Course] = {}
+        self._engine, self._speculate, self._clock, self._sleep = engine, speculate, clock, sleep
         self._live: dict[int, int] = {}  # the number of a request by the engine's id
-        self._turns: list[dict[str, Any]] = []
-        self._delays: list[float] = []
         self._planned: list[tuple[View, Work]] = []  # what the scheduler has seen and planned in this turn
-        self._begun = self._last_end = 0.0
+        self._free_pages = -1
 
-    def run(self) -> None:
-        """Play everything. What was seen until an exception is kept."""
-        self._before = self._counts()
-        self._begun, self._last_end = self._clock(), 0.0
+    def begin(self, driver: Driver) -> None:
+        self._driver, self._before, self._begun = driver, self._counts(), self._clock()
         if isinstance(self._engine, Engine):
             self._engine.on_turn = lambda view, work: self._planned.append((view, work))
-        try:
-            while self._entrance.due or self._live:
-                self._submit_due()
-                self._lose_patience()
-                if self._engine.unfinished:
-                    self._turn()
-                elif self._entrance.due:
-                    self._sleep(max(0.0, min(self._entrance.due[0][0] - self._now(), LONGEST_SLEEP)))
-        finally:
-            if isinstance(self._engine, Engine):
-                self._engine.on_turn = None
-            for identity in self._live:
-                self._engine.abort(identity)
-            self._ended = self._now()
 
-    def _now(self) -> float:
+    def close(self) -> None:
+        if isinstance(self._engine, Engine):
+            self._engine.on_turn = None
+        for identity in self._live:
+            self._engine.abort(identity)
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._live)
+
+    def _counts(self) -> Mapping[str, Any]:
+        return asdict(getattr(self._engine, "page_counts", PageCounts()))
+
+    @property
+    def totals(self) -> PageCounts:
+        return PageCounts(**{name: value - self._before[name] for name, value in self._counts().items()})
+
+    def now(self) -> float:
         return self._clock() - self._begun
 
-    def _submit_due(self) -> None:
-        for number, arrived, outcome, reason in self._entrance.arrivals(self._now):
-            course, asked = _Course(arrived), self._asked[number]
-            self._courses[number] = course
-            if outcome:
-                self._end(number, outcome, self._now(), reason)
-                continue
-            identity = self._engine.submit(
-                asked.prompt_ids, asked.sampling, speculate=self._speculate, arrived=self._begun + arrived
-            )
-            course.submitted = self._now()
-            self._delays.append(course.submitted - max(arrived, self._last_end))
-            self._live[identity] = number
+    def wait(self, until: float) -> None:
+        self._sleep(max(0.0, min(until - self.now(), LONGEST_SLEEP)))
 
-    def _lose_patience(self) -> None:
-        now = self._now()
-        gone = set(self._entrance.impatient(now))
-        for identity in [identity for identity, number in self._live.items() if number in gone]:
-            self._engine.abort(identity)
-            self._end(self._live.pop(identity), DROPPED, now, "it had waited too long")
+    def submit(self, number: int, arrived: float) -> None:
+        asked, arrived = self._driver.asked[number], self._begun + arrived
+        identity = self._engine.submit(asked.prompt_ids, asked.sampling, speculate=self._speculate, arrived=arrived)
+        self._live[identity] = number
 
-    def _turn(self) -> None:
-        inside, begin = self._engine.unfinished, self._now()
+    def abort(self, number: int) -> None:
+        identity = next(identity for identity, live in self._live.items() if live == number)
+        del self._live[identity]
+        self._engine.abort(identity)
+
+    def turn(self) -> tuple[Any, ...]:
+        inside, begin = self._engine.unfinished, self.now()
         self._planned.clear()
         steps = self._engine.step()
-        self._last_end = self._now()
-        for step in steps:
-            self._take(step)
+        seconds = self.now() - begin
+        known = [(self._live[step.request], step) for step in steps if step.request in self._live]
+        self._note(known)
         # Where nothing else is known, those that no slot is left for wait.
-        waiting = max(0, inside - getattr(self._engine, "max_batch_size", inside))
-        free_pages, prefilled, preempted = self._turns[-1]["free_pages"] if self._turns else -1, 0, 0
+        waiting, prefilled, preempted = max(0, inside - getattr(self._engine, "max_batch_size", inside)), 0, 0
         for view, work in self._planned:
             preempted, prefilled = len(work.preempt), _prefilled(view, work)
             waiting = sum(request.slot < 0 for request in view.waiting) + preempted
-            free_pages = -1 if view.free_pages is None else view.free_pages
-        self._turns.append(
-            {
-                "begin": begin,
-                "seconds": self._last_end - begin,
-                "prefill_tokens": prefilled,
-                "rows": len(steps),
-                "nodes": sum(step.proposed_nodes for step in steps),
-                "depth": max((step.proposed_depth for step in steps), default=0),
-                "committed": sum(len(step.token_ids) for step in steps),
-                "running": inside - waiting,
-                "waiting": waiting,
-                "free_pages": free_pages,
-                "preempted": preempted,
-            }
-        )
+            self._free_pages = -1 if view.free_pages is None else view.free_pages
+        depth = max((step.proposed_depth for step in steps), default=0)
+        committed = sum(len(step.token_ids) for step in steps)
+        counts = len(steps), sum(step.proposed_nodes for step in steps), depth, committed
+        state = inside - waiting, waiting, self._free_pages, preempted
+        return begin, seconds, prefilled, *counts, *state
 
-    def _take(self, step: Step) -> None:
-        number = self._live.get(step.request)
-        if number is None:
-            return
-        course, visible = self._courses[number], step.visible - self._begun
-        course.rounds += 1
-        course.drafted += step.proposed_depth
-        course.nodes += step.proposed_nodes
-        course.accepted += step.accepted
-        if step.token_ids:
-            self._entrance.silent.pop(number, None)
-            course.first_token = course.first_token if course.tokens else visible
-            course.tokens += step.token_ids
-        if np.isnan(course.admitted):
-            course.admitted = visible - step.elapsed
-        if step.timestamps is not None:
-            course.prefilled = step.timestamps.prefilled - self._begun
-            course.reused_tokens, course.recomputed_tokens = step.timestamps.reused, step.timestamps.recomputed
-            course.preemptions, course.preempted_seconds = step.timestamps.preemptions, step.timestamps.preempted
-        if step.finish_reason is not None:
-            del self._live[step.request]
-            self._end(number, FAILED if step.finish_reason == "error" else DONE, visible, step.error or "")
-
-    def _end(self, number: int, outcome: str, at: float, reason: str) -> None:
-        course = self._courses[number]
-        course.outcome, course.finished, course.reason = outcome, at, "" if outcome == DONE else reason
-        self._entrance.ended(number, at)
-
-    def _counts(self) -> dict[str, Any]:
-        return asdict(getattr(self._engine, "page_counts", PageCounts()))
-
-    def result(self, *, method: str, rate: float, **facts: Any) -> LoadRun:
-        """Return what was seen; requests that had not arrived yet when the run was broken off are left out."""
-        rows = []
-        for number, course in sorted(self._courses.items()):
-            planned = self._asked[number].planned
-            about = {name: getattr(planned, name) for name in ("klass", "user", "priority", "prompt_tokens")}
-            rows.append({**vars(course), "request": number, **about, "output_tokens": len(course.tokens)})
-        after = self._counts()
-        ends = [course.finished for course in self._courses.values() if course.outcome == DONE]
-        whole = len(self._courses) == len(self._asked) and not self._live
-        return LoadRun(
-            method=method,
-            rate=rate,
-            loop=self._entrance.loop,
-            seconds=max(ends, default=self._ended) if whole else self._ended,
-            requests=typed(rows, REQUESTS).assign(tokens=[row["tokens"] for row in rows]),
-            turns=typed(self._turns, TURNS),
-            totals=PageCounts(**{name: after[name] - self._before[name] for name in after}),
-            late=float(np.quantile(self._delays, 0.99, method="inverted_cdf")) if self._delays else 0.0,
-            facts={"complete": whole, "planned": len(self._asked), **facts},
-        )
+    def _note(self, steps: Sequence[tuple[int, Any]]) -> None:
+        columns, begun = self._driver.columns, self._begun
+        for number, step in steps:
+            self._driver.tokens[number] += step.token_ids
+            if np.isnan(columns["admitted"][number]):
+                columns["admitted"][number] = step.visible - step.elapsed - begun
+            if (stamps := step.timestamps) is not None:
+                columns["prefilled"][number] = stamps.prefilled - begun
+                columns["reused_tokens"][number] = stamps.reused
+                columns["recomputed_tokens"][number] = stamps.recomputed
+                columns["preemptions"][number] = stamps.preemptions
+                columns["preempted_seconds"][number] = stamps.preempted
+        if steps:
+            rows = np.array([number for number, _ in steps])
+            tokens = np.array([len(step.token_ids) for _, step in steps])
+            counted = {"drafted": "proposed_depth", "nodes": "proposed_nodes", "accepted": "accepted"}
+            counts = {name: [getattr(step, theirs) for _, step in steps] for name, theirs in counted.items()}
+            self._driver.round(rows, np.array([step.visible - begun for _, step in steps]), tokens, **counts)
+        for number, step in steps:
+            if step.finish_reason is not None:
+                del self._live[step.request]
+                failed = step.finish_reason == "error"
+                error = (step.error or "") if failed else ""
+                self._driver.end(number, FAILED if failed else DONE, step.visible - begun, error)
 
 
 def _prefilled(view: View, work: Work) -> int:

@@ -46,11 +46,11 @@ class Texts:
         order = [prompts[place].turns[0] for place in rng.permutation(len(prompts))]
         between = list(tokenizer(_BETWEEN, add_special_tokens=False).input_ids)
         ids = [[*tokenizer(text, add_special_tokens=False).input_ids, *between] for text in order]
-        self._stream = np.concatenate([np.asarray(each, dtype=np.int64) for each in ids])
-        self._ends = np.cumsum([len(each) for each in ids]) - len(between)
+        self._stream = np.concatenate([np.asarray(text, dtype=np.int64) for text in ids])
+        self._ends = np.cumsum([len(text) for text in ids]) - len(between)
         self._used, self._passes = 0, 0
         self._places: dict[int, int] = {}  # where the pieces of a number end
-        self._front, self._back = _around(tokenizer, template) if prompts[0].chat else (_special(tokenizer), [])
+        self._front, self._back = _around(tokenizer, template, chat=prompts[0].chat)
 
     @property
     def passes(self) -> float:
@@ -64,9 +64,9 @@ class Texts:
         return [*self._front, *ids[:room].tolist(), *self._back]
 
     def _piece(self, number: int, tokens: int) -> np.ndarray:
-        begin = self._places.get(number)
-        if begin is None:
-            begin = self._places[number] = self._next(tokens)
+        if number not in self._places:
+            self._places[number] = self._next(tokens)
+        begin = self._places[number]
         return np.take(self._stream, range(begin, begin + tokens), mode="wrap")
 
     def _next(self, tokens: int) -> int:
@@ -79,56 +79,27 @@ class Texts:
         return self._used - tokens
 
 
-def ask(planned: Sequence[Planned], texts: "Texts | Numbers", sampling: SamplingParams) -> list[Asked]:
-    """Return requests with their tokens and parameters; the random stream of each is its number."""
-    return [
-        Asked(
-            planned=each,
-            prompt_ids=texts.prompt(each.pieces) if each.fits else (),
-            sampling=replace(
-                sampling,
-                max_new_tokens=each.output_tokens,
-                priority=each.priority,
-                deadline=each.deadline,
-                user=each.user,
-                stream=number,
-                n=1,
-            ),
-        )
-        for number, each in enumerate(planned)
-    ]
+def ask(planned: Sequence[Planned], texts: Texts | None, sampling: SamplingParams) -> list[Asked]:
+    """Return requests with their parameters, and with tokens if there are texts; the random stream is the number."""
+    asked = []
+    for number, request in enumerate(planned):
+        params = {name: getattr(request, name) for name in ("priority", "deadline", "user")}
+        params |= {"max_new_tokens": request.output_tokens, "stream": number, "n": 1}
+        ids = () if texts is None or not request.fits else texts.prompt(request.pieces)
+        asked.append(Asked(planned=request, prompt_ids=ids, sampling=replace(sampling, **params)))
+    return asked
 
 
-def _special(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that the tokenizer puts in front of every text."""
-    with_them = list(tokenizer("a").input_ids)
-    count = len(with_them) - len(tokenizer("a", add_special_tokens=False).input_ids)
-    return with_them[:count] if with_them[:1] and with_them[0] in tokenizer.all_special_ids else []
-
-
-def _around(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None) -> tuple[list[int], list[int]]:
-    """Return the tokens that the chat template puts around what a user says."""
-    if not tokenizer.chat_template:
-        return _special(tokenizer), []
-    said = [{"role": "user", "content": _MARK}]
-    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **dict(template or {}))
+def _around(
+    tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None, *, chat: bool
+) -> tuple[list[int], list[int]]:
+    """Return the tokens before and behind a text: those of the chat template, or the tokenizer's special ones."""
+    if not chat or not tokenizer.chat_template:
+        with_them = list(tokenizer("a").input_ids)
+        count = len(with_them) - len(tokenizer("a", add_special_tokens=False).input_ids)
+        return (with_them[:count] if with_them[:1] and with_them[0] in tokenizer.all_special_ids else []), []
+    message = [{"role": "user", "content": _MARK}]
+    text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False, **dict(template or {}))
     front, _, back = str(text).partition(_MARK)
     ids = [tokenizer(part, add_special_tokens=False).input_ids if part else [] for part in (front, back)]
     return ids[0], ids[1]
-
-
-class Numbers:
-    """Makes prompts of numbers where no model reads them: pieces of one number begin alike, and no others do.
-
-    Args:
-        tokens: Whether the numbers are needed. Without it, prompts have their length alone.
-    """
-
-    def __init__(self, *, tokens: bool):
-        self._tokens = tokens
-
-    def prompt(self, pieces: Pieces) -> Sequence[int]:
-        """Return the tokens of a prompt."""
-        if not self._tokens:
-            return range(sum(tokens for _, tokens in pieces))
-        return np.concatenate([number * 2**24 + np.arange(tokens) for number, tokens in pieces])  # pyright: ignore

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.load.arrivals import Times
-from experiments.load.driver import Driver, Overload
+from experiments.load.driver import Driver, Overload, RealEngine
 from experiments.load.run import OPEN, LoadRun
 from experiments.load.texts import Asked
 from experiments.load.workloads import Planned
@@ -105,14 +105,12 @@ def driven(
     """What a driver has seen of one server."""
     clock = Clock(late)
     driver = Driver(
-        OneServer(clock, rounds),
+        RealEngine(OneServer(clock, rounds), clock=clock, sleep=clock.sleep),
         requests(len(times)) if asked is None else asked,
         np.asarray(times, dtype=np.float64),
         loop=loop,
         users=users,
         overload=overload or Overload(),
-        clock=clock,
-        sleep=clock.sleep,
     )
     driver.run()
     return driver.result(method=method, rate=rate, slots=1)

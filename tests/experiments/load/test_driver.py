@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.load.arrivals import Arrivals, Constant, Poisson
-from experiments.load.driver import Driver, Overload
+from experiments.load.driver import Driver, Overload, RealEngine
 from experiments.load.figures import LATE, figures_of, latencies, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
 from experiments.results.limits import Terms
@@ -110,7 +110,8 @@ class Broken(OneServer):
 def test_an_interruption_keeps_what_was_seen_and_lets_the_others_go() -> None:
     clock = Clock()
     server = Broken(clock, lambda number: [(1.0, 1), (1.0, 2)])
-    driver = Driver(server, requests(9), np.arange(9.0), loop=OPEN, clock=clock, sleep=clock.sleep)
+    engine = RealEngine(server, clock=clock, sleep=clock.sleep)
+    driver = Driver(engine, requests(9), np.arange(9.0), loop=OPEN)
     with pytest.raises(KeyboardInterrupt):
         driver.run()
     run = driver.result(method="m", rate=1.0)

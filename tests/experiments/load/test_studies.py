@@ -11,7 +11,7 @@ from experiments.commands.compare import compare
 from experiments.commands.load import load
 from experiments.load.__main__ import main
 from experiments.load.driver import Driver
-from experiments.load.run import LoadRun, load_runs
+from experiments.load.run import UNFINISHED, LoadRun, load_runs
 from experiments.load.studies import Study, merged
 from tests.experiments.conftest import composed
 from tests.experiments.made_runs import made
@@ -58,7 +58,7 @@ def test_a_killed_study_goes_on_run_by_run(
         played.append(driver)
         play(driver)
         if len(played) == 3:
-            driver._live[10**6] = 0  # as if a request were there when Ctrl-C came
+            driver.columns["outcome"][0] = UNFINISHED  # as if a request were there when Ctrl-C came
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Driver, "run", stopped)

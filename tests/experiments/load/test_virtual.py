@@ -7,13 +7,14 @@ import pytest
 
 from experiments.commands.load import load
 from experiments.commands.run import run
+from experiments.load.accepted import Accepted
 from experiments.load.arrivals import Poisson
 from experiments.load.driver import Overload
 from experiments.load.figures import figures_of, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, OPEN, pooled
-from experiments.load.texts import Asked, Numbers, ask
-from experiments.load.virtual import Accepted, VirtualEngine
-from experiments.load.workloads import Chats, Planned
+from experiments.load.texts import Asked, ask
+from experiments.load.virtual import VirtualEngine
+from experiments.load.workloads import Planned
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.trace import read_trace
@@ -42,7 +43,7 @@ def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
         Planned(klass="any", pieces=((number, prompt),), output_tokens=tokens)
         for number, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True))
     ]
-    return ask(planned, Numbers(tokens=False), SamplingParams())
+    return ask(planned, None, SamplingParams())
 
 
 @pytest.mark.parametrize(
@@ -105,22 +106,6 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler) -> No
     assert run.totals.preempted == table.preemptions.sum()
     assert (table.accepted + table.rounds >= table.output_tokens).all()
     assert not warnings_of(run, figures_of([run], Terms(), Bootstrap(resamples=100)).iloc[0])  # Little's law holds
-
-
-def test_shared_beginnings_are_found_and_save_prefill() -> None:
-    planned = Chats(systems=1, system=160, turns=3, said=20, output=8).plan(np.random.default_rng(0), 40)
-    times = np.arange(40) * 0.05
-    runs = {
-        shared: VirtualEngine(costs=COSTS, slots=4, max_length=512, paging=Paging(page_size=16, shared=shared)).play(
-            ask(planned, Numbers(tokens=True), SamplingParams()), times, loop=OPEN
-        )
-        for shared in (False, True)
-    }
-    rate = runs[True].totals.reused / runs[True].totals.queried
-    assert rate > 0.5 and runs[False].totals.queried == 0
-    assert runs[True].turns.prefill_tokens.sum() == runs[False].turns.prefill_tokens.sum() - runs[True].totals.reused
-    first = {shared: (run.requests.first_token - run.requests.arrived).mean() for shared, run in runs.items()}
-    assert first[True] < first[False]
 
 
 def test_overload_is_dropped_and_users_wait_for_answers() -> None:
@@ -196,7 +181,7 @@ def test_a_trace_is_played_as_the_engine_has_played_it(configure: Configure, tin
     ]
     run(configure("run", *words, *run_words, f"out={tmp_path / 'trace'}"))
     found = Accepted.read(tmp_path / "trace", "m")
-    assert len(found.lengths) == 6 and found.depth == 6 and (found.lengths >= 16).all()
+    assert len(found.lengths) == 6 and found.nodes.shape[1] == 6 and (found.lengths >= 16).all()
     clock = ["clock=virtual", "clock.costs=llama_8b_h100", f"clock.traces={tmp_path / 'trace'}", "clock.seeds=2"]
     more = ["workload.classes.chat={input: 12, output: 16, spread: 0}", "requests=6", "rates=[5,50]"]
     policies = ["+policy@policies.best=oracle", "+policy@policies.fixed=fixed", "policies.fixed.depth=null"]
@@ -213,7 +198,7 @@ def test_a_trace_is_played_as_the_engine_has_played_it(configure: Configure, tin
 
 
 def test_what_virtual_time_has_not(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"engine.cache.swap=100: the seconds of swapping are not calibrated"):
+    with pytest.raises(ValueError, match=r"engine.cache.swap=100, shared=False: .* preempted by recomputation alone"):
         VirtualEngine(costs=COSTS, slots=1, max_length=64, paging=Paging(swap=100))
     with pytest.raises(ValueError, match=r"has no trace: make one with experiments.run trace=true"):
         Accepted.read(tmp_path, "m")
