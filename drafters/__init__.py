@@ -30,35 +30,4 @@ if TYPE_CHECKING:
     from drafters.suffix import SuffixDrafter
     from drafters.uno import UnoDrafter
 else:  # a type checker would take any name for defined
-    __getattr__, __dir__ = on_first_use(__name__)
-
-__all__ = [
-    "AssistantDrafter",
-    "BlockDrafter",
-    "BlockHead",
-    "ChoiceDrafter",
-    "EagleDrafter",
-    "HydraDrafter",
-    "HydraHeads",
-    "LookaheadDrafter",
-    "MTPDrafter",
-    "MarginalDrafter",
-    "MedusaDrafter",
-    "MedusaHeads",
-    "MergedDrafter",
-    "ModelDrafter",
-    "NGramDrafter",
-    "PARDDrafter",
-    "PEagleDrafter",
-    "ReDrafter",
-    "RecurrentHead",
-    "RestDrafter",
-    "SLEMDrafter",
-    "SamDrafter",
-    "SelfDrafter",
-    "StagedDrafter",
-    "SuffixDrafter",
-    "TLIDrafter",
-    "TokenRecyclingDrafter",
-    "UnoDrafter",
-]
+    __getattr__, __dir__, __all__ = on_first_use(__name__)

@@ -19,35 +19,6 @@ if TYPE_CHECKING:
     from specdec.tree import DraftTree
     from specdec.types import Completion, DraftSampling, Exactness, Noise, Outcome, Step, Verdict
 else:  # a type checker would take any name for defined
-    __getattr__, __dir__ = on_first_use(__name__)
+    __getattr__, __dir__, __all__ = on_first_use(__name__)
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Batch",
-    "Completion",
-    "DraftSampling",
-    "DraftTree",
-    "Drafter",
-    "Engine",
-    "Exactness",
-    "ForwardBatch",
-    "ForwardOutput",
-    "Laws",
-    "ModelRunner",
-    "Noise",
-    "Outcome",
-    "Paging",
-    "SamplingParams",
-    "Scheduler",
-    "Session",
-    "Sizes",
-    "StatelessDrafter",
-    "Step",
-    "Target",
-    "Topology",
-    "TreeShape",
-    "Verdict",
-    "Verifier",
-    "Wants",
-]

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 
-def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the functions ``__getattr__`` and ``__dir__`` of a package (PEP 562), whose ``__name__`` is given."""
+def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns ``__getattr__``, ``__dir__`` (PEP 562) and ``__all__`` of a package, whose ``__name__`` is given."""
 
     @cache
     def homes() -> dict[str, Any]:
@@ -29,4 +29,4 @@ def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         setattr(sys.modules[package], name, value)  # the next access finds it without asking here
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes()})
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes()}), sorted(homes())

@@ -19,24 +19,4 @@ if TYPE_CHECKING:
     from verifiers.two_draft import TwoDraftVerifier
     from verifiers.weighted_transport import WeightedTransportVerifier
 else:  # a type checker would take any name for defined
-    __getattr__, __dir__ = on_first_use(__name__)
-
-__all__ = [
-    "BlockVerifier",
-    "CascadeVerifier",
-    "FLyVerifier",
-    "FuzzyVerifier",
-    "GreedyMultiPathVerifier",
-    "KSeqVerifier",
-    "LenientVerifier",
-    "RejectionVerifier",
-    "RelaxedTopKVerifier",
-    "SharedNoiseVerifier",
-    "TargetWalkVerifier",
-    "ThresholdVerifier",
-    "TransportVerifier",
-    "TraversalVerifier",
-    "TwoDraftVerifier",
-    "TypicalVerifier",
-    "WeightedTransportVerifier",
-]
+    __getattr__, __dir__, __all__ = on_first_use(__name__)
