@@ -6,7 +6,7 @@ DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -70,6 +70,15 @@ def _published(shifted: bool, **kind: Any) -> Public:
     )
 
 
+class BlockFiles(Loaded, total=False):
+    """``Loaded``, the settings of ``load_block``, and of ``BlockDrafter``."""
+
+    block_size: int | None
+    mask_token_id: int | None
+    hidden_layers: Sequence[int] | None
+    passes: int | None
+
+
 class BlockDrafter(HeadDrafter):
     """Drafts with a block drafter's head: one forward for a whole tree, however deep.
 
@@ -92,6 +101,7 @@ class BlockDrafter(HeadDrafter):
         ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
     """
 
+    usual: ClassVar = {"family": "block"}
     at_once = True
     public = (
         _published(False, name="dflash", title="a DFlash head", serves=served_as("dflash")),
@@ -148,31 +158,10 @@ class BlockDrafter(HeadDrafter):
 
     @classmethod
     def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        block_size: int | None = None,
-        mask_token_id: int | None = None,
-        hidden_layers: Sequence[int] | None = None,
-        passes: int | None = None,
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        **options: Unpack[Loaded],
+        cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[BlockFiles]
     ) -> "BlockDrafter":
-        """Load a head from a folder, the hub, or this package (``"bundled/…"``), in any layout of ``block_files``.
-
-        Arguments and errors are those of ``load_block`` and of the class, whose ``tree`` is called ``shape`` here.
-        ``bind`` copies the weights to the target's device and dtype.
-        """
-        chosen = layers_given(hidden_layers)
-
-        def load(**where: Any) -> BlockHead:
-            return load_block(
-                path, dtype=dtype, device=device, hidden_layers=chosen, mask_token_id=mask_token_id, **where
-            )
-
-        return cls.loaded(path, load, shape, {**options, "block_size": block_size, "passes": passes})
+        """Load a head with ``load_block``, from a folder, the hub, or this package (``"bundled/…"``)."""
+        return cls.loaded(path, load_block, shape, options)
 
     def describe(self, target: Target | None = None) -> Description:
         found, mask = self.head.describe(), self.mask_token_id

@@ -7,16 +7,17 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (the same heads, another tre
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from drafters.feature import FeatureDrafter
+from drafters.heads.assemble import mask_of
 from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import Eagle3Head, EagleHead, default_layers
-from drafters.heads.eagle_files import TOKENS, load_eagle, mask_of, save_eagle
+from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
 from drafters.heads.files import Public, has
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
@@ -35,7 +36,7 @@ DECIDES = (
 )
 DECIDES_3 = (
     *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
-    *("feeds_normed", "owns_output", "mask_token_id", *DECIDES),
+    *("feeds_normed", "owns_output", *DECIDES),
 )
 
 
@@ -55,36 +56,14 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
     return has(names, "midlayer.hidden_norm.", "layers.0.hidden_norm.") and masks is (mask_of("", config) is not None)
 
 
-class FromEagleFiles:
-    """Loads a drafter whose head stands in files of EAGLE's layouts."""
+class EagleFiles(Loaded, total=False):
+    """Settings of a head in files of EAGLE's layouts: ``Loaded``, and those of ``load_eagle``."""
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        hidden_layers: Sequence[int] | None = None,
-        embeddings: str = "auto",
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        **options: Unpack[Loaded],
-    ) -> Self:
-        """Load a head from a folder, the hub, or this package.
-
-        Arguments and errors are those of ``load_eagle`` and of the class. ``bind`` copies the weights to the target's
-        device and dtype.
-        """
-        drafter: Any = cls
-        chosen = layers_given(hidden_layers)
-
-        def load(**where: Any) -> EagleHead | Eagle3Head:
-            return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
-
-        return drafter.loaded(path, load, shape, options)
+    hidden_layers: Sequence[int] | None
+    embeddings: str
 
 
-class EagleDrafter(FromEagleFiles, FeatureDrafter):
+class EagleDrafter(FeatureDrafter):
     """Drafts with an EAGLE head.
 
     Args:
@@ -92,6 +71,7 @@ class EagleDrafter(FromEagleFiles, FeatureDrafter):
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
     """
 
+    usual: ClassVar = {"family": "eagle"}
     public = (
         published(
             name="eagle",
@@ -127,13 +107,21 @@ class EagleDrafter(FromEagleFiles, FeatureDrafter):
         **options: Unpack[HeadOptions],
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
-        if isinstance(head, Eagle3Head) and head.mask_token_id is not None:
+        name = options.get("name") or type(head).__name__
+        if isinstance(head, Eagle3Head) and head.at_once:
             raise ValueError(
-                f"the head {options.get('name') or 'Eagle3Head'} is P-EAGLE's, which was not trained to read its own "
-                f"output: give drafter=peagle, or PEagleDrafter"
+                f"the head {name} fills masks, and was not trained to read its own output: give the drafter of such "
+                f"heads"
             )
         tree = ExpansionTree() if shape is None else tree_of(shape)
-        super().__init__(head, tree, hidden_layers=hidden_layers, **{"name": type(head).__name__, **options})
+        super().__init__(head, tree, hidden_layers=hidden_layers, **{**options, "name": name})
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[EagleFiles]
+    ) -> "EagleDrafter":
+        """Load a head with ``load_eagle``, from a folder, the hub, or this package (``"bundled/…"``)."""
+        return cls.loaded(path, load_eagle, shape, options)
 
 
 class NewEagle3(TypedDict, total=False):
@@ -191,11 +179,16 @@ def columns_of(given: NewEagle3) -> int | None:
 
 
 def eagle3_for(
-    target: Target, given: NewEagle3, draft_ids: Int[Tensor, " column"] | None, **options: Any
-) -> Eagle3Head:
+    target: Target,
+    given: NewEagle3,
+    draft_ids: Int[Tensor, " column"] | None,
+    kind: type[Eagle3Head] = Eagle3Head,
+    **options: Any,
+) -> Any:
     """Returns a head to train.
 
     Args:
+        kind: Its class.
         draft_ids: The target's ids that it is to draft; None for all.
         **options: Of ``Eagle3Head.for_target``, for new weights.
 
@@ -204,7 +197,7 @@ def eagle3_for(
     """
     name, layers = given.get("name"), layers_given(given.get("hidden_layers"))
     if name is not None:
-        head = load_eagle(name, hidden_layers=layers)
+        head = load_eagle(name, kind=kind, hidden_layers=layers)
         if not isinstance(head, Eagle3Head):
             raise ValueError(f"head.name={name!r} is an EAGLE-1 head, which is not trained here: give an EAGLE-3 one")
         return head
@@ -212,7 +205,7 @@ def eagle3_for(
     # In a shallow target the usual three would coincide.
     usual = default_layers(count) if count >= 7 else tuple(sorted({min(1, count - 1), count // 2, count - 1}))
     options |= {key: value for key, value in given.items() if key in _SHAPE}
-    head = Eagle3Head.for_target(target.model, hidden_layers=layers or usual, draft_ids=draft_ids, **options)
+    head = kind.for_target(target.model, hidden_layers=layers or usual, draft_ids=draft_ids, **options)
     if given.get("output_from_target", True):
         take_output(head, target)
     return head

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -280,6 +280,7 @@ class MedusaDrafter(LastStateDrafter):
     """
 
     kind, title = MedusaHeads, "Medusa"
+    usual: ClassVar = {"family": "medusa"}
     public = (
         Public(
             name="medusa",

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafters.heads.eagle_files import mask_of
+from drafters.heads.assemble import mask_of
 from drafters.heads.files import Public, Where, has
 from drafters.heads.training import (
     Anchors,

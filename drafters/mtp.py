@@ -1,9 +1,8 @@
 """Drafts with the modules for multi-token prediction that many models ship with (DeepSeek-V3, arXiv 2412.19437)."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -12,8 +11,8 @@ from transformers import PreTrainedModel
 
 from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
-from drafters.heads.files import Public
-from drafters.heads.mtp import TOKENS, MTPHead, check_hidden, holds_module, load_mtp, model_like, save_mtp
+from drafters.heads.files import Public, check_layout
+from drafters.heads.mtp import HIDDEN, TOKENS, MTPHead, holds_module, load_mtp, model_like, save_mtp
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import HeadOptions, Loaded
 from specdec.arguments import instance, whole
@@ -32,6 +31,7 @@ class MTPDrafter(FeatureDrafter):
         shape: A tree builder, or what ``TreeShape.of`` takes. Modules are trained to look one or a few tokens ahead.
     """
 
+    usual: ClassVar = {"family": "mtp"}
     public = (
         Public(
             name="mtp",
@@ -39,7 +39,7 @@ class MTPDrafter(FeatureDrafter):
             formats=("native", "speculators"),
             why_not={"sglang": "SGLang reads modules from the target's own folder only"},
             holds=holds_module,
-            read=lambda path, target, *, dtype: load_mtp(path, model_like(path, target)).to(dtype),
+            read=lambda path, target, *, dtype: load_mtp(path, target=model_like(path, target), dtype=dtype),
             write=save_mtp,
             tokens=lambda module: TOKENS,
             width="captured_width",
@@ -76,18 +76,22 @@ class MTPDrafter(FeatureDrafter):
         Args:
             path: A folder or a name on the hub; None for the target's own checkpoint.
         """
-        number, state = whole("module", module, least=0), check_hidden(hidden_state)
+        given = {"module": whole("module", module, least=0), "hidden_state": hidden_state}
+        check_layout(hidden_state, HIDDEN, "hidden_state")
 
-        def load(target: PreTrainedModel, **where: Any) -> MTPHead:
-            place = path or target.config.name_or_path
-            if not place:
-                raise ValueError(
-                    "the target was not loaded from files, so its MTP module cannot be found: give the folder that it "
-                    "is in"
-                )
-            return load_mtp(place, target, module=number, hidden_state=state, **where)
+        def load(path: str | Path | None, **where: Any) -> Load:
+            def read(target: PreTrainedModel) -> MTPHead:
+                place = path or target.config.name_or_path
+                if not place:
+                    raise ValueError(
+                        "the target was not loaded from files, so its MTP module cannot be found: give the folder that "
+                        "it is in"
+                    )
+                return load_mtp(place, target=target, **given, **where)
 
-        return cls.loaded(path, lambda **where: partial(load, **where), shape, options)
+            return read
+
+        return cls.loaded(path, load, shape, options)
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the module that was given, or else read it from its files."""
@@ -120,12 +124,13 @@ class TrainedMTP(TrainedFeatureHead):
         detached: bool = False,
     ):
         super().__init__(depths, detached=detached)
-        self.name, self.module, self.hidden_state = name, module, check_hidden(hidden_state)
+        check_layout(hidden_state, HIDDEN, "head.hidden_state")
+        self.name, self.module, self.hidden_state = name, module, hidden_state
         self._fusion: tuple[nn.Module, ...] = ()
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
         if self.name is not None:
-            head = load_mtp(self.name, target.model, module=self.module, hidden_state=self.hidden_state)
+            head = load_mtp(self.name, target=target.model, module=self.module, hidden_state=self.hidden_state)
         else:
             before = self.hidden_state == "before_norm"
             head = MTPHead.for_target(target.model, hidden_first=True, before_norm=before)

@@ -1,12 +1,14 @@
 """What drafters have in common that run a model of their own: a small causal LM, or a head."""
 
 import copy
+import inspect
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -71,9 +73,13 @@ class Loaded(Where, Settings, total=False):
 
     Attributes:
         any_target: Whether it may run on another target than the one that its ``training.json`` names.
+        dtype: What to load it in; None for the checkpoint's own. It runs in the target's.
+        device: Where to load it; None for the CPU, from where it is copied to the target's device.
     """
 
     any_target: bool
+    dtype: str | torch.dtype | None
+    device: str | torch.device | None
     quantization: str | None
     quantization_check: bool
 
@@ -165,15 +171,18 @@ class HeadDrafter(OwnModelDrafter):
 
         Args:
             path: The files' place; None for those of the target.
-            load: Loads the head, given what there is of ``Where``.
-            given: ``Loaded``, and other arguments of the drafter.
+            load: Loads the head; given ``path``, and what there is of ``Where`` and of its own parameters.
+            given: ``Loaded``, and other arguments of ``load`` and of the drafter.
         """
         options = dict(given)
-        where: Any = {key: options.pop(key) for key in Where.__annotations__ if key in options}
+        options["hidden_layers"] = layers_given(options.get("hidden_layers"))
+        taken = {"dtype", "device", *Where.__annotations__, *inspect.signature(load).parameters}
         any_target = options.pop("any_target", False)
         check_format(options.get("kv_cache"))  # before anything is loaded
+        for_load: Any = {key: options.pop(key) for key in taken if options.get(key, ...) is not ...}
+        where: Any = {key: value for key, value in for_load.items() if key in Where.__annotations__}
         make: Any = cls
-        drafter = make(load(**where), shape, **({} if path is None else {"name": str(path)}), **options)
+        drafter = make(load(path, **for_load), shape, **({} if path is None else {"name": str(path)}), **options)
         if path is not None and not any_target:
             drafter.trained_on = trained_on(path, **where)
         return drafter

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafters.heads.eagle_files import mask_of
+from drafters.heads.assemble import mask_of
 from drafters.heads.files import Public
 from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive, frozen_copy

@@ -4,16 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from drafters.eagle import DECIDES_3, FromEagleFiles, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
+from drafters.eagle import DECIDES_3, EagleFiles, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
 from drafters.feature import FeatureDrafter
-from drafters.heads.eagle import Eagle3Head, EagleHead
-from drafters.heads.eagle_files import TOKENS, save_eagle
+from drafters.heads.assemble import MASK_KEYS, mask_of, needed
+from drafters.heads.eagle import Eagle3Head
+from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
+from drafters.heads.files import OURS, Checkpoint
 from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import (
     Anchors,
@@ -26,7 +28,7 @@ from drafters.heads.training import (
     most_frequent,
 )
 from drafters.own_model import HeadOptions
-from specdec.arguments import instance
+from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Description, Drafter
@@ -34,7 +36,51 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 
-class PEagleDrafter(FromEagleFiles, FeatureDrafter):
+class PEagleHead(Eagle3Head):
+    """An EAGLE-3 head that was trained on masks in place of its own output.
+
+    Args:
+        mask_token_id: The token of masks. Their feature is made of hidden states of its own.
+        tokens: How many tokens a draft was trained for; None if not known.
+        options: Those of ``Eagle3Head``.
+    """
+
+    options = (*Eagle3Head.options, "mask_token_id", "tokens")
+    at_once = True
+    in_speculators = ("peagle", "PEagleSpeculator")
+
+    def __init__(self, config: Any, *, mask_token_id: int, tokens: int | None = None, **options: Any):
+        super().__init__(config, **options)
+        self.mask_token_id, self.tokens = whole("mask_token_id", mask_token_id, least=0), tokens
+        # As its authors begin; their files have this shape.
+        self.model.mask_hidden = nn.Parameter(torch.randn(1, 1, self.captured * self.captured_width))
+
+    @classmethod
+    def stored(cls, checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        name, stored, ours = checkpoint.name, checkpoint.config, checkpoint.json(OURS) or {}
+        mask = mask_of(name, stored)
+        if mask is None:
+            raise ValueError(f"{name}: its config.json names no mask token, so it is not P-EAGLE's: add mask_token_id")
+        if stored.get("speculators_model_type") == "peagle":
+            needed(name, tensors, "mask_hidden")
+        fused = needed(name, tensors, "fc.weight")  # vLLM takes zeros, too, where there are no states of a mask
+        tensors["mask_hidden"] = tensors.get("mask_hidden", fused.new_zeros(fused.shape[1])).reshape(1, 1, -1)
+        proposals = (stored.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        return {"mask_token_id": mask, "tokens": ours.get("tokens") or proposals[0].get("speculative_tokens")}
+
+    def said(self) -> dict[str, Any]:
+        return dict.fromkeys(MASK_KEYS[:2], self.mask_token_id)  # vLLM's proposer reads the second name
+
+    def describe(self) -> Description:
+        found = super().describe()
+        doubts = {name: value for name, value in found.doubts.items() if name != "residual"}
+        return replace(found, kind="P-EAGLE head", doubts=doubts)
+
+    def parts(self, name: str) -> tuple[int, int]:
+        return (self.captured, 0) if name == "model.mask_hidden" else super().parts(name)
+
+
+class PEagleDrafter(FeatureDrafter):
     """Drafts with a P-EAGLE head: one forward over what became final and a mask for every depth but the first.
 
     The depths know nothing of each other's tokens, so that a level of a tree has the same tokens below every node. A
@@ -47,6 +93,7 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
     """
 
     at_once = True
+    usual: ClassVar = {"family": "eagle", "title": "P-EAGLE head", "layers": 4, "at_once": True}
     public = (
         published(
             name="peagle",
@@ -54,36 +101,37 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
             formats=("native", "speculators"),
             why_not={"sglang": "SGLang has no heads that fill masks"},
             holds=partial(fuses_pairs, masks=True),
+            read=lambda path, target, **given: load_eagle(path, kind=PEagleHead, **given),
             tokens=lambda head: head.tokens or TOKENS,
             takes=("embeddings", "hidden_layers"),
             serves={"vLLM": {"method": "eagle3", "parallel_drafting": True}},
-            decides=DECIDES_3,
+            decides=(*DECIDES_3, "mask_token_id"),
         ),
     )
 
     def __init__(
         self,
-        head: Eagle3Head | EagleHead,
+        head: PEagleHead,
         shape: AnyTree | None = None,
         *,
         hidden_layers: Sequence[int] | None = None,
         **options: Unpack[HeadOptions],
     ):
-        instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with PEagleDrafter.from_pretrained(…)")
-        given: Any = {**options, "name": options.get("name") or type(head).__name__}
-        if isinstance(head, EagleHead) or head.mask_token_id is None:
-            raise ValueError(f"the head {given['name']} has no mask token, so it is not P-EAGLE's: give drafter=eagle")
+        instance("head", head, PEagleHead, "a P-EAGLE head, or load one with PEagleDrafter.from_pretrained(…)")
         builder = tree_of((head.tokens or TOKENS) if shape is None else shape)
-        super().__init__(head, builder, hidden_layers=hidden_layers, **given)
+        name = options.get("name") or type(head).__name__
+        super().__init__(head, builder, hidden_layers=hidden_layers, **{**options, "name": name})
         self.mask_token_id = head.mask_token_id
         self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
 
-    def describe(self, target: Target | None = None) -> Description:
-        found = super().describe(target)
-        doubts = {name: value for name, value in found.doubts.items() if name != "residual"}
-        return replace(found, kind="P-EAGLE head", doubts=doubts)
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[EagleFiles]
+    ) -> "PEagleDrafter":
+        """Load a head with ``load_eagle``, from a folder or the hub."""
+        return cls.loaded(path, load_eagle, shape, {**options, "kind": PEagleHead})
 
-    def scorer_of(self, head: Eagle3Head, runner: ModelRunner, **window: Any) -> ParallelScorer:
+    def scorer_of(self, head: PEagleHead, runner: ModelRunner, **window: Any) -> ParallelScorer:
         rows = head.get_input_embeddings().weight.shape[0]
         if self.mask_token_id >= rows:
             raise ValueError(
@@ -110,7 +158,7 @@ class TrainedPEagle(FillsMasks):
     """
 
     title, before = "P-EAGLE head", 1
-    head: Eagle3Head
+    head: PEagleHead
     _borrowed: tuple[Any, Any]
 
     def __init__(
@@ -131,16 +179,13 @@ class TrainedPEagle(FillsMasks):
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the head, in float32. Raises ValueError: a loaded head is not P-EAGLE's, or it does not fit."""
-        token, name = mask_token(target.name, target.vocab_size, self.mask_token_id), self.given.get("name")
+        token = mask_token(target.name, target.vocab_size, self.mask_token_id)
         masks = {"owns_embeddings": self.trains_embeddings, "tokens": self.depths, "mask_token_id": token}
-        head = eagle3_for(target, self.given, most_frequent(counts, self.draft_columns), **masks)
-        if head.mask_token_id is None:
-            raise ValueError(f"head.name={name!r} has no mask token, so it is not P-EAGLE's: give head=eagle3")
-        self.head = head = head.float()
+        head = eagle3_for(target, self.given, most_frequent(counts, self.draft_columns), PEagleHead, **masks).float()
         own: Any = head.get_input_embeddings()
-        if own is not None and name is None:
+        if own is not None and self.given.get("name") is None:
             own.weight.data.copy_(target.model.get_input_embeddings().weight)
-        self.hidden_layers = tuple(head.hidden_layers or ())
+        self.head, self.hidden_layers = head, tuple(head.hidden_layers or ())
         self._borrowed = borrowed(head, target)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
@@ -149,7 +194,7 @@ class TrainedPEagle(FillsMasks):
         features = head.fuse([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers])
         masks = head.model.fusion(head.model.mask_hidden).expand(len(features), masked.masks, -1)
         tokens = torch.cat([batch.tokens[:, 1:], batch.tokens[:, -1:]], 1)
-        fill = tokens.new_full((len(tokens), masked.masks), head.mask_token_id or 0)
+        fill = tokens.new_full((len(tokens), masked.masks), head.mask_token_id)
         output = head.model(
             inputs_embeds=self._borrowed[0](torch.cat([tokens, fill], 1)),
             features=torch.cat([features, masks], 1),

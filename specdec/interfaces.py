@@ -152,9 +152,12 @@ class Drafter(ABC):
         runs: What it runs, by which memory and time are planned before anything is loaded: ``"nothing"`` (it looks
             drafts up), a ``"model"`` or a ``"head"`` from the files that its argument ``name`` gives, or the
             ``"target"``, over keys and values of its own. None if it does not say; then it is not planned.
+        usual: The usual sizes of such heads, by which they are planned without files: a ``family``, and what is unusual
+            for it (``experiments.planning``). A literal, which is read without an import.
     """
 
     runs: ClassVar[Literal["nothing", "model", "head", "target"] | None] = None
+    usual: ClassVar[Mapping[str, Any] | None] = None
     max_nodes: int
     max_depth: int
     laws: frozenset[DraftSampling]

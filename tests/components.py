@@ -30,7 +30,7 @@ from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
-from drafters.peagle import PEagleDrafter
+from drafters.peagle import PEagleDrafter, PEagleHead
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.rest import RestDrafter
@@ -223,11 +223,11 @@ def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
     return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids), 1.5)
 
 
-def peagle_head(model: PreTrainedModel) -> Eagle3Head:
+def peagle_head(model: PreTrainedModel) -> PEagleHead:
     """Fuses three hidden states; the last token but one is the mask."""
     token = model.get_output_embeddings().weight.shape[0] - 2
     # Of larger weights, two layers and a mask turn rounding's last bit into other drafts.
-    return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=token), 1.0)
+    return wide(PEagleHead.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=token), 1.0)
 
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {

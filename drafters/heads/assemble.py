@@ -7,8 +7,9 @@ backwards to load one.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -28,27 +29,43 @@ Written = dict[str, Any]
 _Head = TypeVar("_Head", bound=nn.Module)
 _Config = TypeVar("_Config", bound=PreTrainedConfig)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""The names of the mask token in a ``config.json``."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
-def loaded(
-    path: str | Path,
-    build: Callable[[Checkpoint], _Head],
-    *,
-    dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    **where: Unpack[Where],
-) -> _Head:
-    """Returns a head that is built from the files of a checkpoint.
+def loader(read: Callable[..., _Head]) -> Callable[..., _Head]:
+    """Returns what loads a head from files: ``load(path, *, dtype, device, **given)``.
 
-    Args:
-        path: A folder, a name on the hub, or ``bundled/…``.
-        dtype: What to load it in; None for the checkpoint's own.
-        device: Where to put it; None for the CPU.
+    ``path`` is a folder, a name on the hub, or ``bundled/…``; ``dtype`` None for the checkpoint's own; ``device`` None
+    for the CPU. ``given`` is ``Where``, and what ``read`` takes besides the ``Checkpoint``.
     """
-    resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
-    head = build(Checkpoint(path, **where))
-    return move(head, place, resolved if isinstance(resolved, torch.dtype) else next(head.parameters()).dtype)
+
+    @wraps(read)
+    def load(
+        path: str | Path,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **given: Any,
+    ) -> _Head:
+        where: Any = {key: given.pop(key) for key in Where.__annotations__ if key in given}
+        resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
+        head = read(Checkpoint(path, **where), **given)
+        return move(head, place, resolved if isinstance(resolved, torch.dtype) else next(head.parameters()).dtype)
+
+    return load
+
+
+_LAYERS = """model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+hidden_act max_position_embeddings rms_norm_eps attention_bias mlp_bias vocab_size layer_types sliding_window
+use_sliding_window rope_parameters"""
+
+
+def layers_said(config: Any) -> Written:
+    """Returns what a ``config.json`` says of decoder layers, the base of RoPE in old and in new words."""
+    said = {name: getattr(config, name) for name in _LAYERS.split() if hasattr(config, name)}
+    return said | {"rope_theta": config.rope_parameters["rope_theta"], "tie_word_embeddings": False}
 
 
 def public_name(key: str, names: Names) -> str:
@@ -254,6 +271,12 @@ def sizes_of(
 def count_of(name: str, stored: Mapping[str, Any], key: str) -> int | None:
     """Returns a positive number that a ``config.json`` states; None if it does not, or states 0. Refuses all else."""
     return whole(f"{name}: its config.json has {key}", stored[key], least=1) if stored.get(key) else None
+
+
+def mask_of(name: str, stored: Mapping[str, Any]) -> int | None:
+    """Returns the mask token that a ``config.json`` names, as vLLM looks for it; None if it names none."""
+    key = next((key for key in MASK_KEYS if stored.get(key) is not None), None)
+    return None if key is None else whole(f"{name}: its config.json has {key}", stored[key], least=0)
 
 
 def section(name: str, stored: Mapping[str, Any], key: str) -> Mapping[str, Any]:

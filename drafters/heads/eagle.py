@@ -1,12 +1,8 @@
-"""The heads of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (2503.01840) and 3.1 (2605.09992); EAGLE-2 is another tree.
+"""The heads of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (2503.01840) and 3.1 (2605.09992); EAGLE-2 is another tree."""
 
-P-EAGLE (arXiv 2602.01469) is an EAGLE-3 head that was trained on masks in place of its own output.
-"""
-
-import inspect
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -21,8 +17,10 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
+from drafters.heads.assemble import mask_of
 from drafters.heads.base import FeatureBackbone, FeatureHead, config_for
 from drafters.heads.bound import widened, wider_config
+from drafters.heads.files import Checkpoint
 from specdec.arguments import whole
 from specdec.interfaces import Description
 
@@ -99,13 +97,23 @@ class Eagle3Head(FeatureHead):
         fusion_bias: Whether the fusion has a bias.
         owns_embeddings: Whether the head has embeddings; it borrows the target's otherwise.
         owns_output: Whether the head has an output layer; it borrows the target's otherwise.
-        mask_token_id: The token of masks, for P-EAGLE; such a head also has the hidden states of a mask. None for a
-            head that reads its own output.
-        tokens: How many tokens a draft of P-EAGLE was trained for; None if not known.
+
+    Attributes:
+        at_once: Whether it fills masks, and does not read its own output.
+        tokens: How many tokens a draft was trained for; None if not known.
+        in_speculators: What speculators calls such heads and their class.
 
     Raises:
         ValueError: A number is out of its range, or options exclude each other.
     """
+
+    options: ClassVar[tuple[str, ...]] = (
+        *("hidden_layers", "captured", "captured_width", "draft_ids", "norm_before_residual", "norm_joined"),
+        *("norm_each", "feeds_normed", "fusion_bias", "owns_embeddings", "owns_output"),
+    )
+    at_once: ClassVar[bool] = False
+    in_speculators: ClassVar[tuple[str, str]] = ("eagle3", "Eagle3Speculator")
+    tokens: int | None = None
 
     def __init__(
         self,
@@ -122,8 +130,6 @@ class Eagle3Head(FeatureHead):
         fusion_bias: bool = False,
         owns_embeddings: bool = False,
         owns_output: bool = True,
-        mask_token_id: int | None = None,
-        tokens: int | None = None,
     ):
         super().__init__(config)
         self.hidden_layers = None if hidden_layers is None else tuple(hidden_layers)
@@ -141,14 +147,30 @@ class Eagle3Head(FeatureHead):
         self.norm_before_residual, self.feeds_normed = norm_before_residual, feeds_normed
         self.norm_joined, self.norm_each, self.fusion_bias = norm_joined, norm_each, fusion_bias
         self.owns_embeddings, self.owns_output = owns_embeddings, owns_output
-        self.mask_token_id = None if mask_token_id is None else whole("mask_token_id", mask_token_id, least=0)
-        self.tokens = tokens
         self.model = _Eagle3Backbone(self)
         ids = draft_ids if draft_ids is None or isinstance(draft_ids, Tensor) else torch.tensor(list(draft_ids))
         self.register_buffer("draft_ids", ids, persistent=False)
-        columns = config.vocab_size if ids is None else len(ids)
-        self.lm_head = nn.Linear(config.hidden_size, columns, bias=False) if owns_output else None
+        self.lm_head = nn.Linear(config.hidden_size, self.columns, bias=False) if owns_output else None
         self.fed_back = config.num_hidden_layers + feeds_normed
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of the logits."""
+        return self.config.vocab_size if self.draft_ids is None else len(self.draft_ids)
+
+    @classmethod
+    def stored(cls, checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return further options of a head that files hold; refuse files of another kind."""
+        if mask_of(checkpoint.name, checkpoint.config) is not None:
+            raise ValueError(
+                f"{checkpoint.name} holds a head that fills masks and was not trained to read its own output: give the "
+                f"drafter of such heads"
+            )
+        return {}
+
+    def said(self) -> dict[str, Any]:
+        """Return what ``config.json`` says besides."""
+        return {}
 
     @classmethod
     def for_target(
@@ -189,16 +211,15 @@ class Eagle3Head(FeatureHead):
 
     def widened(self, width: int) -> "Eagle3Head":
         factor = width / self.captured_width
-        options = {name: getattr(self, name) for name in inspect.signature(Eagle3Head).parameters}
-        config = wider_config(self.config, factor)
-        larger = Eagle3Head(**{**options, "config": config, "captured_width": width})
+        options: dict[str, Any] = {name: getattr(self, name) for name in self.options} | {"captured_width": width}
+        larger = type(self)(wider_config(self.config, factor), **options)
+        return widened(self, larger, factor, self.parts)
+
+    def parts(self, name: str) -> tuple[int, int]:
+        """See ``bound.widened``."""
         pairs = {f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"}
-
-        def parts(name: str) -> tuple[int, int]:
-            fuses = name.startswith(("model.fusion.linear.weight", "model.fusion.norm.weight", "model.mask_hidden"))
-            return self.captured if fuses else 2 if name in pairs else 1, 0
-
-        return widened(self, larger, factor, parts)
+        fuses = name.startswith(("model.fusion.linear.weight", "model.fusion.norm.weight"))
+        return self.captured if fuses else 2 if name in pairs else 1, 0
 
 
 class _Eagle3Backbone(FeatureBackbone):
@@ -213,8 +234,6 @@ class _Eagle3Backbone(FeatureBackbone):
             norm = _rms_norm(config, total)
         linear = nn.Linear(total, config.hidden_size, bias=head.fusion_bias)
         self.fusion = nn.Sequential(OrderedDict(norm=norm, linear=linear))
-        # As its authors begin; their files have this shape.
-        self.mask_hidden = None if head.mask_token_id is None else nn.Parameter(torch.randn(1, 1, total))
         first = PairLayer(config, 0, norm_before_residual=head.norm_before_residual)
         rest = [_decoder_layer(config, index) for index in range(1, config.num_hidden_layers)]
         self.layers = nn.ModuleList([first, *rest])

@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -291,7 +292,14 @@ def has(names: Sequence[str], *beginnings: str) -> bool:
     return any(name.startswith(beginnings) for name in names)
 
 
-def check_layout(layout: str, layouts: Sequence[str]) -> None:
+def check_limits(layout: str, head: Any, limits: Mapping[str, Any]) -> None:
+    """Refuse a head that a layout cannot say, or whose rest an engine would leave out; ``limits`` by attribute."""
+    for name, value in limits.items():
+        if (found := attrgetter(name)(head)) != value:
+            raise ValueError(f"layout={layout} has heads with {name}={value}, and this one has {found}: give native")
+
+
+def check_layout(layout: str, layouts: Sequence[str], setting: str = "layout") -> None:
     """Refuse a layout that there is not."""
     if layout not in layouts:
-        raise ValueError(f"layout={layout!r}: give one of {', '.join(layouts)}")
+        raise ValueError(f"{setting}={layout!r}: give one of {', '.join(layouts)}")

@@ -10,19 +10,20 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from drafters.heads.assemble import Names, count_of, fill, named, public_name, section
+from drafters.heads.assemble import Names, count_of, fill, loader, named, public_name, section
 from drafters.heads.base import FeatureBackbone, FeatureHead
 from drafters.heads.bound import move
-from drafters.heads.files import OURS, Checkpoint, ServedFor, Where, check_layout, has, write
+from drafters.heads.files import OURS, Checkpoint, ServedFor, check_layout, has, write
 from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.interfaces import Description
+from specdec.machine import dtype_name
 
 
 class _Backbone(FeatureBackbone):
@@ -160,59 +161,48 @@ TOKENS = 3
 HIDDEN = ("auto", "after_norm", "before_norm")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_OURS = (
+    "model.enorm.",
+    "model.hnorm.",
+    "model.proj.",
+    "model.norm.",
+    "model.embed_tokens.",
+    "model.layers.0.",
+    "lm_head.",
+)
 
 
 class Family(NamedTuple):
     """How a family of models calls the parts of a module.
 
     Attributes:
-        prefixes: What all names of a module begin with; ``{layer}`` is the number of the target's layers plus the
+        prefixes: The beginning of all names of a module; ``{layer}`` is the number of the target's layers plus the
             module's, ``{module}`` the module's.
-        names: The table of names behind the prefix.
+        theirs: The names of ``_OURS`` behind the prefix; None for parts that such modules do not have.
     """
 
     prefixes: tuple[str, ...]
-    names: Names
+    theirs: tuple[str | None, ...]
     hidden_first: bool = False
 
     def names_of(self, prefix: str, module: int) -> Names:
         """The table of names of one module."""
-        return [(ours, prefix + theirs.format(module=module)) for ours, theirs in self.names]
+        pairs = zip(_OURS, self.theirs, strict=True)
+        return [(ours, prefix + theirs.format(module=module)) for ours, theirs in pairs if theirs is not None]
 
 
 FAMILIES = {
     "deepseek": Family(
-        prefixes=("model.layers.{layer}.",),
-        names=(
-            ("model.enorm.", "enorm."),
-            ("model.hnorm.", "hnorm."),
-            ("model.proj.", "eh_proj."),
-            ("model.norm.", "shared_head.norm."),
-            ("lm_head.", "shared_head.head."),
-            ("model.embed_tokens.", "embed_tokens."),
-            ("model.layers.0.", ""),
-        ),
+        ("model.layers.{layer}.",),
+        ("enorm.", "hnorm.", "eh_proj.", "shared_head.norm.", "embed_tokens.", "", "shared_head.head."),
     ),
     "qwen": Family(
-        prefixes=("mtp.",),
-        names=(
-            ("model.enorm.", "pre_fc_norm_embedding."),
-            ("model.hnorm.", "pre_fc_norm_hidden."),
-            ("model.proj.", "fc."),
-            ("model.norm.", "norm."),
-            ("model.embed_tokens.", "embed_tokens."),
-            ("model.layers.0.", "layers.{module}."),
-        ),
+        ("mtp.",),
+        ("pre_fc_norm_embedding.", "pre_fc_norm_hidden.", "fc.", "norm.", "embed_tokens.", "layers.{module}.", None),
     ),
     "mimo": Family(
-        prefixes=("model.mtp_layers.{module}.", "mtp_layers.{module}."),
-        names=(
-            ("model.enorm.", "token_layernorm."),
-            ("model.hnorm.", "hidden_layernorm."),
-            ("model.proj.", "input_proj."),
-            ("model.norm.", "final_layernorm."),
-            ("model.layers.0.", ""),
-        ),
+        ("model.mtp_layers.{module}.", "mtp_layers.{module}."),
+        ("token_layernorm.", "hidden_layernorm.", "input_proj.", "final_layernorm.", None, "", None),
         hidden_first=True,
     ),
 }
@@ -222,8 +212,8 @@ FAMILIES = {
 def holds_module(names: Sequence[str], config: Mapping[str, Any]) -> bool:
     """Whether files hold a module, by the names of their tensors without ``model.``."""
     layers = (config.get("text_config") or config).get("num_hidden_layers", 0)
-    prefixes = [each.format(layer=layers, module=0) for family in FAMILIES.values() for each in family.prefixes]
-    return has(names, *(each.removeprefix("model.") for each in prefixes)) and not has(names, "fc.weight")
+    prefixes = [prefix.format(layer=layers, module=0) for family in FAMILIES.values() for prefix in family.prefixes]
+    return has(names, *(prefix.removeprefix("model.") for prefix in prefixes)) and not has(names, "fc.weight")
 
 
 def model_like(path: str, target: PreTrainedConfig | None) -> PreTrainedModel:
@@ -238,20 +228,13 @@ def model_like(path: str, target: PreTrainedConfig | None) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(target)
 
 
-def check_hidden(hidden_state: str) -> str:
-    """Refuse a hidden state that there is not."""
-    if hidden_state not in HIDDEN:
-        raise ValueError(f"hidden_state={hidden_state!r}: give one of {', '.join(HIDDEN)}")
-    return hidden_state
-
-
+@loader
 def load_mtp(
-    path: str | Path, target: PreTrainedModel, *, module: int = 0, hidden_state: str = "auto", **where: Unpack[Where]
+    checkpoint: Checkpoint, *, target: PreTrainedModel, module: int = 0, hidden_state: str = "auto"
 ) -> MTPHead:
-    """Load one of the modules of a checkpoint.
+    """Load one of the modules of the target's own checkpoint, or of one with modules alone.
 
     Args:
-        path: The target's own checkpoint, or one with the modules alone: a folder or a name on the hub.
         hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
             norm). ``"auto"`` is what ``specdec.json`` says, else before the norm for checkpoints that ``speculators``
             wrote, and after it for others.
@@ -259,80 +242,51 @@ def load_mtp(
     Raises:
         ValueError: There is no such module, or it is incomplete, or it does not fit the target.
     """
-    check_hidden(hidden_state)
-    checkpoint = Checkpoint(path, **where)
-    text = target.config.get_text_config(decoder=True)
-    tried = []
-    for family in FAMILIES.values():
-        for pattern in family.prefixes:
-            prefix = pattern.format(layer=text.num_hidden_layers + module, module=module)
-            tried.append(prefix)
-            found = checkpoint.tensors(lambda name, prefix=prefix: name.startswith(prefix))
-            if found:
-                _check_vocabulary(checkpoint, text.vocab_size)
-                found = _of_module(checkpoint.name, found, prefix, module)
-                return _assembled(checkpoint, target, family, family.names_of(prefix, module), found, hidden_state)
-    raise ValueError(
-        f"{checkpoint.name} has no MTP module {module} for a target of {text.num_hidden_layers} layers: no tensor "
-        f"begins with {', '.join(tried)}; give a checkpoint that has one"
+    check_layout(hidden_state, HIDDEN, "hidden_state")
+    name, stored, text = checkpoint.name, checkpoint.config, target.config.get_text_config(decoder=True)
+    numbers = {"layer": text.num_hidden_layers + module, "module": module}
+    tried = [(family, prefix.format(**numbers)) for family in FAMILIES.values() for prefix in family.prefixes]
+    every = checkpoint.tensors(lambda key: key.startswith(tuple(prefix for _, prefix in tried)))
+    every = {key: tensor for key, tensor in every.items() if not key.endswith("rotary_emb.inv_freq")}
+    family, prefix = next((pair for pair in tried if has([*every], pair[1])), (None, ""))
+    if family is None:
+        raise ValueError(
+            f"{name} has no MTP module {module} for a target of {text.num_hidden_layers} layers: no tensor "
+            f"begins with {', '.join(prefix for _, prefix in tried)}; give a checkpoint that has one"
+        )
+    described = [stored, section(name, stored, "text_config"), section(name, stored, "transformer_layer_config")]
+    stated = next((count for count in (count_of(name, part, "vocab_size") for part in described) if count), None)
+    if stated is not None and abs(stated - text.vocab_size) > MOST_PADDING:
+        raise ValueError(
+            f"the MTP module {name} is for a vocabulary of {stated} tokens and the target's has {text.vocab_size}: "
+            f"give a module that was trained on this target"
+        )
+    # Where a family stores all modules under one prefix, those of others are left out.
+    owners = {key: int(match[1]) for key in every if (match := _LAYER.match(key.removeprefix(prefix)))}
+    if owners and module not in owners.values():
+        raise ValueError(f"{name} has no MTP module {module}: it has {sorted(set(owners.values()))}, give one of them")
+    tensors = _stacked({key: tensor for key, tensor in every.items() if owners.get(key, module) == module})
+    names = family.names_of(prefix, module)
+    norm, proj, table, output = (
+        tensors.get(public_name(f"{part}weight", names)) for part in ("model.norm.", "model.proj.", *_OURS[4::2])
     )
-
-
-def _check_vocabulary(checkpoint: Checkpoint, tokens: int) -> None:
-    """Compare the vocabulary that a checkpoint states with the target's, from which modules borrow nearly always."""
-    name, stored = checkpoint.name, checkpoint.config
-    parts = [stored, section(name, stored, "text_config"), section(name, stored, "transformer_layer_config")]
-    stated = next((count for count in (count_of(name, part, "vocab_size") for part in parts) if count), None)
-    if stated is not None and abs(stated - tokens) > MOST_PADDING:
+    sizes = {len(part) for part in (norm, proj) if part is not None}
+    if len(sizes) == 1 and sizes != {text.hidden_size}:  # all of it is of another width, not one tensor
         raise ValueError(
-            f"the MTP module {name} is for a vocabulary of {stated} tokens and the target's has {tokens}: give a "
-            f"module that was trained on this target"
+            f"the MTP module {name} is {sizes.pop()} wide and the target's hidden states are {text.hidden_size} wide: "
+            f"give a module that was trained on this target"
         )
-
-
-def _of_module(name: str, found: Mapping[str, Tensor], prefix: str, module: int) -> dict[str, Tensor]:
-    """A module's tensors, where a family stores all modules under one prefix: without the others' layers."""
-    modules = {key: int(match[1]) for key in found if (match := _LAYER.match(key.removeprefix(prefix)))}
-    if modules and module not in modules.values():
-        there = sorted(set(modules.values()))
-        raise ValueError(
-            f"{name} has no MTP module {module}: it has {there[0] if len(there) == 1 else there}, give module="
-            f"{there[0]} or another checkpoint"
-        )
-    return {key: tensor for key, tensor in found.items() if modules.get(key, module) == module}
-
-
-def _assembled(
-    checkpoint: Checkpoint,
-    target: PreTrainedModel,
-    family: Family,
-    names: Names,
-    found: Mapping[str, Tensor],
-    hidden_state: str,
-) -> MTPHead:
-    name, speculators = checkpoint.name, checkpoint.config.get("speculators_model_type") is not None
+    speculators = stored.get("speculators_model_type") is not None
     said = (checkpoint.json(OURS) or {}).get("hidden_state") if hidden_state == "auto" else hidden_state
-    tensors = _stacked({key: tensor for key, tensor in found.items() if not key.endswith("rotary_emb.inv_freq")})
-
-    def stored(ours: str) -> Tensor | None:
-        return tensors.get(public_name(ours, names))
-
-    width = target.config.get_text_config(decoder=True).hidden_size
-    sizes = {len(part) for part in (stored("model.norm.weight"), stored("model.proj.weight")) if part is not None}
-    if len(sizes) == 1 and sizes != {width}:  # all of it is of another width, not one tensor
-        raise ValueError(
-            f"the MTP module {name} is {sizes.pop()} wide and the target's hidden states are {width} wide: give a "
-            f"module that was trained on this target"
-        )
     with torch.device("meta"):
         head = MTPHead(
             target,
             hidden_first=family.hidden_first and not speculators,
             before_norm=speculators if said is None else said == "before_norm",
-            owns_embeddings=stored("model.embed_tokens.weight") is not None,
-            owns_output=stored("lm_head.weight") is not None,
+            owns_embeddings=table is not None,
+            owns_output=output is not None,
         )
-    return move(fill(name, head, tensors, names), "cpu", None)
+    return fill(name, head, tensors, names)
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -346,7 +300,7 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             experts.setdefault(match[1], {}).setdefault(match[3], {})[int(match[2])] = tensor
     for name, parts in experts.items():
-        gate, up, down = ([each for _, each in sorted(parts.get(kind, {}).items())] for kind in ("gate", "up", "down"))
+        gate, up, down = ([part for _, part in sorted(parts.get(kind, {}).items())] for kind in ("gate", "up", "down"))
         if not len(gate) == len(up) == len(down):
             continue  # what is missing is then named
         found[f"{name}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
@@ -392,7 +346,7 @@ def save_mtp(
             )
         if target is None:
             raise ValueError("speculators' layout describes the target's layers: its config.json is needed")
-        dtype = str(head.dtype).removeprefix("torch.")
+        dtype = dtype_name(head.dtype)
         config = {
             **(served or ServedFor(target="")).speculators("mtp", "MTPDraftModel", TOKENS),
             "dtype": dtype,
@@ -402,7 +356,6 @@ def save_mtp(
         head, family, prefix = embedding_first(head), "mimo", "mtp_layers.0."
     ours = {"family": "mtp", "hidden_state": "before_norm" if head.before_norm else "after_norm", **(notes or {})}
     write(folder, named(head.state_dict(), FAMILIES[family].names_of(prefix, 0)), config, ours=ours)
-
     return head
 
 

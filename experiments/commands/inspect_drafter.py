@@ -85,7 +85,7 @@ def _by_its_files(name: str | None) -> DictConfig:
             "drafter=none drafts nothing, so there is nothing to inspect: give another drafter, or a folder"
         )
     kind = KINDS[kind_of_files(name)]
-    makers = [getattr(drafters, each) for each in drafters.__all__]
+    makers = [getattr(drafters, each) for each in dir(drafters)]
     maker = next(each for each in makers if kind in getattr(each, "public", ()))
     options = sections("drafter", None).values()
     section = next(each for each in options if each.get("_target_", "").endswith(f".{maker.__name__}.from_pretrained"))

@@ -16,7 +16,7 @@ from specdec import bundled
 from specdec.target.loading import load_tokenizer, looks_local, resolve_dtype
 
 KINDS: Mapping[str, Public] = {
-    kind.name: kind for name in drafters.__all__ for kind in getattr(getattr(drafters, name), "public", ())
+    kind.name: kind for name in dir(drafters) for kind in getattr(getattr(drafters, name), "public", ())
 }
 """By name. The first one that holds what is there counts."""
 
@@ -90,7 +90,7 @@ def kind_of(name: str) -> str:
     if found is None:
         raise ValueError(
             f"{name} holds no drafter that is known here, its tensors are {', '.join(names[:3]) or 'none'} …: give the "
-            f"folder of a small model, or of Medusa, EAGLE, P-EAGLE, MTP, DFlash or DSpark heads"
+            f"folder of {', '.join(kind.title for kind in KINDS.values())}"
         )
     return found
 

@@ -70,8 +70,8 @@ def check_one_model(drafter: Description) -> None:
     """Refuse a drafter without a trained model, or with several."""
     if len(drafter.parts) != 1:
         raise ValueError(
-            f"{drafter.kind} is not one trained model, so there is nothing to inspect: give drafter=eagle, peagle, "
-            f"mtp, block, medusa or model (of a combination its parts, one by one)"
+            f"{drafter.kind} is not one trained model, so there is nothing to inspect: give a head or "
+            f"a small model (of a combination its parts, one by one)"
         )
 
 

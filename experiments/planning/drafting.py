@@ -1,11 +1,12 @@
 """What a drafter of the configuration costs: the shape of what it runs, from its files or from its target's."""
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def plan_drafter(
     if parts:
         return _several([plan_drafter(each, target, formats, target_name=target_name) for each in parts])
     name, kv_cache = options.get("name"), options.get("kv_cache")
-    kind: Any = None if owner in HEADS else class_of(options)  # which imports PyTorch
+    usual = _usual_sizes(options)
+    kind: Any = None if usual else class_of(options)  # which imports PyTorch
+    usual = usual or getattr(kind, "usual", None)
     runs, at_once = getattr(kind, "runs", None), bool(getattr(kind, "at_once", False))
     if runs == "nothing":
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
@@ -115,14 +118,14 @@ def plan_drafter(
             keeps=not exits or scheme is not None or kv_cache is not None,
         )
     precision = Precision.of(formats.computes, kv=kv_cache)
-    if owner not in HEADS and runs != "head":
+    if usual is None and runs != "head":
         raise ValueError(
             f"drafter._target_={options['_target_']}: it does not say what it runs (Drafter.runs), so that its cost "
             f"cannot be told"
         )
     found = None if name is None else _own_config(str(name))
     width = target.hidden if found is None else found.get("backbone_hidden_size") or found.get("hidden_size")
-    if owner in HEADS and width not in (None, target.hidden) and str(name).startswith(bundled.PREFIX):
+    if usual is not None and width not in (None, target.hidden) and str(name).startswith(bundled.PREFIX):
         found = width = None  # the default of the option, which was trained for the bundled target
     if width not in (None, target.hidden):
         raise ValueError(
@@ -130,10 +133,13 @@ def plan_drafter(
             f"{target.hidden}: give a head of this target"
         )
     own = found or {}
-    if owner not in HEADS:
+    if usual is None:
         return _from_files(owner, str(name), own, target, precision, at_once=at_once)
     given = {**own, "block_size": options.get("block_size") or own.get("block_size")}
-    head = HEADS[owner](given, target, _layer_of(own, str(name)) if "num_attention_heads" in own else None)
+    more = {key: value for key, value in usual.items() if key != "family"}
+    head = FAMILIES[usual["family"]](
+        given, target, _layer_of(own, str(name)) if "num_attention_heads" in own else None, **more
+    )
     shape = head.shape
     if found is not None:  # it may have embeddings of its own
         tables = sum(stored_sizes(str(name), r"embed_tokens\.weight", least=0).values())
@@ -161,16 +167,18 @@ Own = Mapping[str, Any]
 """What the files of a head say; empty where they are not here."""
 
 
-def _eagle(own: Own, target: ModelShape, layer: Layer | None, *, masks: bool = False) -> Head:
+def _eagle(
+    own: Own, target: ModelShape, layer: Layer | None, *, title: str = "", layers: int = 1, at_once: bool = False
+) -> Head:
     first = str((own.get("architectures") or [""])[0]).lower()
-    if first and "eagle3" not in first and "draft_vocab_size" not in own and not masks:
+    if first and "eagle3" not in first and "draft_vocab_size" not in own and not title:
         return Head(title="EAGLE head", shape=heads.eagle(target, layer=layer))
-    layers = int((own.get("transformer_layer_config") or own).get("num_hidden_layers") or 4) if masks else 1
+    if layers > 1:  # else what files say of it is often the target's number
+        layers = int((own.get("transformer_layer_config") or own).get("num_hidden_layers") or layers)
+        title = f"{title} of {layers} layers"
     shape = heads.eagle3(target, layers=layers, layer=layer, draft_vocab=own.get("draft_vocab_size"))
-    if not masks:
-        return Head(title="EAGLE-3 head", shape=shape)
-    title = f"P-EAGLE head of {layers} layers"
-    return Head(title=title, shape=shape, longest=own.get("tokens"), at_once=True, catches_up=True)
+    longest = own.get("tokens") if at_once else None
+    return Head(title=title or "EAGLE-3 head", shape=shape, longest=longest, at_once=at_once, catches_up=at_once)
 
 
 def _block(own: Own, target: ModelShape, layer: Layer | None) -> Head:
@@ -200,14 +208,24 @@ def _mtp(own: Own, target: ModelShape, layer: Layer | None) -> Head:
     return Head(title="MTP module, a layer like the target's last", shape=heads.mtp(target))
 
 
-HEADS: Mapping[str, Callable[[Own, ModelShape, Layer | None], Head]] = {
-    "BlockDrafter": _block,
-    "EagleDrafter": _eagle,
-    "MTPDrafter": _mtp,
-    "MedusaDrafter": _medusa,
-    "PEagleDrafter": partial(_eagle, masks=True),
-}
-"""Heads whose usual sizes are known, so that neither their files nor PyTorch are needed; others are read from files."""
+FAMILIES: Mapping[str, Callable[..., Head]] = {"block": _block, "eagle": _eagle, "medusa": _medusa, "mtp": _mtp}
+"""Shapes of heads by their usual sizes (``Drafter.usual``), for which no files are needed; those of others are."""
+
+
+def _usual_sizes(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return ``Drafter.usual`` of a class as its source says, for importing it imports PyTorch; None if it is none."""
+    module, _, owner = str(options["_target_"]).removesuffix(".from_pretrained").rpartition(".")
+    try:
+        source = getattr(find_spec(module), "origin", None)
+    except (ImportError, ValueError):
+        return None  # whoever imports it says so
+    for node in ast.walk(ast.parse(Path(source).read_text(encoding="utf-8"))) if source else ():
+        if isinstance(node, ast.ClassDef) and node.name == owner:
+            said = [
+                each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == "usual"
+            ]
+            return ast.literal_eval(said[0].value) if said and said[0].value else None
+    return None
 
 
 def drafter_class(options: Mapping[str, Any]) -> str | None:

@@ -204,17 +204,13 @@ def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, lay
     ("settings", "layout", "words"),
     [
         ({}, "gguf", "layout='gguf'"),
-        ({}, "deepspec", "every place for its own token"),
-        ({"markov_rank": 4}, "z-lab", "no head with a Markov head"),
-        ({"markov_rank": 4}, "speculators", "no head with a Markov head"),
-        ({"causal": True}, "speculators", "one way"),
-        (TYPES, "speculators", "from the root"),
-        ({"selector_rank": 4}, "z-lab", "no head with a selector"),
-        ({"conv_kernel_size": 2}, "speculators", "no head with convolutions"),
-        ({"gru_hidden_dim": 4}, "speculators", "no head with a recurrent network"),
-        ({"xpress_rank": 4}, "z-lab", "no head with a refiner"),
+        ({}, "deepspec", "places that predict their own tokens and nothing else"),
+        ({"markov_rank": 4}, "z-lab", "no heads with markov_rank and nothing else"),
+        ({"causal": True}, "speculators", "see a block both ways"),
+        (TYPES, "speculators", "counted from the root"),
+        ({"conv_kernel_size": 2}, "speculators", "no heads with conv_kernel_size and"),
         ({**TYPES, "window_from_root": True}, "z-lab", "from each place"),
-        ({**TYPES, "causal": True, "causal_in_windows": False}, "z-lab", "no layout but our own"),
+        ({**TYPES, "causal": True, "causal_in_windows": False}, "z-lab", "our own layout"),
     ],
 )
 def test_what_a_layout_cannot_say_is_not_written(

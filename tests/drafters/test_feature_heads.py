@@ -16,6 +16,7 @@ from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead, save_mtp
+from drafters.peagle import PEagleHead
 from specdec import SamplingParams, Target
 from specdec.drafting.policies import LengthPolicy
 from tests.components import TREE, eagle_head, mtp_head, wide
@@ -97,7 +98,7 @@ def reference(head, folder: Path, target) -> Reference:
             parts = [pairs.norm(p, weights[f"fc_norm.{i}.weight"], config.rms_norm_eps) for i, p in enumerate(parts)]
         return torch.cat(parts, dim=-1) @ weights["fc.weight"].T
 
-    if head.mask_token_id is None:
+    if not isinstance(head, PEagleHead):
         return Reference(law, fuse)
     embed = target.get_input_embeddings()(torch.tensor([head.mask_token_id])).detach()
     return Reference(law, fuse, (embed, weights["mask_hidden"][0] @ weights["fc.weight"].T))
@@ -115,15 +116,14 @@ HEADS = {
     "eagle3": eagle3,
     "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True),
     "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
-    "peagle": lambda model: wide(Eagle3Head.for_target(model, hidden_layers=LAYERS, mask_token_id=VOCAB - 1), 1.5),
+    "peagle": lambda model: wide(PEagleHead.for_target(model, hidden_layers=LAYERS, mask_token_id=VOCAB - 1), 1.5),
     "mtp": mtp_head,
     "mtp before the norm": lambda model: wide(MTPHead.for_target(model, hidden_first=True, before_norm=True), 1.5),
 }
 
 
 def drafter_of(head, tree, sampling: str = "iid") -> FeatureDrafter:
-    parallel = getattr(head, "mask_token_id", None) is not None
-    kind = MTPDrafter if isinstance(head, MTPHead) else PEagleDrafter if parallel else EagleDrafter
+    kind = MTPDrafter if isinstance(head, MTPHead) else PEagleDrafter if isinstance(head, PEagleHead) else EagleDrafter
     return kind(head, tree, sampling=sampling)
 
 

@@ -113,7 +113,7 @@ def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: 
     target = TARGETS[name]()
     head = head_of(target, hidden_first=hidden_first, before_norm=hidden_first)
     save_mtp(head, tmp_path)
-    again = load_mtp(tmp_path, target)
+    again = load_mtp(tmp_path, target=target)
     assert again.before_norm == hidden_first
     torch.testing.assert_close(logits(again, target), logits(head, target))
 
@@ -143,7 +143,7 @@ def test_a_module_is_found_in_the_targets_own_shards(name: str, tmp_path: Path) 
         assert isinstance(read, MTPHead)
         torch.testing.assert_close(logits(read, target), logits(head, target))
     with pytest.raises(ValueError, match="has no MTP module 2"):
-        load_mtp(tmp_path, loaded, module=2)
+        load_mtp(tmp_path, target=loaded, module=2)
 
 
 def test_a_hybrids_module_is_found_beside_it_under_qwens_names(tmp_path: Path) -> None:
@@ -197,12 +197,12 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
     target = tiny_model(vocab_size=VOCAB, layers=2)
     save_mtp(head_of(target), tmp_path)
     file = tmp_path / "model.safetensors"
-    with pytest.raises(ValueError, match="no MTP module 1: it has 0"):
-        load_mtp(tmp_path, target, module=1)
+    with pytest.raises(ValueError, match=r"no MTP module 1: it has \[0\]"):
+        load_mtp(tmp_path, target=target, module=1)
     tensors = load_file(file)
     second = {key.replace("layers.0", "layers.1"): each + 1 for key, each in tensors.items() if "layers.0" in key}
     save_file(tensors | second, file)
-    first, other = (load_mtp(tmp_path, target, module=module).state_dict() for module in (0, 1))
+    first, other = (load_mtp(tmp_path, target=target, module=module).state_dict() for module in (0, 1))
     assert first.keys() == other.keys()
     for key, value in first.items():
         torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)

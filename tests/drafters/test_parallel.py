@@ -11,14 +11,15 @@ from torch import Tensor
 
 from drafters import EagleDrafter, PARDDrafter, PEagleDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
+from drafters.peagle import PEagleHead
 from specdec import Engine, SamplingParams, Target
 from tests.components import TREE, eagle3_head, eagle_head, peagle_head, perturbed
 from tests.drafters.agreeing import PROMPTS, Law, agreements
 from tests.drafters.test_eagle import logits, rewritten, speculators
 from tests.drafters.test_feature_heads import Seldom
+from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier
 
 VOCAB, MASK = 64, 50
@@ -71,14 +72,14 @@ def test_a_folder_of_pards_authors_loads(model: Any, tmp_path: Path) -> None:
             PARDDrafter.from_pretrained(str(tmp_path), device="cpu")
 
 
-def published(folder: Path, head: Eagle3Head, **more: Any) -> Path:
+def published(folder: Path, head: PEagleHead, **more: Any) -> Path:
     """A P-EAGLE head as ``speculators`` writes it."""
     save_eagle(head, folder)
     return speculators(folder, "peagle", **more)
 
 
-def parallel(model: Any) -> Eagle3Head:
-    head = Eagle3Head.for_target(
+def parallel(model: Any) -> PEagleHead:
+    head = PEagleHead.for_target(
         model, hidden_layers=(0, 1, 1), layers=2, mask_token_id=MASK, owns_embeddings=True, draft_ids=range(0, VOCAB, 2)
     )
     return head.eval()
@@ -88,7 +89,7 @@ def test_speculators_folder_of_p_eagle_loads(model: Any, tmp_path: Path) -> None
     head = parallel(model)
     drafter = PEagleDrafter.from_pretrained(published(tmp_path, head))
     again = drafter.head
-    assert isinstance(again, Eagle3Head)
+    assert isinstance(again, PEagleHead)
     assert (again.mask_token_id, again.tokens, drafter.max_depth) == (MASK, 3, 3)
     assert again.hidden_layers == (0, 1, 1) and again.owns_embeddings
     assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
@@ -107,28 +108,29 @@ def test_a_folder_that_vllm_takes_for_parallel_drafting_loads(model: Any, tmp_pa
     """An EAGLE-3 head with a ``pard_token``; without ``mask_hidden``, vLLM takes zeros."""
     head = parallel(model)
     save_eagle(head, tmp_path)
-    again = load_eagle(rewritten(tmp_path, without(), mask_token_id=None))
-    assert isinstance(again, Eagle3Head) and again.mask_token_id == MASK
+    again = load_eagle(rewritten(tmp_path, without(), mask_token_id=None), kind=PEagleHead)
+    assert isinstance(again, PEagleHead) and again.mask_token_id == MASK
     assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
     assert PEagleDrafter(again).max_depth == 5
-    again = load_eagle(rewritten(tmp_path, without("mask_hidden")))
-    assert isinstance(again, Eagle3Head) and not again.model.mask_hidden.any()  # type: ignore[union-attr]
+    again = load_eagle(rewritten(tmp_path, without("mask_hidden")), kind=PEagleHead)
+    assert isinstance(again, PEagleHead) and not again.model.mask_hidden.any()  # type: ignore[union-attr]
 
 
 def test_what_is_no_p_eagle_head_is_refused(model: Any, tmp_path: Path) -> None:
     head = parallel(model)
     folder = published(tmp_path / "a", head)
-    with pytest.raises(ValueError, match=r"is P-EAGLE's, .* give drafter=peagle"):
-        EagleDrafter.from_pretrained(folder)
+    for load in (lambda: EagleDrafter.from_pretrained(folder), lambda: EagleDrafter(head)):
+        with pytest.raises(ValueError, match=r"fills masks,? and was not trained to read its own output: give the "):
+            load()
     for plain in (eagle3_head(model), eagle_head(model)):
-        with pytest.raises(ValueError, match="has no mask token, so it is not P-EAGLE's: give drafter=eagle"):
-            PEagleDrafter(plain)
-    with pytest.raises(ValueError, match="names no mask token: add mask_token_id to it"):
-        load_eagle(published(tmp_path / "b", head, mask_token_id=None))
+        with shapes_unchecked(), pytest.raises(ValueError, match=r"head is .*: give a P-EAGLE head"):
+            PEagleDrafter(plain)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names no mask token, so it is not P-EAGLE's: add mask_token_id"):
+        PEagleDrafter.from_pretrained(published(tmp_path / "b", head, mask_token_id=None))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: each for name, each in tensors.items() if name != "mask_hidden"}, folder / "model.safetensors")
     with pytest.raises(ValueError, match="is incomplete: the tensor mask_hidden is missing"):
-        load_eagle(folder)
+        PEagleDrafter.from_pretrained(folder)
     wrong = peagle_head(model)
     wrong.mask_token_id = VOCAB
     with pytest.raises(ValueError, match=f"has the mask token {VOCAB}, and the embeddings have {VOCAB} rows"):
@@ -141,10 +143,8 @@ def test_p_eagle_heads_are_written_for_vllm(model: Any, tmp_path: Path) -> None:
     save_eagle(head, tmp_path, layout="speculators", served=ServedFor(target="some/target"))
     said = json.loads((tmp_path / "config.json").read_text())
     assert (said["speculators_model_type"], said["mask_token_id"]) == ("peagle", MASK)
-    again = load_eagle(tmp_path)
-    assert isinstance(again, Eagle3Head) and again.mask_token_id == MASK
+    again = load_eagle(tmp_path, kind=PEagleHead)
+    assert isinstance(again, PEagleHead) and again.mask_token_id == MASK
     assert torch.equal(logits(again, model), logits(head, model))
-    with pytest.raises(
-        ValueError, match=r"SGLang's EAGLE-3 heads do not have|SGLang gives every EAGLE head|have one layer"
-    ):
+    with pytest.raises(ValueError, match="layout=sglang has heads with"):
         save_eagle(head, tmp_path / "s", layout="sglang")

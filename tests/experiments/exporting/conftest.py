@@ -11,6 +11,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import save_mtp
+from drafters.peagle import PEagleHead
 from experiments.train import train
 from specdec.target.target import Target
 from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
@@ -61,9 +62,9 @@ VOCAB = 64
 IDS = [token for token in range(VOCAB) if token % 3]
 
 
-def eagle3_of(target: Target, **options: Any) -> Eagle3Head:
+def eagle3_of(target: Target, kind: type[Eagle3Head] = Eagle3Head, **options: Any) -> Eagle3Head:
     given = {"hidden_layers": (1, 2, 3), "draft_ids": IDS} | options
-    return wide(Eagle3Head.for_target(target.model, **given), 1.5)
+    return wide(kind.for_target(target.model, **given), 1.5)
 
 
 def block_of(target: Target, **options: Any) -> BlockHead:
@@ -82,7 +83,9 @@ WRITE: dict[str, Callable[[Target, Path], object]] = {
     "medusa": lambda target, folder: medusa_heads(target.model).save_pretrained(folder),
     "eagle": lambda target, folder: save_eagle(eagle_head(target.model), folder),
     "eagle3": lambda target, folder: save_eagle(eagle3_of(target), folder),
-    "peagle": lambda target, folder: save_eagle(eagle3_of(target, mask_token_id=5, tokens=4, layers=2), folder),
+    "peagle": lambda target, folder: save_eagle(
+        eagle3_of(target, PEagleHead, mask_token_id=5, tokens=4, layers=2), folder
+    ),
     "mtp": lambda target, folder: save_mtp(head_of(target.model, hidden_first=True), folder),
     "dflash": lambda target, folder: block_of(target).save_pretrained(folder),
     "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),

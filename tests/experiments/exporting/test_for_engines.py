@@ -120,16 +120,20 @@ def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], e
 @pytest.mark.parametrize(
     ("form", "make", "message"),
     [
-        ("sglang", lambda t: eagle3_of(t, owns_embeddings=True), "embeddings but the target's"),
-        ("sglang", lambda t: eagle3_of(t, layers=2), "heads do not have more than one layer, and this one has 2"),
-        ("sglang", lambda t: eagle3_of(t, norm_before_residual=True), "SGLang's EAGLE-3 heads do not have a residual"),
-        ("sglang", lambda t: eagle3_of(t, hidden_layers=(0, 2, 3)), "this head reads the embeddings"),
-        ("sglang", lambda t: eagle3_of(t, hidden_layers=(1, 2, -1)), "do not hand out -1, the last one after its norm"),
-        ("speculators", lambda t: eagle3_of(t, hidden_layers=(1, 1, 3)), "speculators refuses duplicates"),
-        ("sglang", lambda t: block_of(t, owns_output=True), "SGLang's DFLASH heads have no output layer of their own"),
-        ("sglang", lambda t: block_of(t, causal=True), "have no places that see a block one way"),
-        ("sglang", lambda t: block_of(t, shifted=True), "heads have no shifted places without a Markov"),
-        ("native", lambda t: block_of(t, markov_rank=4), "has no head with a Markov head"),
+        ("sglang", lambda t: eagle3_of(t, owns_embeddings=True), "owns_embeddings=False, and this one has True"),
+        ("sglang", lambda t: eagle3_of(t, layers=2), "num_hidden_layers=1, and this one has 2"),
+        (
+            "sglang",
+            lambda t: eagle3_of(t, norm_before_residual=True),
+            "norm_before_residual=False, and this one has True",
+        ),
+        ("sglang", lambda t: eagle3_of(t, hidden_layers=(0, 2, 3)), r"not the embeddings \(0\)"),
+        ("sglang", lambda t: eagle3_of(t, hidden_layers=(1, 2, -1)), r"not the last one after its norm \(-1\)"),
+        ("speculators", lambda t: eagle3_of(t, hidden_layers=(1, 1, 3)), "each one once"),
+        ("sglang", lambda t: block_of(t, owns_output=True), "owns_output=False, and this one has True"),
+        ("sglang", lambda t: block_of(t, causal=True), "causal=False, and this one has True"),
+        ("sglang", lambda t: block_of(t, shifted=True), "no shifted places without a Markov"),
+        ("native", lambda t: block_of(t, markov_rank=4), "no heads with markov_rank and nothing else"),
     ],
 )
 def test_what_an_engine_would_leave_out_is_refused(
