@@ -32,7 +32,7 @@ from drafters.heads.training import (
     most_frequent,
     take_output,
 )
-from drafters.own_model import HeadDrafter, HeadOptions, Loaded, layers_given
+from drafters.own_model import HeadDrafter, HeadOptions, LoadedFirst, layers_given
 from specdec.arguments import instance, whole
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
@@ -70,12 +70,11 @@ def _published(shifted: bool, **kind: Any) -> Public:
     )
 
 
-class BlockFiles(Loaded, total=False):
-    """``Loaded``, the settings of ``load_block``, and of ``BlockDrafter``."""
+class BlockFiles(LoadedFirst, total=False):
+    """Settings of a block drafter from files; see ``load_block``, and ``BlockDrafter``."""
 
     block_size: int | None
     mask_token_id: int | None
-    hidden_layers: Sequence[int] | None
     passes: int | None
 
 

@@ -21,7 +21,7 @@ from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
 from drafters.heads.files import Public, has
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
-from drafters.own_model import HeadOptions, Loaded, layers_given
+from drafters.own_model import HeadOptions, LoadedFirst, layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.interfaces import Drafter
@@ -56,10 +56,9 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
     return has(names, "midlayer.hidden_norm.", "layers.0.hidden_norm.") and masks is (mask_of("", config) is not None)
 
 
-class EagleFiles(Loaded, total=False):
-    """Settings of a head in files of EAGLE's layouts: ``Loaded``, and those of ``load_eagle``."""
+class EagleFiles(LoadedFirst, total=False):
+    """Settings of a head in files of EAGLE's layouts; see ``load_eagle``."""
 
-    hidden_layers: Sequence[int] | None
     embeddings: str
 
 

@@ -73,15 +73,24 @@ class Loaded(Where, Settings, total=False):
 
     Attributes:
         any_target: Whether it may run on another target than the one that its ``training.json`` names.
+    """
+
+    any_target: bool
+    quantization: str | None
+    quantization_check: bool
+
+
+class LoadedFirst(Loaded, total=False):
+    """``Loaded``, of a head that is loaded before its target is known.
+
+    Attributes:
         dtype: What to load it in; None for the checkpoint's own. It runs in the target's.
         device: Where to load it; None for the CPU, from where it is copied to the target's device.
     """
 
-    any_target: bool
     dtype: str | torch.dtype | None
     device: str | torch.device | None
-    quantization: str | None
-    quantization_check: bool
+    hidden_layers: Sequence[int] | None
 
 
 def layers_given(hidden_layers: object) -> tuple[int, ...] | None:

@@ -158,9 +158,9 @@ def _public(head: BlockHead, layout: str, parts: frozenset[str], served: ServedF
     architecture, kind = known.kinds[parts]
     fields = ["block_size", "mask_token_id", *(field for part in PARTS if part in parts for field in PARTS[part])]
     fields += [field for field, usual in FACTORS.items() if getattr(config, field) != usual]
-    block: Written = {KEYS.get(field, field): getattr(config, field) for field in fields}
+    block: Written = {str(KEYS.get(field, field)): getattr(config, field) for field in fields}
     block[known.ids] = [layer - known.outputs for layer in head.hidden_layers]
-    layers = layers_said(config) | {"model_type": config.layer_kind, "dtype": dtype}
+    layers: Written = layers_said(config) | {"model_type": config.layer_kind, "dtype": dtype}
     one_way = config.causal if config.causal_in_windows is None else config.causal_in_windows
     if layout == "speculators":
         full = config.causal and "full_attention" in (config.layer_types or ())

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
@@ -58,9 +59,9 @@ class DraftHead(PreTrainedModel):
     captured_width: int
     draft_ids: Int[Tensor, " column"] | None
 
+    @abstractmethod
     def describe(self) -> Description:
         """Return what the head is, as its files say."""
-        return Description(kind=type(self).__name__, parts=(self,))
 
     def bound(self, target: PreTrainedModel) -> Self:
         """Return the same head beside its target; see ``bound``."""
