@@ -70,14 +70,6 @@ def _published(shifted: bool, **kind: Any) -> Public:
     )
 
 
-class BlockFiles(LoadedFirst, total=False):
-    """Settings of a block drafter from files; see ``load_block``, and ``BlockDrafter``."""
-
-    block_size: int | None
-    mask_token_id: int | None
-    passes: int | None
-
-
 class BlockDrafter(HeadDrafter):
     """Drafts with a block drafter's head: one forward for a whole tree, however deep.
 
@@ -157,10 +149,18 @@ class BlockDrafter(HeadDrafter):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[BlockFiles]
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        passes: int | None = None,
+        **options: Unpack[LoadedFirst],
     ) -> "BlockDrafter":
         """Load a head with ``load_block``, from a folder, the hub, or this package (``"bundled/…"``)."""
-        return cls.loaded(path, load_block, shape, options)
+        own = {"block_size": block_size, "mask_token_id": mask_token_id, "passes": passes}
+        return cls.loaded(path, load_block, shape, {**options, **own})
 
     def describe(self, target: Target | None = None) -> Description:
         found, mask = self.head.describe(), self.mask_token_id

@@ -56,12 +56,6 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
     return has(names, "midlayer.hidden_norm.", "layers.0.hidden_norm.") and masks is (mask_of("", config) is not None)
 
 
-class EagleFiles(LoadedFirst, total=False):
-    """Settings of a head in files of EAGLE's layouts; see ``load_eagle``."""
-
-    embeddings: str
-
-
 class EagleDrafter(FeatureDrafter):
     """Drafts with an EAGLE head.
 
@@ -117,10 +111,15 @@ class EagleDrafter(FeatureDrafter):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[EagleFiles]
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        embeddings: str = "auto",
+        **options: Unpack[LoadedFirst],
     ) -> "EagleDrafter":
         """Load a head with ``load_eagle``, from a folder, the hub, or this package (``"bundled/…"``)."""
-        return cls.loaded(path, load_eagle, shape, options)
+        return cls.loaded(path, load_eagle, shape, {**options, "embeddings": embeddings})
 
 
 class NewEagle3(TypedDict, total=False):

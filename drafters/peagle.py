@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.eagle import DECIDES_3, EagleFiles, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
+from drafters.eagle import DECIDES_3, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
 from drafters.feature import FeatureDrafter
 from drafters.heads.assemble import MASK_KEYS, mask_of, needed
 from drafters.heads.eagle import Eagle3Head
@@ -27,7 +27,7 @@ from drafters.heads.training import (
     frozen_copy,
     most_frequent,
 )
-from drafters.own_model import HeadOptions
+from drafters.own_model import HeadOptions, LoadedFirst
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.window import ParallelScorer
@@ -126,10 +126,15 @@ class PEagleDrafter(FeatureDrafter):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[EagleFiles]
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        embeddings: str = "auto",
+        **options: Unpack[LoadedFirst],
     ) -> "PEagleDrafter":
         """Load a head with ``load_eagle``, from a folder or the hub."""
-        return cls.loaded(path, load_eagle, shape, {**options, "kind": PEagleHead})
+        return cls.loaded(path, load_eagle, shape, {**options, "embeddings": embeddings, "kind": PEagleHead})
 
     def scorer_of(self, head: PEagleHead, runner: ModelRunner, **window: Any) -> ParallelScorer:
         rows = head.get_input_embeddings().weight.shape[0]
