@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
@@ -107,11 +108,18 @@ class Corpus:
         file = Path(path).expanduser()
         if not file.is_file():
             raise ValueError(f"corpus={path}: there is no such file; make one with {BUILD} files=… out={path}")
-        head = _head(file)
-        notes = head.get("__metadata__")
-        if not isinstance(notes, dict) or notes.get("kind") != _KIND:
-            raise ValueError(f"corpus={path}: this is no corpus of tokens; make one with {BUILD}")
-        tokens, suffixes = (_mapped(file, head, name) for name in ("tokens", "suffixes"))
+        try:
+            with safe_open(file, "pt") as stored:  # as torch's tensors, which are mapped
+                notes = stored.metadata() or {}
+                if notes.get("kind") != _KIND:
+                    raise ValueError("it is of another kind")
+                tokens, suffixes = (stored.get_tensor(name).numpy() for name in ("tokens", "suffixes"))
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"corpus={path}: this is no whole corpus of tokens ({error}); make one with {BUILD}"
+            ) from error
+        for array in (tokens, suffixes):
+            array.setflags(write=False)
         known = {name: notes[name] for name in ("tokenizer", "hash") if name in notes}
         return cls(tokens, suffixes, int(notes["separator"]), str(path), known)
 
@@ -233,24 +241,3 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns 16 hexadecimal digits that two tokenizers share if they give the same tokens the same numbers."""
     words = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
     return sha256(words.encode()).hexdigest()[:16]
-
-
-def _head(file: Path) -> dict[str, Any]:
-    """The head of a safetensors file: what is where; empty if it has none."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if not 0 < size <= min(2**20, file.stat().st_size):
-            return {}
-        try:
-            head = json.loads(stream.read(size))
-        except ValueError:
-            return {}
-    return {**head, "offset": 8 + size} if isinstance(head, dict) else {}
-
-
-def _mapped(file: Path, head: Mapping[str, Any], name: str) -> np.ndarray:
-    """An array of a safetensors file, mapped into memory."""
-    begin, end = (head["offset"] + place for place in head[name]["data_offsets"])
-    if end > file.stat().st_size:
-        raise ValueError(f"corpus={file}: the file ends early, so it was not copied whole; copy it again")
-    return np.asarray(np.memmap(file, dtype=np.int32, mode="r", offset=begin, shape=((end - begin) // 4,)))

@@ -38,12 +38,6 @@ class NGramDrafter(StatelessDrafter):
     Args:
         max_draft_tokens: Length of a branch at most.
         branches: How many at most; 1 makes chains.
-        max_ngram: Tokens that a match compares at most.
-        min_ngram: Tokens that a match needs at least.
-
-    Raises:
-        ValueError: An argument is no whole number or below 1, ``min_ngram`` is above ``max_ngram``, or the tree is too
-            large.
     """
 
     runs = "nothing"

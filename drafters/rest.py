@@ -10,9 +10,8 @@ from jaxtyping import Int
 
 from drafters.corpus import Corpus
 from specdec.arguments import whole
-from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter
+from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
 from specdec.interfaces import Sizes
-from specdec.shape import MOST_NODES
 from specdec.target.target import Target
 from specdec.types import DraftSampling
 
@@ -32,14 +31,8 @@ class RestDrafter(RatedDrafter):
 
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``.
-        max_nodes: Nodes of a draft at most.
-        max_depth: Tokens of a path at most.
-        max_match: Tokens of the longest match that is looked for.
-        min_match: Tokens of the shortest.
+        max_match, min_match: Tokens of the longest match that is looked for, and of the shortest.
         hits: Places whose continuations are read, at most.
-
-    Raises:
-        ValueError: There is no such corpus, or an argument is of the wrong type or out of its range.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
@@ -55,9 +48,7 @@ class RestDrafter(RatedDrafter):
         min_match: int = 2,
         hits: int = 5000,
     ):
-        self.max_nodes = whole("max_nodes", max_nodes, least=1)
-        if self.max_nodes > MOST_NODES:
-            raise ValueError(f"max_nodes={max_nodes}: a tree may have at most {MOST_NODES:,} nodes")
+        self.max_nodes = nodes_of_draft("max_nodes", max_nodes)
         self.max_depth = whole("max_depth", max_depth, least=1)
         self.min_match = whole("min_match", min_match, least=1, few="give at least 1, the root alone")
         self.max_match = whole("max_match", max_match)
@@ -80,7 +71,6 @@ class RestSession(LookUpSession):
         self._drafter = drafter
 
     def draft(self, slot: int, sequence: np.ndarray, depth: int) -> Draft:
-        """Returns the most frequent nodes of what follows the longest match."""
         drafter, corpus = self._drafter, self._drafter.corpus
         match = corpus.longest(sequence, drafter.max_match)
         if match.length < drafter.min_match:

@@ -11,10 +11,9 @@ import numpy as np
 from drafters.corpus import Corpus
 from drafters.rest import most_frequent
 from specdec.arguments import flag, number, whole
-from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter
+from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
-from specdec.shape import MOST_NODES
 from specdec.target.target import Target
 from specdec.types import DraftSampling
 
@@ -117,14 +116,8 @@ class SamDrafter(RatedDrafter):
 
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``; None for the request's text alone.
-        max_draft_tokens: Tokens of a draft at most.
-        threshold: Tokens of the shortest match that is drafted behind.
-        corpus_bias: So many tokens longer must a match in the corpus be to count the same.
         factor: Tokens of a draft per token of the match; None for no such limit.
         corpus_tree: Whether the corpus gives trees instead of what stands first.
-
-    Raises:
-        ValueError: There is no such corpus, or an argument is of the wrong type or out of its range.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
@@ -139,14 +132,11 @@ class SamDrafter(RatedDrafter):
         factor: float | None = None,
         corpus_tree: bool = False,
     ):
-        self.max_draft_tokens = whole("max_draft_tokens", max_draft_tokens, least=1)
-        if self.max_draft_tokens > MOST_NODES:
-            raise ValueError(f"max_draft_tokens={max_draft_tokens}: a tree may have at most {MOST_NODES:,} nodes")
+        self.max_draft_tokens = nodes_of_draft("max_draft_tokens", max_draft_tokens)
         self.threshold = whole("threshold", threshold, least=1, few="give at least 1, the root alone")
         self.corpus_bias = whole("corpus_bias", corpus_bias, least=0)
-        self.factor = None if factor is None else number("factor", factor)
-        if self.factor is not None and not 0 < self.factor < float("inf"):
-            raise ValueError(f"factor={factor}: give a number above 0, or None")
+        remedy = "give a number above 0, or None"
+        self.factor = None if factor is None else number("factor", factor, remedy, lambda n: 0 < n < float("inf"))
         self.corpus_tree = flag("corpus_tree", corpus_tree)
         if self.corpus_tree and corpus is None:
             raise ValueError("corpus_tree=True is about a corpus, and corpus=None: give one, or leave corpus_tree out")
@@ -182,7 +172,6 @@ class SamSession(LookUpSession):
         automaton.extend(sequence[len(automaton.tokens) : -1].tolist())
 
     def draft(self, slot: int, sequence: np.ndarray, depth: int) -> Draft:
-        """Returns what follows the longer match."""
         drafter, automaton, corpus = self._drafter, self._automata[slot], self._drafter.corpus
         state, own = automaton.after(int(sequence[-1]))
         found = None if corpus is None else corpus.longest(sequence)

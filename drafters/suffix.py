@@ -10,10 +10,9 @@ import numpy as np
 
 from drafters.suffix_tree import SuffixTree, Text
 from specdec.arguments import flag, number, whole
-from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter
+from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
-from specdec.shape import MOST_NODES
 from specdec.target.target import Target
 from specdec.types import DraftSampling, Outcome
 
@@ -40,16 +39,12 @@ class SuffixDrafter(RatedDrafter):
     All work is on the host. A new token costs a request's tree a few steps, at most ``tree_depth``, and two nodes.
 
     Args:
-        max_draft_tokens: Tokens of a draft at most.
-        mode: ``"path"`` or ``"tree"``.
         tree_depth: Tokens of the longest string that is counted: a match and what follows it.
-        factor: Tokens of a draft per token of the match. The authors' is 1, which drafts shorter, and surer.
-        offset: Tokens of a draft besides.
-        min_probability: No path of a draft is less probable than this.
+        factor, offset: Tokens of a draft per token of the match, and besides. The authors' factor is 1, which drafts
+            shorter, and surer.
         shared: Whether outputs of other requests are looked up, too. A request's drafts, and at a temperature its
             output, then depend on what else has been decoded; the law of its output does not.
-        shared_requests: Finished outputs that are remembered.
-        shared_tokens: Their tokens, at most.
+        shared_requests, shared_tokens: Finished outputs that are remembered, and their tokens, at most.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
@@ -67,9 +62,7 @@ class SuffixDrafter(RatedDrafter):
         shared_requests: int = 10_000,
         shared_tokens: int = 1_000_000,
     ):
-        self.max_draft_tokens = whole("max_draft_tokens", max_draft_tokens, least=1)
-        if self.max_draft_tokens > MOST_NODES:
-            raise ValueError(f"max_draft_tokens={max_draft_tokens}: a tree may have at most {MOST_NODES:,} nodes")
+        self.max_draft_tokens = nodes_of_draft("max_draft_tokens", max_draft_tokens)
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: give path (a chain) or tree (the most probable nodes)")
         self.mode = mode
@@ -83,24 +76,19 @@ class SuffixDrafter(RatedDrafter):
                 f"factor={factor} and offset={offset} leave a match of {self.tree_depth - 1} tokens, the longest, less "
                 f"than one token to draft: give more of either"
             )
-        self.min_probability = number("min_probability", min_probability)
-        if not 0 < self.min_probability <= 1:
-            raise ValueError(f"min_probability={min_probability}: give more than 0 and at most 1")
+        self.min_probability = number(
+            "min_probability", min_probability, "give more than 0 and at most 1", lambda share: 0 < share <= 1
+        )
         self.shared = self.adapts = flag("shared", shared)
         self.shared_requests = whole("shared_requests", shared_requests, least=1)
         self.shared_tokens = whole("shared_tokens", shared_tokens, least=1)
-        self.max_nodes = self.max_depth = min(self.max_draft_tokens, self.budget(self.tree_depth - 1))
-        if mode == "path":
-            self.max_nodes = self.max_depth = min(self.max_nodes, self.tree_depth - 1)
-        self.max_depth = min(self.max_depth, self.tree_depth - 1)
-        self.is_chain = mode == "path"
+        self.is_chain, longest = mode == "path", self.tree_depth - 1
+        self.max_nodes = min(self.max_draft_tokens, int(longest * self.factor + self.offset))
+        self.max_depth = min(self.max_nodes, longest)
+        self.max_nodes = self.max_depth if self.is_chain else self.max_nodes
 
     def bind(self, target: Target, sizes: Sizes) -> "SuffixSession":
         return SuffixSession(self, sizes)
-
-    def budget(self, match: int) -> int:
-        """Return the most tokens that are drafted behind a match of so many tokens."""
-        return int(match * self.factor + self.offset)
 
 
 class SuffixSession(LookUpSession):
@@ -174,13 +162,14 @@ class SuffixSession(LookUpSession):
 
     def _better(self, tree: SuffixTree, point: tuple, match: int, depth: int, best: Draft) -> Draft:
         """Returns the draft that follows a match, or the best one so far, of longer matches, if it is as good."""
-        most = min(self._drafter.max_draft_tokens, self._drafter.budget(match))
+        drafter = self._drafter
+        most = min(drafter.max_draft_tokens, int(match * drafter.factor + drafter.offset))
         if most <= best.score:
             return best  # not even certain tokens would be more
-        if self._drafter.mode == "path":
-            draft = tree.follow(point, min(most, depth), self._drafter.min_probability)
+        if drafter.is_chain:
+            draft = tree.follow(point, min(most, depth), drafter.min_probability)
         else:
-            draft = tree.branch(point, most, self._drafter.min_probability, depth)
+            draft = tree.branch(point, most, drafter.min_probability, depth)
         draft.match = match
         return draft if draft.score > best.score else best
 

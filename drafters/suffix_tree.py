@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
+from typing import Any
 
 from specdec.drafting.lookup import Draft
 
@@ -34,12 +35,11 @@ class Node:
         start: Where.
         length: The number of tokens of the edge; at least 1, except for the root's.
         count: How often the string down to the edge's first token occurs.
-        parent: The node above.
+        parent: The node above; None above the root.
         children: The nodes below, by the first tokens of their edges; None for a leaf.
         best: The first of the children in their order: the larger count first (``Level``).
         last: The last of them.
-        ahead: The sibling before this node in that order.
-        after: The sibling behind it.
+        ahead, after: The siblings before and behind this node in that order.
         level: The siblings with the same count.
         inside: The cursors that stand in the edge, before its end.
     """
@@ -48,7 +48,7 @@ class Node:
         "after", "ahead", "best", "children", "count", "inside", "last", "length", "level", "parent", "start", "text",
     )  # fmt: skip
 
-    def __init__(self, text: Text, start: int, length: int, count: int, parent: "Node | None") -> None:
+    def __init__(self, text: Text, start: int, length: int, count: int, parent: Any) -> None:
         self.text, self.start, self.length, self.count, self.parent = text, start, length, count, parent
         self.children: dict[int, Node] | None = None
         self.best: Node | None = None
@@ -79,7 +79,7 @@ class Node:
             place = ahead.level.first
             self.step_out()
             self.count += 1
-            self.stand_before(place)
+            self.stand(place.ahead, place)
             return
         if after is not None and after.count == self.count:
             self.level.first = after
@@ -93,83 +93,55 @@ class Node:
             after = after.after
         self.step_out()
         self.count -= 1
-        if after is None:
-            assert self.parent is not None, "it has a parent, as every node that occurs"
-            self.stand_behind(self.parent.last)
-        else:
-            self.stand_before(after)
+        self.stand(self.parent.last if after is None else after.ahead, after)
 
     def step_out(self) -> None:
         """Take the node out of the line of its siblings."""
-        ahead, after, parent = self.ahead, self.after, self.parent
-        assert parent is not None, "the root has no siblings"
+        ahead, after = self.ahead, self.after
         if self.level.first is self and after is not None and after.count == self.count:
             self.level.first = after
         if after is None:
-            parent.last = ahead
+            self.parent.last = ahead
         else:
             after.ahead = ahead
         if ahead is None:
-            parent.best = after
+            self.parent.best = after
         else:
             ahead.after = after
 
-    def stand_before(self, after: "Node") -> None:
-        """Put the node into the line before a sibling."""
-        ahead, parent = after.ahead, self.parent
-        assert parent is not None, "the root has no siblings"
-        self.ahead, self.after, after.ahead = ahead, after, self
+    def stand(self, ahead: "Node | None", after: "Node | None") -> None:
+        """Put the node into the line between two siblings."""
+        self.ahead, self.after = ahead, after
         if ahead is None:
-            parent.best = self
+            self.parent.best = self
         else:
             ahead.after = self
+        if after is None:
+            self.parent.last = self
+        else:
+            after.ahead = self
         if ahead is not None and ahead.count == self.count:
             self.level = ahead.level
-        elif after.count == self.count:
+        elif after is not None and after.count == self.count:
             self.level = after.level
             self.level.first = self
         else:
             self.level = Level(self)
 
-    def stand_behind(self, ahead: "Node | None") -> None:
-        """Put the node behind the last of its siblings, or make it the only child."""
-        assert self.parent is not None, "the root has no siblings"
-        self.ahead, self.after, self.parent.last = ahead, None, self
-        if ahead is None:
-            self.parent.best = self
-        else:
-            ahead.after = self
-        self.level = ahead.level if ahead is not None and ahead.count == self.count else Level(self)
-
     def give_place(self, new: "Node") -> None:
         """Give the node's place in the line to another one with its count."""
-        parent = self.parent
-        assert parent is not None, "the root has no siblings"
-        new.ahead, new.after, new.level = self.ahead, self.after, self.level
-        if new.level.first is self:
-            new.level.first = new
-        if new.ahead is None:
-            parent.best = new
-        else:
-            new.ahead.after = new
-        if new.after is None:
-            parent.last = new
-        else:
-            new.after.ahead = new
+        new.stand(self.ahead, self.after)
         self.ahead = self.after = None
         self.level = Level(self)
 
 
 class Level:
-    """The siblings that have one count, which stand in line.
+    """The siblings that have one count, which stand in line; ``first`` is the first of them.
 
     The order is that of the authors' code (github.com/snowflakedb/ArcticInference, ``suffix_tree.cc``), so that the
     same one of equally frequent tokens is drafted. A new child stands last: of children that occurred once, the one
     that was first stays first. A child that occurs again steps in front of all that it had been equal to, and behind
     those that have its new count already. The first of its level, which they stand next to, steps in front of these.
-
-    Attributes:
-        first: The first of them.
     """
 
     __slots__ = ("first",)
@@ -194,8 +166,7 @@ class Cursor:
 
 
 ROUNDED = 1 - 1e-6
-"""So much smaller a product of shares may be computed: 1/3 · 3/10 is no less than 1/10."""
-
+"""Relative tolerance for rounding in products of shares: 1/3 · 3/10 is no less than 1/10."""
 
 Point = tuple[Node, int]
 """A place in the tree: a node, and how many tokens of its edge lie above the place."""
@@ -234,8 +205,7 @@ class SuffixTree:
                     seen = node.text.tokens
                     if at < len(seen) and seen[at] == token:
                         cursor.left -= 1
-                        if not cursor.left:
-                            assert node.inside is not None, "the cursor is in it"
+                        if not cursor.left and node.inside:
                             node.inside.remove(cursor)
                             # The newest occurrence: when an old text is forgotten, nothing refers to it.
                             node.text, node.start = text, place + 1 - node.length
@@ -309,12 +279,9 @@ class SuffixTree:
                 return (node, take) if node.count_at(take) else None
 
     def follow(self, point: Point, most: int, least: float) -> Draft:
-        """Returns the path that goes on with the most frequent token every time.
+        """Return the path of at most ``most`` tokens that goes on with the most frequent token every time.
 
-        Args:
-            point: Where it begins.
-            most: Its length at most.
-            least: It ends before its probability would fall below this, which is read up to rounding.
+        It ends before its probability would fall below ``least``, up to rounding.
         """
         node, offset = point
         draft, probability, tokens = Draft(), 1.0, []
@@ -341,13 +308,9 @@ class SuffixTree:
         return draft
 
     def branch(self, point: Point, most: int, least: float, deepest: int) -> Draft:
-        """Returns the tree of the most probable paths.
+        """Return the tree of the at most ``most`` most probable nodes that follow a place.
 
-        Args:
-            point: Where it begins.
-            most: Its number of nodes at most.
-            least: No path is less probable, up to rounding.
-            deepest: No path is longer.
+        No path is longer than ``deepest``, or less probable than ``least``, up to rounding.
         """
         draft, order = Draft(), 0
         # Among equally probable nodes, the one that was found first.
@@ -374,10 +337,9 @@ class SuffixTree:
         """Begin an edge below a node whose string has ``depth`` tokens; it reads on in the text by itself."""
         leaf = Node(text, place, self.depth - depth, 1, node)
         if node.children is None:
-            node.children = {token: leaf}
-        else:
-            node.children[token] = leaf
-        leaf.stand_behind(node.last)
+            node.children = {}
+        node.children[token] = leaf
+        leaf.stand(node.last, None)
         text.open.append(leaf)
         if len(text.open) > 2 * self.depth:
             text.open = [each for each in text.open if each.text is text and each.start + each.length > place]
@@ -386,7 +348,6 @@ class SuffixTree:
         """Make a node where a cursor stands in an edge; what is below it stays the old node."""
         node, below = cursor.node, cursor.left
         length, parent, depth = node.length - below, node.parent, place - cursor.start
-        assert parent is not None and parent.children is not None, "the root has no edge"
         # The pointer to the text that is here now: other occurrences may have been forgotten.
         upper = Node(text, place - length, length, node.count, parent)
         parent.children[text.tokens[upper.start]] = upper
@@ -418,10 +379,9 @@ class SuffixTree:
         (child,) = node.children.values()
         if child.count != node.count:
             return
-        assert node.parent.children is not None, "it is one of them"
         node.parent.children[node.text.tokens[node.start]] = child
-        node.give_place(child)
         child.parent = node.parent
+        node.give_place(child)
         child.start, child.length = child.start - node.length, child.length + node.length
 
 

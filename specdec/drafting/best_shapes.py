@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 
 from specdec.arguments import shown, whole
 from specdec.drafting.costs import RoundCosts
-from specdec.shape import MOST_NODES, TreeShape
+from specdec.drafting.lookup import nodes_of_draft
+from specdec.shape import TreeShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,9 +132,7 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
         max_nodes: The most nodes of a tree, the root not counted.
         max_depth: The deepest node, at most; None for the deepest one of which a rate is known.
     """
-    max_nodes = whole("max_nodes", max_nodes, least=1)
-    if max_nodes > MOST_NODES:
-        raise ValueError(f"max_nodes={max_nodes}: a tree may have at most {MOST_NODES} nodes")
+    max_nodes = nodes_of_draft("max_nodes", max_nodes)
     depth = rates.max_depth if max_depth is None else whole("max_depth", max_depth, least=1)
     if depth > rates.max_depth:
         raise ValueError(

@@ -9,11 +9,21 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from specdec.arguments import whole
 from specdec.batch import Batch
 from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
+from specdec.shape import MOST_NODES
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
+
+
+def nodes_of_draft(name: str, value: object) -> int:
+    """Return the checked number of a draft's nodes."""
+    nodes = whole(name, value, least=1)
+    if nodes > MOST_NODES:
+        raise ValueError(f"{name}={nodes}: a tree may have at most {MOST_NODES:,} nodes")
+    return nodes
 
 
 @dataclass

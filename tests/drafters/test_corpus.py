@@ -89,11 +89,11 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
         Corpus.open(tmp_path / "a.corpus")
     for content in (b"", b"some text that is long enough", (2).to_bytes(8, "little") + b"{}", b"\0" * 16):
         (tmp_path / "b.corpus").write_bytes(content)
-        with pytest.raises(ValueError, match="this is no corpus of tokens"):
+        with pytest.raises(ValueError, match="this is no whole corpus of tokens"):
             Corpus.open(tmp_path / "b.corpus")
     Corpus.of([[random.randrange(9) for _ in range(99)]]).save(tmp_path / "c.corpus")
     (tmp_path / "c.corpus").write_bytes((tmp_path / "c.corpus").read_bytes()[:-4])
-    with pytest.raises(ValueError, match="the file ends early"):
+    with pytest.raises(ValueError, match="this is no whole corpus of tokens"):
         Corpus.open(tmp_path / "c.corpus")
     with pytest.raises(ValueError, match="has 0 tokens"):
         Corpus.of([[]])
