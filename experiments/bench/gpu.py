@@ -20,7 +20,7 @@ from drafters.heads.eagle import Eagle3Head
 from experiments.bench.play import time_rounds
 from experiments.measuring.forwards import Forward, as_graph, fill, forward_batch, graphed, measure_forwards
 from experiments.measuring.peaks import Peaks, measure_peaks, shortest
-from experiments.measuring.round_costs import now
+from experiments.measuring.rounds import now
 from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.drafting.builders import ExpansionTree
 from specdec.physics.precision import Precision

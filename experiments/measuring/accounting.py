@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.measuring.conditions import drafter_name, shape_of, without_policy
-from experiments.measuring.round_costs import STAGES
+from experiments.measuring.rounds import STAGES
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import StepSize

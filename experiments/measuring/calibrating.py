@@ -162,27 +162,26 @@ def _measure_parts(
         progress=progress,
         **options,
     )
-    drafts = [each for each in timed if each["depth"]]
-    parts: dict[str, Any] = {"host": smallest([each["host"] for each in timed])}
+    drafts = [each for each in timed if each.depth]
+    parts: dict[str, Any] = {"host": smallest([each.host for each in timed])}
     errors: dict[str, dict[str, Errors]] = {}
     for name, rounds, stages, own in (
         ("judging", timed, ("accept", "commit"), ()),
         ("drafting", drafts, ("draft",), ends),
     ):
-        seconds = [sum(each[stage] for stage in stages) for each in rounds]
+        seconds = [sum(each.stages[stage] for stage in stages) for each in rounds]
         if name == "judging" or any(seconds):
             sizes = [
-                {"levels": e["depth"], "tokens": e["rows"] * e["nodes"], "positions": e["rows"] * e["context"]}
-                for e in rounds
+                {"levels": each.depth, "tokens": each.rows * each.nodes, "positions": each.rows * each.context}
+                for each in rounds
             ]
             parts[name] = fit_part(sizes, seconds, ends=own)
             errors[name] = {"fit": Errors.of([parts[name].seconds(**size) for size in sizes], seconds)}
     predicted = [
-        cost.seconds(StepSize.of(rows=each["rows"], queries=each["nodes"] + 1, context=each["context"]))
-        for each in timed
+        cost.seconds(StepSize.of(rows=each.rows, queries=each.nodes + 1, context=each.context)) for each in timed
     ]
-    errors["target in rounds"] = {"held_out": Errors.of(predicted, [each["verify"] for each in timed])}
-    depths = sorted({(int(each["nodes"]), int(each["depth"])) for each in drafts})
+    errors["target in rounds"] = {"held_out": Errors.of(predicted, [each.stages["verify"] for each in timed])}
+    depths = sorted({(each.nodes, each.depth) for each in drafts})
     if any(nodes != depth for nodes, depth in depths):
         parts["depths"] = tuple(depths)
     parts["deepest"] = max((depth for _, depth in depths), default=0)

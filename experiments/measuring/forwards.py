@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from experiments.measuring.round_costs import now
+from experiments.measuring.rounds import now
 from specdec.drafting.costs import smallest
 from specdec.execution import forwards
 from specdec.forward import ForwardBatch, bucket_of

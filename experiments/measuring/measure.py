@@ -11,7 +11,7 @@ from experiments.measuring.accounting import Account, Accountant
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.meters import EnergyMeter, LoadMeter, counters_of
-from experiments.measuring.round_costs import now
+from experiments.measuring.rounds import now
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.checked import stated_exactness

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.measuring.round_costs import now
+from experiments.measuring.rounds import now
 from specdec.execution.packing import can_pack, pack
 from specdec.memory import free_memory
 from specdec.physics.devices import read_devices, row_of

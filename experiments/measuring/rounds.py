@@ -1,29 +1,170 @@
-"""Times of rounds: by depth of the drafts, rows and context, or by the tree that is drafted."""
+"""Times of rounds: by depth of the drafts, rows and context, by verified nodes, or by the tree that is drafted."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from operator import attrgetter
 from statistics import mean, median
 from typing import Any
 
 import torch
 
 from drafters.adaptive import AdaptiveDrafter
-from experiments.measuring.round_costs import STAGES, WARM, TimedRound, time_rounds
 from experiments.results.manifest import device_name
 from specdec.drafting.best_shapes import PlannedShape
 from specdec.drafting.costs import RoundCosts, smallest
-from specdec.drafting.policies import FixedLength
+from specdec.drafting.policies import FirstNodes, FixedLength
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
+from specdec.machine import dtype_name
 from specdec.requests import SamplingParams
 from specdec.shape import TreeShape
 from specdec.target.target import Target
+from specdec.types import Step
 
-_IN_A_ROW = 2
-"""Rounds of a depth in every turn. The last one is timed: after a round of another depth, a drafter has to catch up on
-more or fewer tokens than in a run of one depth."""
+WARM = 3
+"""Turns before any round counts."""
+STAGES = ("draft", "verify", "accept", "commit")
+"""The stages of a round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRound:
+    """A round of ``rows`` rows.
+
+    Attributes:
+        nodes, depth: The most drafted nodes of a row, and the depth of the deepest draft.
+        context: Positions in a row's cache, on average.
+        stages: Seconds by stage.
+        host: Seconds that no stage has.
+    """
+
+    rows: int
+    nodes: int
+    depth: int
+    context: float
+    stages: Mapping[str, float]
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the whole round."""
+        return self.host + sum(self.stages.values())
+
+
+def now(device: torch.device) -> float:
+    """Return the time at which everything is done that was asked of a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def time_rounds(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    rounds: int,
+    *,
+    kinds: Sequence[Callable[[], object]] = (lambda: None,),
+    speculate: bool = True,
+) -> list[list[TimedRound]]:
+    """Return timed rounds of full batches, by kind.
+
+    Rounds of all kinds take turns, forwards and backwards, so that whatever else the machine does meets all of them
+    alike. Of two rounds in a row the second is timed: after one of another kind, a drafter has to catch up on more or
+    fewer tokens. Requests begin behind the prompts again when there is no room left.
+
+    Args:
+        prompts: Token ids to go on from, which are used again where the batch has more rows.
+        sampling: The requests' parameters, but for their length.
+        rounds: How many rounds of every kind are timed, at most.
+        kinds: For every kind, what is called before a round of it.
+
+    Raises:
+        ValueError: A request ends with an error, or there is no room for rounds of every kind.
+    """
+    rows = engine.max_batch_size
+    given = [list(prompts[row % len(prompts)]) for row in range(rows)]
+    room = max(1, engine.max_length - max(map(len, given)))
+    endless = replace(sampling, max_new_tokens=room, ignore_eos=True, stop=(), stop_token_ids=(), n=1, seed=0)
+    timed: list[list[TimedRound]] = [[] for _ in kinds]
+    ids: list[int] = []
+    emitted: dict[int, int] = {}
+
+    def play() -> list[Step]:
+        steps = engine.step()
+        for step in steps:
+            if step.error is not None:
+                raise ValueError(f"rounds could not be timed: {step.error}")
+            emitted[step.request] = emitted.get(step.request, 0) + step.accepted + 1
+        return steps
+
+    for turn in range(rounds + WARM):
+        if engine.unfinished < rows:
+            for number in ids:
+                engine.abort(number)
+            emitted.clear()
+            ids = [engine.submit(prompt, endless, speculate=speculate) for prompt in given]
+            while len(emitted) < rows and engine.unfinished:
+                play()
+        for kind in range(len(kinds))[:: 1 if turn % 2 else -1]:
+            for first in (True, False):
+                if engine.unfinished < rows:
+                    break
+                kinds[kind]()
+                # The root is not in the cache yet.
+                context = (sum(map(len, given)) + sum(emitted.values())) / rows - 1
+                start = now(engine.target.device)
+                steps = play()
+                seconds = now(engine.target.device) - start
+                if turn >= WARM and not first and engine.unfinished == rows:
+                    stages = {stage: steps[0].seconds.get(stage, 0.0) for stage in STAGES}
+                    nodes, depth = (max(map(attrgetter(f"proposed_{name}"), steps)) for name in ("nodes", "depth"))
+                    host = max(0.0, seconds - sum(stages.values()))
+                    timed[kind].append(
+                        TimedRound(rows=rows, nodes=nodes, depth=depth, context=context, stages=stages, host=host)
+                    )
+    for number in ids:
+        engine.abort(number)
+    if not all(timed):
+        raise ValueError(
+            f"engine.max_length={engine.max_length} leaves no room to time rounds behind prompts of "
+            f"{max(map(len, prompts))} tokens: give a larger one, or shorter prompts"
+        )
+    return timed
+
+
+def rounds_of_sizes(
+    target: Target,
+    drafter: Drafter | None,
+    verifier: Verifier | None,
+    prompts: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    rounds: int,
+    *,
+    by_nodes: bool = False,
+    sampling: SamplingParams | None = None,
+    **options: Any,
+) -> list[list[TimedRound]]:
+    """Return timed rounds with drafts of some depths, or of whole trees of which so many nodes are verified."""
+    scored: Any = drafter
+    if drafter is None:
+        limited, verifier = None, None
+    else:
+        limited = scored.pruned_by(FirstNodes()) if by_nodes else AdaptiveDrafter(drafter, FixedLength(0))
+    with Engine(target, limited, verifier, **options) as engine:
+        engine.warm_up()  # rounds of a run are captured, so these are to be, too
+        policy, name = getattr(engine.session, "policy", None), "nodes" if by_nodes else "depth"
+        kinds = [(lambda: None) if policy is None else partial(setattr, policy, name, size) for size in sizes]
+        return time_rounds(engine, prompts, sampling or SamplingParams(), rounds, kinds=kinds)
+
+
+def room_of(emitted: Sequence[int]) -> int:
+    """Return the tokens that a turn of rounds needs which emit so many each, with a first round and one to go."""
+    return 2 * sum(emitted) + max(emitted) + 1
 
 
 def measure_rounds(
@@ -35,11 +176,10 @@ def measure_rounds(
     batches: Sequence[int],
     contexts: Sequence[int],
     rounds: int = 8,
-    sampling: SamplingParams | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> list[TimedRound]:
-    """Return typical rounds with drafts of up to six depths; ``host`` has the seconds that no stage has.
+    """Return typical rounds with drafts of up to six depths.
 
     Args:
         drafter: Drafts; None measures plain decoding alone.
@@ -47,28 +187,31 @@ def measure_rounds(
         prompt: Tokens, which are repeated to the length of a context.
         rounds: How many rounds of every kind are timed.
     """
-    paced = None if drafter is None else AdaptiveDrafter(drafter, FixedLength(0))
     depths = [0] if drafter is None else sorted({round(drafter.max_depth * share / 5) for share in range(6)})
-    emitted = (rounds + WARM + 1) * _IN_A_ROW * sum(depth + 1 for depth in depths)
-    found: list[TimedRound] = []
-    for batch in batches:
-        for context in contexts:
-            progress(f"rounds: {batch} rows behind {context} tokens")
-            length = min(context + emitted, target.max_length)
-            if length < context + 2:
-                continue
-            made = {**options, "max_batch_size": batch, "max_length": length, "timing": True}
-            given = [prompt[place % len(prompt)] for place in range(context + 1)]
-            with Engine(target, paced, verifier if paced is not None else None, **made) as engine:
-                engine.warm_up()
-                session: Any = engine.session
-                own, kinds = sampling or SamplingParams(), [lambda: None]
-                if paced is not None:
-                    kinds = [partial(setattr, session.policy, "depth", depth) for depth in depths]
-                for timed in time_rounds(engine, [given], own, rounds, kinds=kinds, in_a_row=_IN_A_ROW):
-                    sizes = dict.fromkeys((each["nodes"], each["depth"]) for each in timed)  # it may have drafted less
-                    found += [_typical([t for t in timed if (t["nodes"], t["depth"]) == size]) for size in sizes]
-    return found
+    turn = room_of([depth + 1 for depth in depths])
+    typical: list[TimedRound] = []
+    for batch, context in product(batches, [size for size in contexts if size + turn < target.max_length]):
+        progress(f"rounds: {batch} rows behind {context} tokens")
+        length = min(context + (rounds + WARM) * turn, target.max_length)
+        made = {**options, "max_batch_size": batch, "max_length": length, "timing": True}
+        given = [_repeated(prompt, context + 1)]
+        for timed in rounds_of_sizes(target, drafter, verifier, given, depths, rounds, **made):
+            sizes = dict.fromkeys((each.nodes, each.depth) for each in timed)  # it may have drafted less
+            typical += [_typical([each for each in timed if (each.nodes, each.depth) == size]) for size in sizes]
+    return typical
+
+
+def _repeated(prompt: Sequence[int], length: int) -> list[int]:
+    return [prompt[place % len(prompt)] for place in range(length)]
+
+
+def _typical(rounds: Sequence[TimedRound]) -> TimedRound:
+    return replace(
+        rounds[0],
+        stages={stage: smallest([each.stages[stage] for each in rounds]) for stage in STAGES},
+        host=smallest([each.host for each in rounds]),
+        context=mean(each.context for each in rounds),
+    )
 
 
 def measure_follows(
@@ -91,25 +234,60 @@ def measure_follows(
     """
     longest = max(chunks)
     made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
-    own = replace(sampling or SamplingParams(), max_new_tokens=1)
+    once = replace(sampling or SamplingParams(), max_new_tokens=1)
     added = []
     with Engine(target, drafter, verifier, **made) as engine:
         for chunk in [size for size in chunks if size + 2 <= engine.max_length]:
-            given = [prompt[place % len(prompt)] for place in range(chunk + 1)]
             took: dict[bool, list[float]] = {True: [], False: []}
             for turn in range(2 * (rounds + 1)):
-                (done,) = engine.generate([given], own, speculate=turn % 2 == 0)
+                (done,) = engine.generate([_repeated(prompt, chunk + 1)], once, speculate=turn % 2 == 0)
                 if turn > 1:
                     took[turn % 2 == 0].append(done.steps[0].seconds["prefill"])
             added.append(smallest(took[True]) / smallest(took[False]) - 1)
     return max(0.0, median(added)) if added else 0.0
 
 
-def _typical(rounds: Sequence[TimedRound]) -> TimedRound:
-    parts = {stage: smallest([each[stage] for each in rounds]) for stage in STAGES}
-    host = smallest([max(0.0, each["seconds"] - sum(each[stage] for stage in STAGES)) for each in rounds])
-    context = mean(each["context"] for each in rounds)
-    return {**rounds[0], **parts, "host": host, "context": context, "seconds": host + sum(parts.values())}
+def node_sizes(most: int) -> tuple[int, ...]:
+    """Return the numbers of nodes that are measured: few, and close together where there are few."""
+    steps = [0, 1, 2, 3] + [size for power in range(2, 12) for size in (2**power, 3 * 2 ** (power - 1))]
+    return tuple(sorted({size for size in steps if size < most} | {most}))
+
+
+def measure_costs(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompts: Sequence[Sequence[int]],
+    *,
+    by_nodes: bool = False,
+    rows: Sequence[int] = (1,),
+    rounds: int = 12,
+    **options: Any,
+) -> RoundCosts:
+    """Return how long rounds take on this machine, with drafts of every depth, or with some nodes of whole trees.
+
+    Args:
+        drafter: Drafts. Measured by nodes, it is a ``ScoredDrafter``, whose own policy stays as it is.
+        prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
+        by_nodes: Whether rounds draft whole trees, and differ in how many of the nodes they verify.
+        rows: Batch sizes to measure.
+        rounds: How many rounds of each kind are timed.
+    """
+    sizes = node_sizes(drafter.max_nodes) if by_nodes else tuple(range(drafter.max_depth + 1))
+    room = max(map(len, prompts)) + room_of([min(size, drafter.max_depth) + 1 for size in sizes])
+    table = []
+    for count in sorted(set(rows)):
+        made = {"max_length": room, **options, "max_batch_size": count}
+        timed = rounds_of_sizes(target, drafter, verifier, prompts, sizes, rounds, by_nodes=by_nodes, **made)
+        table.append(tuple(smallest([each.seconds for each in kind]) for kind in timed))
+    return RoundCosts(
+        rows=tuple(sorted(set(rows))),
+        table=tuple(table),
+        nodes=sizes if by_nodes else None,
+        device=str(target.device),
+        dtype=dtype_name(target.dtype),
+        drafter=type(drafter).__name__,
+    )
 
 
 def shapes_to_measure(planned: Sequence[PlannedShape]) -> list[TreeShape]:
@@ -119,15 +297,15 @@ def shapes_to_measure(planned: Sequence[PlannedShape]) -> list[TreeShape]:
     small and large.
     """
     depths = sorted({each.depth for each in planned})
-    found: dict[TreeShape, None] = {}
+    chosen: dict[TreeShape, None] = {}
     for depth in depths:
         same = {each.nodes: each.shape for each in planned if each.depth == depth}
         least, most = min(same), max(same)
         steps = math.ceil(math.log2(most / least)) if depth == depths[len(depths) // 2] else 1
         for step in range(steps + 1):
             wanted = least * (most / least) ** (step / max(steps, 1))
-            found[same[min(same, key=lambda nodes, wanted=wanted: abs(nodes - wanted))]] = None
-    return list(found)
+            chosen[same[min(same, key=lambda nodes, wanted=wanted: abs(nodes - wanted))]] = None
+    return list(chosen)
 
 
 def measure_tree_costs(
@@ -149,32 +327,24 @@ def measure_tree_costs(
     Raises:
         ValueError: An engine refuses the shape or the prompts, or leaves no room for rounds.
     """
-    seconds: list[float] = []
-    plain: list[float] = []
+    seconds: dict[bool, list[float]] = {True: [], False: []}
     facts: dict[str, Any] = {}
     for number, shape in enumerate(shapes):
         progress(f"costs of rounds: tree {number + 1} of {len(shapes)}")
         with make(shape) as engine:
             engine.warm_up([shape.num_nodes])
-            for speculate, times in ((True, seconds), (False, plain)):
-                if not speculate and number not in (0, len(shapes) - 1):
-                    continue
+            for speculate in (True, False) if number in (0, len(shapes) - 1) else (True,):
                 (timed,) = time_rounds(engine, prompts, sampling, rounds, speculate=speculate)
-                if not timed:
-                    raise ValueError(
-                        f"engine.max_length={engine.max_length} leaves no room to time rounds behind prompts of "
-                        f"{max(map(len, prompts))} tokens: give a larger one, or shorter prompts"
-                    )
                 # What else the machine does can only make a round slower.
-                times.append(min(each["seconds"] for each in timed))
+                seconds[speculate].append(min(each.seconds for each in timed))
             target = engine.target
             facts = {
                 "device": device_name(target.device),
-                "dtype": str(target.dtype).removeprefix("torch."),
+                "dtype": dtype_name(target.dtype),
                 "target": f"{target.name}, {target.num_parameters / 1e6:,.1f}M parameters",
                 "drafter": type(engine.drafter).__name__,
                 "rows": (engine.max_batch_size,),
                 "threads": torch.get_num_threads(),
             }
     trees = ((0, 0), *((shape.num_nodes, shape.max_depth) for shape in shapes))
-    return RoundCosts(trees=trees, table=((min(plain), *seconds),), **facts)
+    return RoundCosts(trees=trees, table=((min(seconds[False]), *seconds[True]),), **facts)

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from drafters.adaptive import AdaptiveDrafter
 from experiments.config import job
 from experiments.config.sections import build, component_of, plain
-from experiments.measuring.round_costs import measure_costs
+from experiments.measuring.rounds import measure_costs
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy

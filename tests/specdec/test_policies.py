@@ -10,7 +10,7 @@ import torch
 
 from drafters import ModelDrafter, NGramDrafter
 from drafters.adaptive import AdaptiveDrafter
-from experiments.measuring.round_costs import measure_costs, node_sizes
+from experiments.measuring.rounds import measure_costs, node_sizes
 from experiments.session.policies import paced
 from specdec import DraftTree, Engine, SamplingParams, Target
 from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
@@ -260,7 +260,7 @@ def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> Non
     found.save(tmp_path / "costs.json")
     assert RoundCosts.load(tmp_path / "costs.json") == found
     assert len(found.by_nodes(2, 3)) == 4
-    with pytest.raises(ValueError, match="by the number of nodes, and depths are asked for"):
+    with pytest.raises(ValueError, match=r"by the number of nodes, .* depths are asked for"):
         found.seconds(1, 2)
 
 

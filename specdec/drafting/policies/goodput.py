@@ -58,7 +58,7 @@ class CostAwareLength(LengthPolicy):
     Args:
         costs: How long rounds take, or a file of that (``RoundCosts.save``, or calibrated costs): all rows then have
             one depth, because the engine pads them. Other ``RaggedCosts`` may give every row its own. With None, set
-            the attribute before the policy is used (``experiments.measuring.round_costs``).
+            the attribute before the policy is used (``experiments.measuring.rounds``).
         memory: The number of rounds after which a round counts for 1/e.
         prior: How many rounds the average of all requests counts for.
         explore: Every so many rounds, and in the first few, drafts are deeper than is best, to learn: by one token and

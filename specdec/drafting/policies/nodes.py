@@ -208,7 +208,7 @@ class CostAwareNodes(NodePolicy):
 
     Args:
         costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
-            costs. With None, set the attribute before the policy is used (``experiments.measuring.round_costs``).
+            costs. With None, set the attribute before the policy is used (``experiments.measuring.rounds``).
     """
 
     unseen = ("learn", "explore", "costs")
