@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.config import job
 from experiments.config.pairs import check_files
-from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
+from experiments.config.sections import bootstrap_of, build, choice, job_overrides, plain, plain_whole, typed
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.load.arrivals import Arrivals, Times, arriving
 from experiments.load.driver import Driver, Overload, RealEngine
@@ -83,7 +82,7 @@ def load(config: DictConfig) -> list[LoadRun]:
         study = _real(config, methods) if clock is None else _virtual(config, clock, methods, open_until)
         tracker = build(config, "tracker") or NullTracker()
         folder.mkdir(parents=True, exist_ok=True)
-        facts = {**study.facts, "title": study.title, "overrides": job.overrides(), "loop": study.loads[0].loop}
+        facts = {**study.facts, "title": study.title, "overrides": job_overrides(), "loop": study.loads[0].loop}
         kept: dict[tuple[str, float], LoadRun] = {}
         if before is None:
             before = write_manifest(folder, given, **facts)
@@ -159,7 +158,7 @@ def _plan(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]]:
 
 def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int], *groups: str) -> str:
     """Return what was chosen of some groups, and the sizes of the requests, for tables and pictures."""
-    words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
+    words = [f"{name} {choice(name) or type(build(config, name)).__name__}" for name in groups]
     prompt, output = (np.mean([getattr(one, name) for one in planned]) for name in ("prompt_tokens", "output_tokens"))
     return (
         f"{', '.join(words)}; {len(planned)} requests of {prompt:.0f} tokens in and {output:.0f} out on average; "

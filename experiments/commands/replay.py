@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config.groups import sections
-from experiments.config.sections import bootstrap_of, build, listed, plain
+from experiments.config.sections import bootstrap_of, build, listed, plain, sections
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.origin import read_manifest
@@ -59,15 +58,14 @@ def replay_runs(
     return done
 
 
-def named_verifiers(given: Any, searchpath: Sequence[str] | None = None) -> dict[str, Verifier]:
+def named_verifiers(given: Any) -> dict[str, Verifier]:
     """Rules by name: those that ``sections`` describes, made.
 
     Args:
         given: Names, or dictionaries with arguments; None for every rule along Hydra's search path.
-        searchpath: Further folders, as in ``hydra.searchpath``; None for those of the job that runs.
 
     Raises:
         ValueError: There is no such rule, or it refuses its arguments.
     """
-    found = sections("verifier", given, searchpath)
+    found = sections("verifier", given)
     return {label: build(OmegaConf.create({"verifier": section}), "verifier") for label, section in found.items()}

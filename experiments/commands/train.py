@@ -11,8 +11,7 @@ from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig
 
 from drafters.heads.training import TrainedHead
-from experiments.config import job
-from experiments.config.sections import build, component_of, plain, plain_whole, typed
+from experiments.config.sections import build, component_of, job_overrides, plain, plain_whole, typed
 from experiments.reporting.progress import Every, TrainingProgress, say_result
 from experiments.results.manifest import write_manifest
 from experiments.results.origin import MANIFEST, read_manifest
@@ -102,7 +101,7 @@ def train(config: DictConfig) -> Path:
     if main:
         folder.mkdir(parents=True, exist_ok=True)
         if not resumed:
-            write_manifest(folder, plain_whole(config), overrides=job.overrides(), exactness={}, training=facts)
+            write_manifest(folder, plain_whole(config), overrides=job_overrides(), exactness={}, training=facts)
         tracker.start(tracked_run(folder, read_manifest(folder)))
     accelerator.wait_for_everyone()
     progress = TrainingProgress(

@@ -200,6 +200,7 @@ Options = Annotated[dict, Wanted("a section, such as {enable_thinking: false}")]
 Positive = Annotated[float, number("a number above 0", lambda value: value > 0)]
 Price = Annotated[float, number("the price of an hour, above 0", lambda value: value > 0)]
 Share = Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+Probability = Annotated[float, number("a probability from 0 to 1", lambda value: 0 <= value <= 1)]
 Distance = Annotated[float, number("a total variation", lambda value: 0 <= value < 1)]
 Seconds = Annotated[float, number("seconds, 0 or more", lambda value: value >= 0)]
 Temperature = Annotated[float, number("a temperature, 0 or above", lambda value: value >= 0)]
@@ -247,18 +248,26 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredSettings(Settings):
-    """Settings of commands that measure methods against plain decoding."""
+class ServedSettings:
+    """Settings of commands with an engine of ours."""
 
+    threads: Count | None
+    out: Folder
     seed: Natural | None
     target: Section
     drafter: Section
     policy: Section
     verifier: Section
     sampling: Section
+    engine: EngineSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSettings(ServedSettings):
+    """Settings of commands that measure methods against plain decoding."""
+
     dataset: Section
     tracker: Section
-    engine: EngineSettings
     bootstrap: Section
     method: Text
     methods: Section

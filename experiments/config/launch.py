@@ -21,15 +21,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments import removed
-from experiments.config import job, ranks, words
+from experiments.config import pairs, ranks, words
 from experiments.config.kinds import did_you_mean
-from experiments.config.sections import CONF, check_settings
+from experiments.config.sections import CONF, check_settings, in_sweep
 from experiments.reporting import style
 from specdec.origin import at, own_place, place
 
 ERROR = "error.txt"
 """The file that a sweep's job leaves in its folder when it fails."""
-_RESULTS = ("summary.json", "load.json")
+RESULTS = ("summary.json", "load.json")
 _FULL = "HYDRA_FULL_ERROR"
 _EXTRAS = ("optuna", "joblib", "submitit", "ray")
 """Plugins of Hydra that are installed as extras of the same name."""
@@ -61,6 +61,7 @@ class Command:
 
     def __call__(self, config: DictConfig) -> Any:
         """Do the work of a composed configuration, and return its result."""
+        pairs.check_choices()
         check_settings(config, self.settings)
         name = self.name if self.work is None else self.work(config)
         return getattr(import_module(f"experiments.commands.{name}"), name)(config)
@@ -97,7 +98,8 @@ class Command:
         application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=self.name)(run_job)
         os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
         try:
-            sys.argv[1:] = words.pass_flags_on(sys.argv[1:]) if completes else self._for_hydra([*first, *sys.argv[1:]])
+            if not completes:
+                sys.argv[1:] = self._for_hydra([*first, *sys.argv[1:]])
             application()
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -124,14 +126,13 @@ class Command:
             if (instead := removed.option(self.name, word)) is not None:
                 raise ValueError(f"{word} is no longer there: {instead}")
         rewritten = arguments if self.rewrite is None else self.rewrite(arguments)
-        taken = words.without_nulls(words.with_home(words.overrides_first(rewritten)))
+        taken = [words.without_null(word) for word in words.with_home(words.overrides_first(rewritten))]
         return ranks.arguments(words.multirun_as_chosen(taken))
 
 
 def show(error: BaseException) -> None:
     """Print an error as one sentence. ``Command.main`` then ends with exit code 1."""
     _shown.append(ranks.whose(ranks.explained(error) or sentence(error)))
-    ranks.let_the_first_speak()
     print(f"error: {_shown[-1]}", file=sys.stderr)
 
 
@@ -199,8 +200,8 @@ def _note_of_job() -> Path | None:
     A launcher may run a job in another process or on another machine, from which only files come back. None outside of
     a sweep, and where the folder has the results of a job that ended well, which stay what they are.
     """
-    if not job.in_sweep():
+    if not in_sweep():
         return None
     note = Path(HydraConfig.get().runtime.output_dir) / ERROR
     note.unlink(missing_ok=True)
-    return None if any((note.parent / name).exists() for name in _RESULTS) else note
+    return None if any((note.parent / name).exists() for name in RESULTS) else note

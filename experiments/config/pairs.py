@@ -7,26 +7,22 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config import job
+from experiments.config.sections import TABLES, choice
 
 _GROUPS = ("target", "drafter")
 
 
-def check_choices(known: Mapping[str, Any]) -> None:
-    """Refuse another target or drafter beside a pair, whose names would be given to it.
-
-    Args:
-        known: The pairs of the package by name; the user's own have files, which come first.
-    """
-    pair = job.choice("pair")
+def check_choices() -> None:
+    """Refuse another target or drafter beside a pair, whose names would be given to it."""
+    pair = choice("pair")
     if pair is None:
         return
     file = _file_of(pair)
-    given: Any = known.get(pair, {}) if file is None else OmegaConf.to_container(OmegaConf.load(file))
+    given: Any = TABLES["pair"].get(pair, {}) if file is None else OmegaConf.to_container(OmegaConf.load(file))
     for group, wanted in overrides_of(given).items():
-        if job.choice(group) != wanted:
+        if choice(group) != wanted:
             raise ValueError(
-                f"pair={pair} brings its own {group}, and {group}={job.choice(group)} is chosen beside it: leave "
+                f"pair={pair} brings its own {group}, and {group}={choice(group)} is chosen beside it: leave "
                 f"one out (target=hf target.name=… takes the pair's target for another drafter)"
             )
 
@@ -44,7 +40,7 @@ def overrides_of(pair: Mapping[str, Any]) -> dict[str, str]:
 
 def check_files(config: DictConfig) -> None:
     """Refuse a pair whose files are neither on this machine nor to be had, before anything is loaded."""
-    pair = job.choice("pair")
+    pair = choice("pair")
     if pair is not None:
         names = dict.fromkeys(config[group].get("name") for group in _GROUPS)
         check_reachable(pair, [name for name in names if name is not None])

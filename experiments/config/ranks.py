@@ -8,36 +8,31 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from experiments.config.job import in_sweep
+from experiments.config.sections import in_sweep
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")
 """What torch says when another process is gone."""
 
 
-_PATIENCE = 5.0
-"""Seconds in which a process that fails with the same error as another one has been ended by torchrun."""
-
-
 def processes() -> int:
-    """Returns the number of processes that torchrun has started, of which this is one."""
+    """The number of processes that torchrun has started, of which this is one."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
 
 
 def follows() -> bool:
-    """Returns whether this process is one of several, and not the first."""
+    """Whether this process is one of several, and not the first."""
     return processes() > 1 and os.environ.get("RANK", "0") != "0"
 
 
 def arguments(words: list[str]) -> list[str]:
-    """Returns the words of a command line for this process: one that follows leaves no trace in Hydra's folder."""
+    """The words of a command line for this process: one that follows leaves no trace in Hydra's folder."""
     if not follows():
         return words
     return [*words, f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
@@ -49,13 +44,8 @@ def in_silence() -> Iterator[None]:
     if not follows():
         yield
         return
-    out, err = sys.stdout, sys.stderr
-    with open(os.devnull, "w") as nowhere:
-        sys.stdout = sys.stderr = nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = out, err
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager
@@ -73,16 +63,14 @@ def taking_part(config: DictConfig, *, divides: bool = False) -> Iterator[None]:
     if processes() == 1:
         yield
         return
-    if divides:
-        try:
-            yield
-        finally:
-            _leave()
-        return
-    _check(config)
-    _bind_device()
+    if not divides:
+        _check(config)
+        import torch
+
+        if torch.cuda.is_available() and (local := int(os.environ["LOCAL_RANK"])) < torch.cuda.device_count():
+            torch.cuda.set_device(local)  # each its own from the beginning, whichever model it loads first
     try:
-        if not follows():
+        if divides or not follows():
             yield
             return
         with tempfile.TemporaryDirectory(prefix="specdec-") as own:
@@ -97,24 +85,15 @@ def taking_part(config: DictConfig, *, divides: bool = False) -> Iterator[None]:
 
 
 def explained(error: BaseException) -> str | None:
-    """Returns a sentence about an error that only says that another process is gone; None for any other."""
+    """A sentence about an error that only says that another process is gone; None for any other."""
     if processes() == 1 or not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in _LOST):
         return None
     return f"another of the {processes()} processes that work together has ended: its own message says why"
 
 
 def whose(message: str) -> str:
-    """Returns a message with the number of this process, if there are several and it follows."""
+    """A message with the number of this process, if there are several and it follows."""
     return f"process {os.environ['RANK']}: {message}" if follows() else message
-
-
-def let_the_first_speak() -> None:
-    """Wait, if this process follows, before it shows what may be wrong in every process.
-
-    The first process then shows it once and ends, and torchrun ends this one. Only what is wrong here alone is shown.
-    """
-    if follows() and not _joined():
-        time.sleep(_PATIENCE)
 
 
 def _check(config: DictConfig) -> None:
@@ -122,8 +101,8 @@ def _check(config: DictConfig) -> None:
     target: Any = config.get("target")
     if target is None:
         raise ValueError(f"torchrun has started {started} processes, and this command needs one: start it without")
-    shared = target.get("tensor_parallel") not in (None, False, 1) or target.get("tensor_parallel") is True
-    if not shared:
+    parallel = target.get("tensor_parallel")
+    if parallel is not True and parallel in (None, False, 1):
         raise ValueError(
             f"torchrun has started {started} processes that would all do the same: give "
             f"target.tensor_parallel={started}, or start one process"
@@ -136,24 +115,10 @@ def _check(config: DictConfig) -> None:
         raise ValueError("contenders run whole models in one process: leave them out with target.tensor_parallel")
 
 
-def _bind_device() -> None:
-    """Make every process use its own GPU from the beginning, whichever model it loads first."""
-    import torch
-
-    local = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.is_available() and local < torch.cuda.device_count():
-        torch.cuda.set_device(local)
-
-
-def _joined() -> bool:
-    torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
-
-
 def _leave() -> None:
     """Leave the group, so that no thread of it is left when the process ends."""
-    if _joined():
+    if "torch" in sys.modules:
         import torch.distributed
 
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()

@@ -1,22 +1,30 @@
-"""Sections of a configuration: where ``conf/`` is, what a section holds, and how it becomes a component."""
+"""Sections of a configuration: where ``conf/`` is, the options of its groups, and how a section becomes a component.
+
+The options of a group are along Hydra's search path: the folder of ``--config-dir``, the package's ``conf``, and the
+folders of ``hydra.searchpath``.
+"""
 
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from experiments.config.kinds import check_arguments, did_you_mean, in_words
-from experiments.config.pairs import check_choices
 
 if TYPE_CHECKING:
     from experiments.results.statistics import Bootstrap
@@ -46,6 +54,113 @@ for _group, _options in TABLES.items():
         ConfigStore.instance().store(group=_group, name=_name, node=_option, package=whole)
 
 
+# ---------------------------------------------------------------- the job that Hydra runs
+
+
+def in_sweep() -> bool:
+    """Whether this is a job of a sweep, of which the sweep says a line and nothing more."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def sweep_folder() -> Path | None:
+    """The folder of the sweep that this is a job of; None outside of one."""
+    return Path(HydraConfig.get().sweep.dir) if in_sweep() else None
+
+
+def job_overrides() -> list[str]:
+    """The overrides that the command or job was given."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
+def choice(group: str) -> str | None:
+    """The option that was chosen of a group; None where there is none."""
+    return HydraConfig.get().runtime.choices.get(group) if HydraConfig.initialized() else None
+
+
+# ---------------------------------------------------------------- the options of a group
+
+
+def option_names(group: str) -> list[str]:
+    """The names that ``group=…`` accepts."""
+    with _hydra() as further:
+        return sorted(GlobalHydra.instance().config_loader().get_group_options(group, overrides=further))
+
+
+def sections(group: str, given: Any) -> dict[str, DictConfig]:
+    """Several components of one group, each as the section that describes it, by a label.
+
+    Args:
+        given: A list, or a single entry: the name of an option; ``{name: OPTION, argument: value, …}`` for an option
+            with other arguments; ``{_target_: package.module.Class, argument: value, …}`` for a class that has no
+            file. None for all options.
+
+    Raises:
+        ValueError: There is no such option, an option has no such argument, or an entry is neither.
+    """
+    names = option_names(group)
+    entries = names if given is None else given if isinstance(given, list) else [given]
+    read = [dict(entry) if isinstance(entry, Mapping) else {"name": entry} for entry in entries]
+    for entry in read:
+        _check_entry(group, entry, names)
+    chosen = sorted({entry["name"] for entry in read if "name" in entry})
+    with _hydra() as further:  # together, because Hydra takes its time for every composition
+        options = [f"+{group}@option{number}={name}" for number, name in enumerate(chosen)]
+        composed = compose(overrides=[*options, *further])
+    found: dict[str, DictConfig] = {}
+    for entry in read:
+        name = entry.pop("name", None)
+        if name is not None:
+            section = _with_arguments(group, name, composed[f"option{chosen.index(name)}"], entry)
+        else:
+            section = OmegaConf.create(entry)
+            check_module(section, f"{group}s")
+            name = str(entry.pop("_target_")).rpartition(".")[2]
+        found[", ".join([name, *(f"{key}={value}" for key, value in entry.items())])] = section
+    return found
+
+
+def _check_entry(group: str, entry: Mapping[str, Any], names: Sequence[str]) -> None:
+    name, is_class = entry.get("name"), "_target_" in entry
+    if is_class != ("name" in entry) and (is_class or name in names):
+        return
+    if isinstance(name, str) and not is_class:
+        raise ValueError(f"there is no {group} {name!r}{did_you_mean(name, names)}")
+    raise ValueError(
+        f"{entry!r} is no {group}: give a name, {{name: NAME, argument: value}} or "
+        f"{{_target_: package.module.Class, argument: value}}"
+    )
+
+
+def _with_arguments(group: str, name: str, section: Any, arguments: Mapping[str, Any]) -> DictConfig:
+    if not OmegaConf.is_dict(section) or "_target_" not in section:
+        raise ValueError(f"{group} {name} has no _target_: name the component's class there")
+    for key in arguments:
+        if key not in list(section):  # a mapping denies keys whose value is ???
+            known = [str(each) for each in section if not str(each).startswith("_")]
+            raise ValueError(f"{group} {name} has no {key!r}{did_you_mean(str(key), known)}")
+    OmegaConf.set_struct(section, False)
+    return cast(DictConfig, OmegaConf.merge(section, arguments))
+
+
+@contextmanager
+def _hydra() -> Iterator[list[str]]:
+    """The application that runs, or else the package's own configuration, and the override with its search path.
+
+    Hydra composes anew and knows nothing of the job.
+    """
+    searchpath = HydraConfig.get().searchpath if HydraConfig.initialized() else ()
+    quoted = ["'" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'" for folder in searchpath]
+    further = [f"hydra.searchpath=[{','.join(quoted)}]"] if quoted else []
+    if GlobalHydra.instance().is_initialized():
+        yield further
+    else:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            yield further
+
+
+# ---------------------------------------------------------------- from a section to a component
+
+
 def check_settings(config: DictConfig, settings: type[Made]) -> Made:
     """A command's settings, after all checks that need no component's class.
 
@@ -57,7 +172,6 @@ def check_settings(config: DictConfig, settings: type[Made]) -> Made:
         ValueError: A setting is unknown, missing or wrong, settings contradict each other, or a section's module or
             value is missing.
     """
-    check_choices(TABLES.get("pair", {}))
     kinds = {field.name: field.type for field in fields(cast(Any, settings))}
     for name in map(str, config):
         if OmegaConf.is_missing(config, name):

@@ -3,7 +3,6 @@
 Words are overrides, flags of Hydra, and bare words such as the folder in ``experiments.compare FOLDER``.
 """
 
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -14,35 +13,19 @@ from omegaconf import OmegaConf
 
 from experiments.config.sections import CONF, TABLES
 
-_FOLDER = ("--config-dir", "-cd")
-_NAMES = ("--config-name", "-cn")
 _TAKE_A_WORD = {
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun", "--config-path", "-cp"),
-    *_FOLDER,
-    *_NAMES,
+    *("--config-dir", "-cd", "--config-name", "-cn"),
 }
 """Flags of Hydra whose value is the next word."""
-_MAY_TAKE_A_WORD = {"--info", "-i"}
-_MULTIRUN = ("--multirun", "-m")
-_LINE = "COMP_LINE"
-
-
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides and bare words of a command line, and its flags with their values."""
-    overrides: list[str] = []
-    flags: list[str] = []
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        (flags if _is_flag(word) or _is_value(before, word) else overrides).append(word)
-    return overrides, flags
 
 
 def overrides_first(arguments: Sequence[str]) -> list[str]:
-    """The same command line with all overrides before the flags.
+    """The same command line with all overrides before the flags and their values.
 
     Hydra's parser takes overrides in one piece only: it refuses ``drafter=mine --config-dir conf verifier=mine``.
     """
-    overrides, flags = split(arguments)
-    return [*overrides, *flags]
+    return [arguments[place] for place in sorted(range(len(arguments)), key=_flags(arguments).__contains__)]
 
 
 def bare_words(arguments: Sequence[str]) -> list[int]:
@@ -50,11 +33,9 @@ def bare_words(arguments: Sequence[str]) -> list[int]:
 
     In ``outputs/run --cfg job``, the first word is bare and ``job`` is not.
     """
-    return [
-        position
-        for position, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False))
-        if "=" not in word and not word.startswith("~") and not _is_flag(word) and not _is_value(before, word)
-    ]
+    flags = _flags(arguments)
+    words = enumerate(arguments)
+    return [place for place, word in words if "=" not in word and not word.startswith("~") and place not in flags]
 
 
 def with_folders(words: Sequence[str], name: str, *, several: bool = True) -> list[str]:
@@ -102,25 +83,22 @@ def multirun_as_chosen(arguments: Sequence[str]) -> list[str]:
 
     Hydra learns from the file that it sweeps (``hydra.mode: MULTIRUN``) after it has refused words with several values.
     """
-    overrides, flags = split(arguments)
+    flags = _flags(arguments)
+    overrides = [word for place, word in enumerate(arguments) if place not in flags]
     chosen = [CONF / "experiment" / f"{word.partition('=')[2]}.yaml" for word in overrides if "experiment=" in word]
     sweeps = any(path.is_file() and OmegaConf.select(OmegaConf.load(path), "hydra.mode") for path in chosen)
-    if not sweeps or set(flags) & set(_MULTIRUN):
+    if not sweeps or {"--multirun", "-m"} & set(arguments):
         return list(arguments)
     several = any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(overrides))
     return [*arguments, "-m"] if several else list(arguments)
 
 
-def without_nulls(arguments: Sequence[str]) -> list[str]:
-    """A command line with ``none`` for ``null`` where it chooses a group: ``drafter=null`` decodes plainly.
+def without_null(argument: str) -> str:
+    """A word with ``none`` for ``null`` where it chooses a group: ``drafter=null`` decodes plainly.
 
     Raises:
         ValueError: The group has no option ``none``, because a run cannot do without it.
     """
-    return [_without_null(argument) for argument in arguments]
-
-
-def _without_null(argument: str) -> str:
     found = re.fullmatch(r"([a-z_]+)=([\w,]+)", argument)
     if found is None or "null" not in found[2].split(","):
         return argument
@@ -136,44 +114,13 @@ def _without_null(argument: str) -> str:
 def completing(arguments: Sequence[str]) -> bool:
     """Whether this call is a shell's question about a line that is not finished (``COMP_LINE``)."""
     asked = {"--shell-completion", "-sc"} & set(arguments) and any(word.startswith("query=") for word in arguments)
-    return bool(asked) and _LINE in os.environ
+    return bool(asked) and "COMP_LINE" in os.environ
 
 
-def pass_flags_on(arguments: Sequence[str]) -> list[str]:
-    """The call's command line with the flags of the typed line, of which Hydra's completion knows nothing.
-
-    Leaves a line of overrides alone in ``COMP_LINE``.
-    """
-    os.environ[_LINE], flags = completable(os.environ[_LINE])
-    return [*arguments, *flags]
-
-
-def completable(line: str) -> tuple[str, list[str]]:
-    """The part of a line that Hydra can complete, and the flags that say which configuration to look at.
-
-    Args:
-        line: The program's name and what follows so far. The last word is being typed, unless a space ends the line.
-    """
-    program, *words = line.split() or [""]
-    typed = "" if line.endswith(" ") or not words else words[-1]
-    before = words[:-1] if typed else words
-    overrides, flags = split(before)
-    bare = {before[position] for position in bare_words(before)}
-    kept = [word for word in overrides if word not in bare]
-    if typed.startswith("-") or (before and before[-1] in (*_FOLDER, *_NAMES)):
-        typed = "-"  # a flag or its value: no override begins like this, so the shell offers files
-    passed: list[str] = []
-    for flag, value in itertools.pairwise(flags):
-        if (flag in _FOLDER and Path(value).is_dir()) or flag in _NAMES:
-            passed += [flag, value]
-    multirun = [flag for flag in flags if flag in _MULTIRUN]
-    return " ".join([program, *multirun, *kept, typed]), passed
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-")
-
-
-def _is_value(before: str, word: str) -> bool:
-    """Is a word the value of the flag before it?"""
-    return before in _TAKE_A_WORD and not (before in _MAY_TAKE_A_WORD and "=" in word)
+def _flags(arguments: Sequence[str]) -> set[int]:
+    """The positions of Hydra's flags and of their values."""
+    return {
+        place
+        for place, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False))
+        if word.startswith("-") or (before in _TAKE_A_WORD and not (before in ("--info", "-i") and "=" in word))
+    }

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.inspecting.facts import same_model
-from experiments.inspecting.kinds import Usual
-from experiments.inspecting.search import Inspection
+from experiments.inspecting.mistakes import Inspection, Usual
 from experiments.measuring.exactness import SHARED_LAWS, Case
 from experiments.reporting.columns import number
 from experiments.reporting.table import Cell, Emphasis, Table, left

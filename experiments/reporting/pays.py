@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.inspecting.kinds import USUAL
+from experiments.inspecting.mistakes import USUAL
 from experiments.reporting import style
 from experiments.reporting.columns import percent
 from experiments.reporting.style import Panel

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from experiments.config import job, ranks
+from experiments.config import ranks
 from experiments.config.pairs import check_files
-from experiments.config.sections import bootstrap_of, build, plain, plain_whole
+from experiments.config.sections import bootstrap_of, build, in_sweep, job_overrides, plain, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.conditions import ingredients_of
@@ -173,7 +173,7 @@ def measure_methods(
             shown = said | (trace.tokens if trace is not None else set())
             write_token_texts(folder, token_bytes(shown, tokenizer))
 
-    if fitting.sentence is not None and not job.in_sweep():
+    if fitting.sentence is not None and not in_sweep():
         print(fitting.sentence, file=sys.stderr)
     earlier_records = 0 if kept is None else len(kept) + len(measurement.before)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
@@ -240,7 +240,7 @@ def facts_of(
         "chat_template": template and any(prompt.chat for prompt in prompts),
         "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
         "series": len(contenders) * len(samplings),
-        "overrides": job.overrides(),
+        "overrides": job_overrides(),
     }
 
 
@@ -255,7 +255,7 @@ def beside(contenders: Sequence[Contender]) -> str:
 
 def already_complete(folder: Path) -> Run:
     """The figures of a run that has nothing left to do."""
-    if not job.in_sweep():
+    if not in_sweep():
         print(f"{short(folder)} is complete already")
     run = load_run(folder)
     check_finished(run)

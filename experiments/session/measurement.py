@@ -7,8 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.config.job import in_sweep
-from experiments.config.sections import bootstrap_of, plain_whole
+from experiments.config.sections import bootstrap_of, in_sweep, plain_whole
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import PeakMeter

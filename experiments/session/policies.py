@@ -6,8 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from drafters.adaptive import AdaptiveDrafter
-from experiments.config import job
-from experiments.config.sections import build, component_of, plain
+from experiments.config.sections import build, choice, component_of, plain
 from experiments.measuring.rounds import measure_costs
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
@@ -42,7 +41,7 @@ def named_policy(config: DictConfig) -> str:
     kind = (config.get("policy") or {}).get("_target_")
     if config.get("policies") or kind is None:
         return ""
-    chosen = job.choice("policy")
+    chosen = choice("policy")
     return f", policy {chosen if chosen not in (None, 'none') else kind.rpartition('.')[2]}"
 
 

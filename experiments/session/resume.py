@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config import job
+from experiments.config.sections import sweep_folder
 from experiments.results.origin import MANIFEST, difference, read_manifest
 from experiments.results.records import RECORDS
 
@@ -39,7 +39,7 @@ def begun(
             )
         return None
     if not (folder / MANIFEST).exists():
-        sweep = job.sweep_folder()
+        sweep = sweep_folder()
         if requeued or (sweep is not None and any(sweep.glob(f"*/{MANIFEST}"))):
             return None  # a job that had not begun, or that the sweep had not come to
         raise ValueError(

@@ -6,9 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config.groups import sections
 from experiments.config.kinds import did_you_mean
-from experiments.config.sections import build, listed, plain
+from experiments.config.sections import build, listed, plain, sections
 from experiments.results.origin import read_manifest
 from experiments.results.runs import find_folders
 from experiments.tracing.draft_sets import DraftSet, find_drafts

@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.config import job
+from hydra.core.hydra_config import HydraConfig
+
+from experiments.config.sections import sweep_folder
 from experiments.results.comparison import settings
 from experiments.tracking.base import TrackedRun
 from experiments.tracking.flat import flat_config
@@ -17,8 +19,7 @@ LONGEST_NAME = 100
 
 def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
     """Describe a run to its tracker."""
-    folder_of_sweep = job.sweep_folder()
-    sweep = None if folder_of_sweep is None else sweep_name(folder_of_sweep)
+    sweep = None if (swept := sweep_folder()) is None else sweep_name(swept)
     # What was typed as it is now has one value in the whole sweep: what varies was typed as "a,b".
     shared = sys.argv if sweep is not None else ()
     given = manifest["overrides"]
@@ -29,7 +30,7 @@ def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
         config=flat_config(manifest),
         name=name_of(told, shared) or ", ".join(methods) or "plain",
         group=sweep,
-        command=job.command(),
+        command=str(HydraConfig.get().job.name) if HydraConfig.initialized() else "run",
     )
 
 

@@ -1,20 +1,116 @@
-"""A sweep ends with reports over its jobs: Hydra callbacks, named in the configuration.
+"""A sweep says a line per finished job and ends with reports over its jobs: Hydra callbacks, named in configurations.
 
 Hydra makes a callback before any job starts, so what its end needs is imported there.
 """
 
+import json
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.utils import get_method
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
-from experiments.config.launch import ERROR, show
+from experiments.config.launch import ERROR, RESULTS, show
+from experiments.config.sections import in_sweep
 
 Result = TypeVar("Result")
+
+
+# ---------------------------------------------------------------- a line per job
+
+
+class JobLines(Callback):
+    """Says a line about every job of a sweep when it has ended: its main figures, and how long it took.
+
+    A job's tables are in its folder, which is below ``out`` if the sweep was given one.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._started = time.monotonic(), time.time()
+        self._fixed: set[str] = set()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Say where the jobs go."""
+        # The launchers log a line or two per job, which say what these lines say.
+        for name in ("hydra", "hydra_plugins"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        params = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+        given = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+        self._fixed = {override.input_line or "" for override in given if not override.is_sweep_override()}
+        written: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        for out in self._fixed.intersection(written):
+            if out.startswith("out="):  # one folder for all jobs, whatever they are: the sweep's
+                with read_write(config):
+                    config.hydra.overrides.task.remove(out)
+                    config.hydra.overrides.hydra.append(f"hydra.sweep.dir={out.removeprefix('out=')}")
+                    config.hydra.sweep.dir = str(OverridesParser.create().parse_override(out).value())
+        print(f"a sweep into {config.hydra.sweep.dir}", flush=True)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._began, self._started = time.monotonic(), time.time()
+
+    def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
+        if not in_sweep():
+            return
+        from experiments.reporting.progress import duration
+
+        label = " ".join(text for text in config.hydra.overrides.task if text not in self._fixed)
+        failed = (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
+        figures = _figures(Path(str(config.out)), failed_since=self._started if failed else 0.0)
+        took = duration(time.monotonic() - self._began)
+        print(f"job {int(config.hydra.job.num) + 1}, {label}: {figures}; {took}", flush=True)
+
+
+def _figures(folder: Path, *, failed_since: float) -> str:
+    """The main figures of a job; a summary from before it failed is that of another job with the same folder."""
+    try:
+        file = next(folder / name for name in reversed(RESULTS) if (folder / name).exists())
+        if file.stat().st_mtime < failed_since:
+            return "NO RESULT"
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        if "runs" in summary:
+            return "; ".join(_under_load(run) for run in summary["runs"] if run["group"] == "all")
+        plain, *methods = [row for row in summary["rows"] if row["category"] == "all"]
+        parts = [_method(method, several=len(methods) > 1) for method in methods]
+        parts = parts or [f"{plain['tokens_per_second']:.1f} tokens/s"]
+    except (StopIteration, KeyError, TypeError, ValueError):
+        return "NO RESULT"
+    failed = sum(method["failed"] for method in (plain, *methods))
+    parts += [f"{failed} prompts FAILED"] if failed else []
+    parts += [] if summary["complete"] else ["INCOMPLETE"]
+    parts += ["NOISY TIMINGS"] if plain.get("noisy") else []
+    return "; ".join(parts)
+
+
+def _under_load(run: Mapping[str, Any]) -> str:
+    """The goodput of a method at a rate, or where there are no limits its median time to first token."""
+    good, ttft = run.get("goodput"), run.get("ttft.p50")
+    figure = "no figures" if ttft is None else f"TTFT {1000 * ttft:.3g} ms"
+    return f"{run['method']} at {run['rate']:.3g}: {figure if good is None else f'goodput {good:.3g}/s'}"
+
+
+def _method(method: Mapping[str, Any], *, several: bool) -> str:
+    from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
+
+    forms = {"mean_acceptance_length": "length {:.2f}", "speedup": "speedup {:.2f}x"}
+    forms |= {"tokens_per_second": "{:.1f} tokens/s"}
+    parts = [form.format(method[name]) for name, form in forms.items() if method[name] is not None]
+    if method["exactness"] is not None and not promises_exact(method["exactness"]):
+        parts.append(str(method["exactness"]))
+    if method["lossless"] == "not lossless":
+        parts.append("NOT LOSSLESS")
+    name = f"{method['method']} at T={method['temperature']:g}: " if several else ""
+    return name + (", ".join(parts) or "no figures")
+
+
+# ---------------------------------------------------------------- reports over all jobs
 
 
 class SweepReport(Callback, ABC):
@@ -22,13 +118,17 @@ class SweepReport(Callback, ABC):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the report into the sweep's folder."""
+        job: Any = HydraConfig.instance()
+        before, job.cfg = job.cfg, config  # which has the sweep's search path
         try:
-            self.report(Path(config.hydra.sweep.dir), config)
+            self.report(Path(config.hydra.sweep.dir))
         except ValueError as error:  # Hydra would turn it into a warning of its own
             show(error)
+        finally:
+            job.cfg = before
 
     @abstractmethod
-    def report(self, folder: Path, config: DictConfig) -> None:
+    def report(self, folder: Path) -> None:
         """Report on the jobs below a sweep's folder. Raises ValueError: there is nothing to report on."""
 
 
@@ -44,31 +144,25 @@ class CompareJobs(SweepReport):
     def __init__(self, *, loads: bool = False):
         self.loads = loads
 
-    def report(self, folder: Path, config: DictConfig) -> None:
+    def report(self, folder: Path) -> None:
         from experiments.load.studies import Study
         from experiments.reporting.comparison import report_comparison
         from experiments.reporting.load import report_studies
         from experiments.results.runs import load_run
 
-        read, report = cast(
-            tuple[Callable[[Path], Any], Callable[..., object]],
-            (Study.read, report_studies) if self.loads else (load_run, report_comparison),
-        )
+        read: Callable[[Path], Any] = Study.read if self.loads else load_run
+        report: Callable[..., object] = report_studies if self.loads else report_comparison
+        found: list[Any]
         found, missing = collect(folder, read)
-        _show_failed(folder)
+        jobs = [path.parent.parent for path, _ in job_folders(folder)]
+        failed = [job.name for job in jobs if (job / ERROR).exists()]
+        if failed:
+            which = f"{len(failed)} of {len(jobs)} jobs failed"
+            show(ValueError(f"{which}: {ERROR} of {', '.join(failed)} in {folder} says why"))
         if found:
             report(found, folder, allow_mixed=True, missing=missing)
         else:
             print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
-
-
-def _show_failed(folder: Path) -> None:
-    """Say as an error which jobs of a sweep have failed, if any have."""
-    jobs = [path.parent.parent for path, _ in job_folders(folder)]
-    failed = [job.name for job in jobs if (job / ERROR).exists()]
-    if failed:
-        message = f"{len(failed)} of {len(jobs)} jobs failed: {ERROR} of {', '.join(failed)} in {folder} says why"
-        show(ValueError(message))
 
 
 class RunsReport(SweepReport):
@@ -81,7 +175,7 @@ class RunsReport(SweepReport):
     def __init__(self, function: str):
         self.function = function
 
-    def report(self, folder: Path, config: DictConfig) -> None:
+    def report(self, folder: Path) -> None:
         from experiments.results.runs import load_run
 
         runs, missing = collect(folder, load_run)
@@ -96,20 +190,19 @@ class Lengths(SweepReport):
     """
 
     def __init__(self, rows: str, about: str, columns: Mapping[str, str] | None = None):
-        self.rows, self.about, self.columns = rows, about, columns or {}
+        self.options = {"rows": rows, "about": about, "columns": columns or {}}
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the report of a single run beside its results."""
-        self.report(Path(config.hydra.run.dir), config, single=True)
+        self.report(Path(config.hydra.run.dir), single=True)
 
-    def report(self, folder: Path, config: DictConfig, *, single: bool = False) -> None:
+    def report(self, folder: Path, *, single: bool = False) -> None:
         from experiments.reporting.studies.lengths import report_lengths
         from experiments.results.runs import load_run
 
         runs, missing = collect(folder, load_run)
         if runs:
-            out = runs[0].folder if single else folder
-            report_lengths(runs, out, rows=self.rows, about=self.about, columns=self.columns, missing=missing)
+            report_lengths(runs, runs[0].folder if single else folder, missing=missing, **self.options)
 
 
 class ReplayJobs(SweepReport):
@@ -120,16 +213,15 @@ class ReplayJobs(SweepReport):
         baseline: The rule that differences are over.
     """
 
-    def __init__(self, verifiers: list[Any] | None = None, baseline: str = "rejection"):
+    def __init__(self, verifiers: Sequence[Any] | None = None, baseline: str = "rejection"):
         self.verifiers, self.baseline = verifiers, baseline
 
-    def report(self, folder: Path, config: DictConfig) -> None:
+    def report(self, folder: Path) -> None:
         from experiments.commands.replay import named_verifiers, replay_runs
         from experiments.results.statistics import Bootstrap
         from experiments.tracing.trace import FOLDER, shards
 
-        given = None if self.verifiers is None else list(self.verifiers)
-        rules = named_verifiers(given, list(config.hydra.searchpath))
+        rules = named_verifiers(None if self.verifiers is None else list(self.verifiers))
         traced = [found for _, found in job_folders(folder) if shards(found / FOLDER)]
         if not traced:
             raise ValueError(f"no job of the sweep in {folder} left a trace: give trace=true")
@@ -140,8 +232,13 @@ def job_folders(sweep: Path) -> list[tuple[Path, Path]]:
     """Each job's configuration file, by the job's number, and the folder that has its results."""
     from experiments.results.runs import by_number
 
-    found = sorted(sweep.glob("**/.hydra/config.yaml"), key=lambda path: by_number(path.parent.parent))
-    return [(path, _out(path, path.parent.parent)) for path in found]
+    found = []
+    for path in sorted(sweep.glob("**/.hydra/config.yaml"), key=lambda path: by_number(path.parent.parent)):
+        config: Any = OmegaConf.load(path)
+        given: Any = OmegaConf.to_container(config, resolve=False)
+        own = "${hydra:" in str(given.get("out", "${hydra:}"))  # else the user has given another folder
+        found.append((path, path.parent.parent if own else Path(str(config.out))))
+    return found
 
 
 def collect(sweep: Path, read: Callable[[Path], Result]) -> tuple[list[Result], list[str]]:
@@ -160,11 +257,3 @@ def collect(sweep: Path, read: Callable[[Path], Result]) -> tuple[list[Result], 
             reason = note.read_text(encoding="utf-8").splitlines()[0] if note.exists() else error
             missing.append(f"NO RESULT of job {path.parent.parent.name} ({own}): {reason}")
     return runs, missing
-
-
-def _out(settings: Path, job: Path) -> Path:
-    """The folder that a job wrote its results to: its own, unless the user gave another."""
-    config: Any = OmegaConf.load(settings)
-    given = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(given, dict)
-    return job if "${hydra:" in str(given.get("out", "${hydra:}")) else Path(str(config.out))

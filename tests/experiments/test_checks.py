@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drafters.heads.eagle_files import save_eagle
 from experiments.check import check
-from experiments.inspecting.kinds import Mistake
+from experiments.inspecting.mistakes import Mistake
 from experiments.results.checked import REFUTED, stated_exactness
 from experiments.results.lossless import promises_exact
 from specdec import DraftSampling, DraftTree, Laws

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from drafters.corpus import Corpus
-from experiments.config.groups import sections
+from experiments.config.sections import sections
 from specdec.target.loading import load_tokenizer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.inspecting.kinds import USUAL
+from experiments.inspecting.mistakes import USUAL
 from experiments.plan import plan
 from experiments.reporting.pays import AT_ONCE, break_even, heads, verdict
 from specdec.physics.rounds import TimedRounds

@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes this process one of two, as torchrun does."""
-    monkeypatch.setattr(ranks, "_PATIENCE", 0.0)
 
     def become(rank: int) -> None:
         for name in ("RANK", "LOCAL_RANK"):

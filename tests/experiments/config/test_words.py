@@ -11,9 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from experiments.config.groups import option_names, sections
 from experiments.config.kinds import Count, OneOrMore, Wanted, check_arguments
-from experiments.config.sections import CONF, build, check_settings
+from experiments.config.sections import CONF, build, check_settings, option_names, sections
 from experiments.config.words import multirun_as_chosen, with_folders, with_home
 from tests.experiments.runs import Configure
 from tests.models import tiny_model
@@ -67,16 +66,13 @@ def searching(folder: Path) -> Iterator[str]:
     HydraConfig.instance().cfg = None
 
 
-def test_the_search_path_of_the_job_counts_one_may_be_given_and_a_class_needs_no_file(
-    searching: str, folder: Path
-) -> None:
+def test_the_search_path_of_the_job_counts_and_a_class_needs_no_file(searching: str) -> None:
     assert {"mine", "block"} <= set(option_names(searching))
     own = {"_target_": "verifiers.LenientVerifier", "lenience": 0.75}
     found = sections(searching, ["block", "mine", {"name": "mine", "lenience": 0.5}, own])
     assert list(found) == ["block", "mine", "mine, lenience=0.5", "LenientVerifier, lenience=0.75"]
     assert [section.get("lenience") for section in found.values()] == [None, 0.25, 0.5, 0.75]
     HydraConfig.instance().cfg = None
-    assert sections("verifier", ["mine"], [f"file://{folder}"])["mine"].lenience == 0.25
     assert "mine" not in option_names("verifier"), "and is forgotten"
 
 

@@ -14,8 +14,7 @@ from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MT
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle_files import save_eagle
 from experiments.inspecting.acceptance import prompts_of
-from experiments.inspecting.kinds import USUAL, Mistake
-from experiments.inspecting.search import Inspection, inspect
+from experiments.inspecting.mistakes import USUAL, Inspection, Mistake, inspect
 from specdec import Drafter, Target
 from tests.components import perturbed, wide
 from tests.experiments.inspecting import toys

@@ -64,6 +64,6 @@ def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.Ca
     assert "| T | drafts | code, masked | code, free |" in text
     assert "| 0 | chain: none | 2.50 [2.50, 2.50] / 3.0 | 1.50 [1.50, 1.50] / 3.0 |" in text
     assert "NO RESULT of job 2" in text and "signed" not in text
-    report.columns = {"sampling=code": "code"}
+    report.options["columns"] = {"sampling=code": "code"}
     report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     assert "'chain: none' stands twice in the column 'code': name what differs" in capsys.readouterr().err

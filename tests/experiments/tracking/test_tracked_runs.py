@@ -7,9 +7,9 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
+from experiments.commands.settings import RunSettings
 from experiments.config.kinds import check_arguments
 from experiments.config.sections import CONF, plain
-from experiments.run import RunSettings
 from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.tree import TreeShape
 from tests.experiments.runs import launched

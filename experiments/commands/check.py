@@ -1,0 +1,245 @@
+"""A drafter tried against its contract, a rule tried on tables, or a trained head inspected, and what is printed."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.config.pairs import check_files
+from experiments.config.sections import build, plain, sections
+from experiments.reporting import checks, terminal
+from experiments.reporting.progress import steps_shown
+from experiments.session.engines import settle
+from experiments.session.methods import check_components
+from experiments.session.policies import paced
+from specdec.interfaces import Drafter, Verifier
+from specdec.target.target import Target
+from specdec.types import DraftSampling, Exactness, Noise
+
+STRENGTH: dict[str, Callable[[float], bool]] = {
+    "vocab": lambda value: value >= 3,
+    "threshold": lambda value: value <= 1e-9,
+    "streams": lambda value: value >= 1000,
+}
+"""The least settings of a check whose result is remembered: a rule that passes it is called exact in results."""
+_DEEPEST = 7
+"""The longest chain that is inspected, unless another length is wanted."""
+
+
+def check(config: DictConfig) -> Any:
+    """Do the check that a configuration asks for; one that fails is an error."""
+    if config.inspect:
+        return inspect_drafter(config)
+    return check_drafter(config) if config.drafter.get("_target_") is not None else check_verifier(config)
+
+
+# ---------------------------------------------------------------- drafters
+
+
+def check_drafter(config: DictConfig) -> list[Any]:
+    """Try a drafter; print a line per check and the verdict."""
+    from specdec.checks.drafter import Status
+    from specdec.checks.drafter import check_drafter as findings_of
+    from verifiers import RejectionVerifier, SharedNoiseVerifier
+    from verifiers.exact import exact_rules
+
+    settle(config)
+    check_components(config, {"": "drafter"}, ("target", "sampling"))
+    check_files(config)
+    engine, sampling = plain(config, "engine"), build(config, "sampling")
+    target: Target = build(config, "target")
+
+    def make() -> Drafter:
+        drafter = paced(build(config, "drafter"), build(config, "policy"))
+        assert drafter is not None, "refused above"
+        return drafter
+
+    with steps_shown("drafter") as say:
+        findings = findings_of(
+            make,
+            target,
+            verifier=SharedNoiseVerifier() if DraftSampling.COUPLED in make().laws else RejectionVerifier(),
+            rules=exact_rules() if config.every_rule else (),
+            prompts=config.prompts,
+            sampling=sampling,
+            tokens=config.tokens or 24,
+            rounds=config.rounds,
+            draws=config.draws,
+            max_length=engine["max_length"],
+            options={name: engine.get(name) for name in ("attention", "optimize", "kv_cache")},
+            progress=say,
+        )
+    drafter = config.drafter._target_.removesuffix(".from_pretrained").rpartition(".")[2]
+    console = terminal.console()
+    terminal.show(console, checks.drafter_table(drafter, target.name, findings))
+    wrong = [f"{finding.check}: {finding.detail}" for finding in findings if finding.failed]
+    if wrong:
+        many = "1 check" if len(wrong) == 1 else f"{len(wrong)} checks"
+        raise ValueError(f"{drafter} breaks its contract in {many}: {'; '.join(wrong)}")
+    counts = Counter(finding.status for finding in findings)
+    other = f"{counts[Status.NOT_APPLICABLE]} more do not apply"
+    terminal.say(console, f"{drafter} keeps its contract: it passes {counts[Status.PASSED]} checks, and {other}.")
+    return findings
+
+
+# ---------------------------------------------------------------- rules
+
+
+def check_verifier(config: DictConfig) -> list[Any]:
+    """Try a rule on every case that it takes; a wrong promise is an error."""
+    from experiments.measuring.exactness import LAWS, cases
+    from experiments.results.checked import remember, ships
+    from specdec.engine.parts import check_component
+
+    rule: Verifier = build(config, "verifier")
+    check_component("verifier", rule)
+    name, temperatures = type(rule).__name__, list(config.temperatures)
+    sizes = (config.vocab, config.tables, config.seed, temperatures)
+    with Console(stderr=True).status("drafts") as status:
+        done = list(cases(rule, *sizes, streams=config.streams, advance=status.update))
+    if not done:
+        tried = ", ".join(law.name.lower() for law in LAWS)
+        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
+    console = terminal.console(80)  # so narrow are the tables, in a file or pipe, too
+    terminal.show(console, checks.exactness_table(rule, done), frame=terminal.Frame.TIGHT)
+    how = {key: config[key] for key in ("vocab", "tables", "seed", "threshold", "streams")}
+    how |= {"temperatures": temperatures, "cases": len(done)}
+    exact = rule.exactness is Exactness.EXACT
+    try:
+        said, figure = (_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config)
+    except ValueError:
+        if exact and not ships(rule):
+            remember(rule, passed=False, **how)
+        raise
+    console.print(said)
+    if exact and not ships(rule):
+        terminal.say(console, _remembered(rule, config, how | figure))
+    return done
+
+
+def _verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> tuple[str, dict[str, float]]:
+    """The verdict in words, and the figure behind it."""
+    name, worst = type(rule).__name__, max(done, key=lambda case: case.tv)
+    exact = worst.tv < config.threshold
+    where = f"{worst.shape}, {worst.law.name}, {worst.rows} tables, temperature {worst.temperature:g}"
+    if rule.exactness is not Exactness.LOSSY and not exact:
+        raise ValueError(
+            f"{name} says that it is {rule.exactness.value} and is not: total variation {worst.tv:.3g} ({where})"
+        )
+    found = "exact" if exact else f"not exact: total variation up to {worst.tv:.3g} ({where})"
+    if exact and rule.exactness is Exactness.EXACT_WRT:
+        distance = max(case.target_tv for case in done)
+        found += f" with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
+    said = f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}."
+    return said, {"largest_total_variation": worst.tv}
+
+
+def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> tuple[str, dict[str, float]]:
+    """The same of a rule with shared noise."""
+    from experiments.measuring.exactness import SHARED_LEVEL
+
+    name = type(rule).__name__
+    differing, p_value = sum(case.differing for case in done), min(case.p_value for case in done)
+    if differing or p_value < SHARED_LEVEL:
+        raise ValueError(
+            f"{name} says that its noise is shared, and {differing} outputs are not those of plain decoding, whose "
+            f"law fits the target's with a p-value of {p_value:.2g}"
+        )
+    said = (
+        f"{name} is exact by its own check: over {len(done)} cases of {config.streams} seeds each, no output differs "
+        f"from plain decoding's, which follows the target (smallest p-value {p_value:.2g}). "
+        f"It says of itself: {rule.exactness.value}, noise {rule.noise.value}."
+    )
+    return said, {"smallest_p_value": p_value}
+
+
+def _remembered(rule: Verifier, config: DictConfig, how: Mapping[str, Any]) -> str:
+    """Remember a rule of the user's that has passed, if the check was not a weak one; a sentence about it."""
+    from experiments.results.checked import remember, stated_exactness
+
+    name = type(rule).__name__
+    weak = [f"{key}={config[key]:g}" for key, enough in STRENGTH.items() if not enough(config[key])]
+    if weak:
+        said = f"A check with {', '.join(weak)} is a weak one and is not remembered"
+        return f"{said}: results call {name} {stated_exactness(rule)}."
+    file = remember(rule, passed=True, **how)
+    if file is None:
+        return f"The source of {name} cannot be read, so it is not remembered: put it into a file."
+    return f"Remembered in {terminal.short(file)}: results call {name} exact until its code changes."
+
+
+# ---------------------------------------------------------------- trained heads
+
+
+def inspect_drafter(config: DictConfig) -> Any:
+    """Inspect a trained drafter, and print facts, acceptance, and the verdict."""
+    from drafters.heads.files import Checkpoint
+    from experiments.inspecting.acceptance import prompts_of
+    from experiments.inspecting.facts import facts_of, trained_on
+    from experiments.inspecting.mistakes import USUAL, check_one_model, inspect
+
+    settle(config)
+    if config.drafter.get("_target_") is None:
+        config.drafter = _by_its_files(config.drafter.get("name"))
+    check_components(config, {"": "drafter"}, ("target",))
+    options = plain(config, "drafter")
+    check_files(config)
+    first: Drafter = build(config, "drafter")
+    check_one_model(first.describe())
+    chain = {"shape": config.depths or min(first.max_depth, _DEEPEST), "sampling": "iid"}
+    target: Target = build(config, "target")
+
+    def make(settings: Mapping[str, Any]) -> Drafter:
+        changed: Any = OmegaConf.to_container(config.drafter)
+        return build(OmegaConf.create({**config, "drafter": {**changed, **chain, **settings}}), "drafter")
+
+    name, checkpoint = options.get("name") or target.model.config.name_or_path, None
+    if name and (Path(name).is_dir() or not Path(name).exists()):
+        where = ("subfolder", "revision", "token", "cache_dir", "local_files_only")
+        try:
+            checkpoint = Checkpoint(name, **{key: options[key] for key in where if options.get(key) is not None})
+        except ValueError:  # it has no config.json
+            pass
+    title = f"{type(first).__name__} {options.get('name') or ''}".strip()
+    with steps_shown("the target writes") as say:
+        found = inspect(
+            make,
+            target,
+            prompts_of(target, config.prompts, config.seed),
+            tokens=config.tokens or 48,
+            seed=config.seed,
+            given=[name for name in ("hidden_layers", "mask_token_id") if options.get(name) is not None],
+            progress=lambda text: say(f"trying: {text}"),
+        )
+    usual, console = USUAL.get(found.drafter.kind), terminal.console()
+    facts = facts_of(found.drafter, target, checkpoint, found.loaded.frequencies)
+    terminal.show(
+        console,
+        checks.facts_table(f"{title}, inspected with {target.name}", facts),
+        checks.predictions_table(found, usual),
+        checks.tried_table(found) if found.tried or found.refused else None,
+    )
+    trained = None if checkpoint is None else trained_on(checkpoint)
+    terminal.say(console, *checks.verdict(title, target.name, found, usual, trained))
+    return found
+
+
+def _by_its_files(name: str | None) -> DictConfig:
+    """The section of a drafter whose files say what kind it is."""
+    import drafters
+    from experiments.exporting.kinds import KINDS, kind_of
+
+    if name is None:
+        raise ValueError(
+            "drafter=none drafts nothing, so there is nothing to inspect: give another drafter, or a folder"
+        )
+    kind = KINDS[kind_of(name)]
+    makers = [getattr(drafters, each) for each in dir(drafters)]
+    maker = next(each for each in makers if kind in getattr(each, "public", ()))
+    options = sections("drafter", None).values()
+    section = next(each for each in options if each.get("_target_", "").endswith(f".{maker.__name__}.from_pretrained"))
+    section.name = name
+    return section
