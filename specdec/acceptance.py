@@ -20,12 +20,7 @@ parts. A rule makes a few tables of that size at most (k-seq ten), so its memory
 
 
 def parts_of(count: int, entries: int) -> list[slice]:
-    """Return the parts in which so many things are taken, so that no table has more than ``MOST_ENTRIES`` entries.
-
-    Args:
-        count: The number of things, such as rows.
-        entries: How many entries one of them has.
-    """
+    """Return the parts in which things of so many entries are taken, none with more than ``MOST_ENTRIES`` entries."""
     together = max(1, MOST_ENTRIES // max(entries, 1))
     return [slice(first, min(first + together, count)) for first in range(0, count, together)]
 
@@ -38,11 +33,7 @@ def accept(
 ) -> Verdict:
     """Draw the accepted path and the next token by a verifier's laws, for a batch of draft trees.
 
-    Args:
-        verifier: The acceptance rule.
-        tree: What was drafted.
-        target_probs: p at every node.
-        uniforms: Two independent uniforms per row: one draws the stop node, one the next token.
+    Of a row's two independent uniforms, one draws the stop node, one the next token.
     """
     if tree.width == 1:
         return _without_draft(verifier, tree, target_probs, uniforms)
@@ -60,7 +51,6 @@ def _accept(
     target_probs: Float[Tensor, "batch node vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Return the verdict on some rows that are judged together."""
     laws = verifier.laws(tree, target_probs)
     stop, total = draw_with_total(laws.stop, uniforms[:, 0])
     next_token, next_total = draw_with_total(laws.after(stop), uniforms[:, 1])
@@ -89,11 +79,8 @@ def _without_draft(
 def certain(tree: DraftTree, following: Int[Tensor, "batch node"]) -> Verdict:
     """Return the verdict where one token follows every node for certain: the path goes down while it is a child.
 
-    So all rules that ``walks_greedily`` judge greedy rows. Of siblings with the same token, the first one counts.
-
-    Args:
-        tree: What was drafted; no node of it was drawn at random.
-        following: The token after every node.
+    So all rules that ``walks_greedily`` judge greedy rows, in trees without a node drawn at random. Of siblings
+    with the same token, the first one counts.
     """
     if tree.width == 1:
         next_token = following[:, 0]
@@ -183,7 +170,6 @@ class Plain(Verifier):
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """The path ends at the root, and p follows."""
         return Laws(ends_at_root(target_probs), lambda _: target_probs[:, 0])
 
 

@@ -1,7 +1,7 @@
 """The running requests as a round and a drafting session see them."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.opaque import opaque
 from specdec.requests import Matcher, Request
 from specdec.sampling import SamplingTensors
+from specdec.types import take_rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -20,11 +21,7 @@ class HostBatch:
     """The numbers of a ``Batch`` on the host; on a GPU they may be one round late.
 
     Attributes:
-        slots: The slot of every row, ascending.
         tokens: The sequence of every row, root included; ``lengths + 1`` of them count.
-        lengths: The position of each row's root.
-        drafting: True for rows whose request wants speculation.
-        max_depth: No node may be deeper.
         remaining: Tokens still wanted.
     """
 
@@ -76,13 +73,9 @@ class Matchers:
         above: Bool[Tensor, "batch some node"],
         valid: Bool[Tensor, "batch some"] | None = None,
     ) -> Int[Tensor, "batch some figure"]:
-        """Returns a question: which tokens may follow some nodes of trees. It is one tensor, for one copy to the host.
+        """Returns a question as one tensor, for one copy to the host: which tokens may follow some nodes of trees.
 
-        Args:
-            slots: The slot of every tree.
-            tokens: The trees.
-            above: Which nodes are above or at each of these nodes.
-            valid: Which of these nodes mean anything; all by default.
+        ``above`` marks the nodes that are above or at each of these nodes, ``valid`` those that mean anything.
         """
         path = torch.where(above, tokens[:, None], -1)
         meant = above.any(-1) if valid is None else valid
@@ -91,12 +84,7 @@ class Matchers:
     def answer(
         self, question: Int[np.ndarray, "batch some figure"], *, drafts: bool = False
     ) -> Int32[np.ndarray, "batch some word"]:
-        """Returns a mask for each of the nodes, a bit for every token.
-
-        Args:
-            question: The question, on the host.
-            drafts: Leave out the grammars whose mask is not for drafts.
-        """
+        """Returns a mask for each of the nodes, a bit for every token; ``drafts``: of grammars that mask them."""
         batch, some, _ = question.shape
         bits = np.full((batch, some, -(-self._vocab_size // 32)), -1, dtype=np.int32)
         for row, (slot, nodes) in enumerate(zip(question[:, 0, 0].tolist(), question, strict=True)):
@@ -108,12 +96,7 @@ class Matchers:
         return bits
 
     def ask(self, question: Int[Tensor, "batch some figure"], *, drafts: bool = False) -> Tensor:
-        """Returns the answer as ``unpacked`` takes it. The host waits for the question; in a recording, this is a step.
-
-        Args:
-            question: The question.
-            drafts: See ``answer``.
-        """
+        """Returns the answer as ``unpacked`` takes it. The host waits; in a recording, this is a step."""
         return opaque(self._now, question, drafts)
 
     def _now(self, question: Int[Tensor, "batch some figure"], drafts: bool) -> Int32[Tensor, "batch some word"]:
@@ -140,7 +123,6 @@ class Batch:
         max_depth: No node may be deeper: the rest of the output, or of the cache, has no room for more.
         keys: The random key of each request.
         rounds: The number of rounds of each request so far.
-        sampling: The sampling parameters.
         processors: The logits processors of each request.
         matchers: Where the outputs of all slots' requests are in their grammars.
         has_grammars: Whether any of these requests' output must belong to a grammar.
@@ -200,23 +182,12 @@ class Batch:
 
     @cached_property
     def has_processors(self) -> bool:
-        """Whether any request has logits processors."""
         return any(self.processors)
 
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return some of the rows, as copies; not in a recorded round."""
-        index = torch.from_numpy(rows).to(self.device, non_blocking=True)
-
-        def take(owner: Batch | SamplingTensors | HostBatch) -> dict[str, Any]:
-            """Return the rows of all arrays of an object, by name."""
-            values = {each.name: getattr(owner, each.name) for each in fields(owner)}
-            tensors = {name: each.index_select(0, index) for name, each in values.items() if isinstance(each, Tensor)}
-            return tensors | {name: each[rows] for name, each in values.items() if isinstance(each, np.ndarray)}
-
-        processors = [self.processors[row] for row in rows.tolist()]
-        sampling = replace(self.sampling, **take(self.sampling))
-        host = replace(self.on_host, **take(self.on_host))
-        return replace(self, **take(self), processors=processors, sampling=sampling, host=host, first_slot=None)
+        taken = take_rows(self, rows, torch.from_numpy(rows).to(self.device, non_blocking=True))
+        return replace(taken, processors=[self.processors[row] for row in rows.tolist()], first_slot=None)
 
     def __len__(self) -> int:
         return len(self.roots)

@@ -39,11 +39,7 @@ def decided(
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns what the target draws after every node with the noise of the next position, as one-hot rows.
 
-    Args:
-        target_probs: p at every node.
-        tree: The tree; nodes of one depth share their noise, whatever path they are on.
-        keys: The random key of every row's request.
-        lengths: The position of every row's root.
+    Nodes of one depth share their noise, whatever path they are on; ``lengths`` are the positions of the roots.
     """
     steps = torch.arange(1, tree.max_depth + 2, device=lengths.device)
     noise = shared_noise(keys, lengths[:, None] + steps, target_probs.shape[2])

@@ -35,11 +35,9 @@ def keep_top(
     does NaN.
 
     Args:
-        top_k: 0 where off.
-        top_p: 1 where off.
+        top_k, top_p: 0 and 1 where off.
         largest_top_k: The largest of ``top_k``, 0 if all are off; None if the host does not know it.
         all_top_k: Whether every row that matters has a top-k; what becomes of the others is left open.
-        any_top_p: Whether a row has a top-p.
     """
     vocab = logits.shape[-1]
     most = vocab if largest_top_k is None else min(largest_top_k, vocab)

@@ -68,7 +68,6 @@ class ForwardBatch:
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         adapters: The number of the adapter that each node goes through; None for its slot's.
-        wants: What to return.
         counts: The number of tokens of every row, for pieces of prompts, which are final and padded at the end. None
             for trees.
     """
@@ -107,14 +106,7 @@ class ForwardBatch:
     ) -> "ForwardBatch":
         """Returns the forward that verifies all nodes of a batch of trees.
 
-        Args:
-            tree: The trees.
-            host_slots: The rows' slots, for a caller that has no ``slots``.
-            host_lengths: Committed positions of every row. They give the bound, and the lengths if there are none.
-            key_bound: See the class.
-            slots: The slots on the device.
-            lengths: The lengths on the device.
-            wants: What to return.
+        Slots and lengths are given on the device, on the host or both; ``host_lengths`` also give the bound.
         """
         device = tree.tokens.device
         if lengths is None:
@@ -143,10 +135,8 @@ class ForwardBatch:
 
         Args:
             tokens: The pieces, padded at the end. Padding is written behind them and never read.
-            host_slots: The rows' slots.
             host_lengths: Tokens that each row has in the cache already.
             host_counts: Tokens of each piece; None if none is padded.
-            hidden_layers: Hidden states to return.
         """
         device = tokens.device
         return cls(
@@ -161,14 +151,12 @@ class ForwardBatch:
 
     @cached_property
     def given(self) -> Tensor:
-        """The tokens or the embeddings."""
         given = self.embeds if self.tokens is None else self.tokens
         assert given is not None, "checked when the batch was made"
         return given
 
     @cached_property
     def batch(self) -> int:
-        """Rows."""
         return self.given.shape[0]
 
     @cached_property
@@ -188,8 +176,8 @@ class ForwardOutput:
 
     Attributes:
         logits: The model's raw logits at the nodes that were asked for; None if at none.
-        hidden_states: Hidden states at every node, by layer index.
-        top_tokens: The most probable tokens at every node with logits, the most probable first; None if not asked for.
+        hidden_states: By layer index.
+        top_tokens: At every node with logits, the most probable first; None if not asked for.
     """
 
     logits: Float[Tensor, "batch some vocab"] | None

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of an engine, which a drafting session makes room for.
+    """The sizes of an engine, which a drafting session makes room for: slots, and positions of a slot.
 
     Attributes:
-        max_batch_size: The number of slots.
-        max_length: The number of positions in a slot.
         leaf_probs: Whether q is wanted at every node, leaves included (``Verifier.needs_leaf_probs``). Only a drafter
             that ``has_leaf_probs`` is asked for it.
         paging: The size and the number of the pages of every cache; None for a row per slot.
@@ -50,8 +48,7 @@ class Session(ABC):
     Attributes:
         reads_host: Whether ``propose`` reads ``Batch.host``, and ``observe`` reads ``Outcome.host``. The rounds of any
             other session may be recorded and replayed without its Python.
-        hidden_layers: Hidden states it wants in ``Outcome``: -1 for the normalized last one, which the output layer
-            reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
+        hidden_layers: Hidden states it wants in ``Outcome``, numbered as in ``Wants``.
         top_tokens: How many of the target's most probable successors it wants in ``Outcome`` for every node that was
             verified, by the target's own logits, before all processing.
         models: The models that it runs: runners, with a cache of their own, or modules. Memory is counted by them.
@@ -149,9 +146,9 @@ class Drafter(ABC):
         has_leaf_probs: Whether it can also give q at the leaves.
         adapts: Whether its drafts may depend on more than the request itself: on other requests, or on how earlier
             rounds went. ``specdec.checks.drafter`` reads it.
-        runs: What it runs, by which memory and time are planned before anything is loaded: ``"nothing"`` (it looks
-            drafts up), a ``"model"`` or a ``"head"`` from the files that its argument ``name`` gives, or the
-            ``"target"``, over keys and values of its own. None if it does not say; then it is not planned.
+        runs: What a plan counts before anything is loaded: ``"nothing"`` (it looks drafts up), a ``"model"`` or a
+            ``"head"`` from the files that its argument ``name`` gives, or the ``"target"``, over keys and values of its
+            own. None if it does not say; then it is not planned.
         usual: The usual sizes of such heads, by which they are planned without files: a ``family``, and what is unusual
             for it (``experiments.planning``). A literal, which is read without an import.
     """
@@ -172,11 +169,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def bind(self, target: "Target", sizes: Sizes) -> Session:
-        """Check that this drafter fits the target (vocabulary, widths, device), and begin a session in an engine.
-
-        Raises:
-            ValueError: The drafter does not fit the target.
-        """
+        """Begin a session in an engine; refuse a target that the drafter does not fit (vocabulary, widths, device)."""
 
 
 class StatelessDrafter(Drafter, Session):
@@ -188,7 +181,6 @@ class StatelessDrafter(Drafter, Session):
     lookback = 0
 
     def bind(self, target: "Target", sizes: Sizes) -> Session:
-        """Return the drafter itself, which fits every target."""
         return self
 
 
@@ -208,10 +200,9 @@ class Laws:
 
 
 class Verifier(ABC):
-    """An acceptance rule, as a pure function of the tables.
+    """An acceptance rule: a pure function of the tables, in the dtype of ``target_probs``, for all rows at once.
 
-    It computes in the dtype of ``target_probs``, for all rows at once, and uses no randomness. So the exact
-    distribution of a rule's output can be enumerated.
+    It uses no randomness, so the exact distribution of its output can be enumerated.
 
     Attributes:
         exactness: What the rule promises about the output distribution.
@@ -240,24 +231,17 @@ class Verifier(ABC):
     walks_greedily: bool = False
 
     def __init_subclass__(cls) -> None:
-        """Take the word of a class for its own ``laws`` only: a subclass with other laws has not given it."""
         super().__init_subclass__()
         if "laws" in vars(cls):
             cls.walks_greedily = vars(cls).get("walks_greedily", False)
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse a drafter that this rule is not made for.
-
-        Raises:
-            ValueError: Says why, and names exact verifiers that fit.
-        """
-        misfit = why_unfit(self, drafter)
-        if misfit is None:
-            return
-        reason, remedy = misfit
-        takers = ["SharedNoiseVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"]
-        names = [name for name in (*takers, "TargetWalkVerifier") if name != type(self).__name__]
-        raise ValueError(f"{reason}: use {' or '.join(names)}, or {remedy}")
+        """Refuse a drafter that this rule is not made for; say why, and name exact verifiers that fit."""
+        if (misfit := why_unfit(self, drafter)) is not None:
+            reason, remedy = misfit
+            taker = "SharedNoiseVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"
+            names = [name for name in (taker, "TargetWalkVerifier") if name != type(self).__name__]
+            raise ValueError(f"{reason}: use {' or '.join(names)}, or {remedy}")
 
     def stated_law(
         self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
@@ -277,8 +261,7 @@ def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, s
     """Returns None if a rule takes a drafter's drafts; otherwise why it does not, and what to change in the drafter."""
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     drafts = type(drafter).__name__
-    unfit = sorted(law.name for law in drafter.laws - rule.samplings)
-    if unfit:
+    if unfit := sorted(law.name for law in drafter.laws - rule.samplings):
         reason = f"{name} is not made for drafts that are {' or '.join(unfit)}, as {drafts} draws them"
         return reason, "another sampling in the drafter"
     if rule.chain_only and not drafter.is_chain:
@@ -299,9 +282,7 @@ class Round:
     The tensors are the engine's own: an observer copies what it keeps, and changes nothing.
 
     Attributes:
-        tree: What was drafted, with q.
         target_probs: What the rule was given at every node: p, with the two exceptions that ``Verifier`` explains.
-        verdict: What the rule decided.
         requests: The request of every row, whose ``rounds`` does not count this round yet; None where a row does not
             speculate.
     """

@@ -49,9 +49,6 @@ class Grammar:
             exact. Under the mask more drafts are accepted, and the host is asked at every depth.
         any_whitespace: Whether there may be any whitespace between the parts of JSON, which small models may go on
             writing to the end; False: one space behind commas and colons.
-
-    Raises:
-        ValueError: It is given in no way or in several, or is no text; a schema may also be a mapping.
     """
 
     json_schema: str | Mapping[str, Any] | None = None
@@ -100,9 +97,7 @@ class Matcher(ABC):
     ) -> Int32[np.ndarray, "some word"]:
         """Returns which tokens may follow some nodes of a tree whose root is the output's last token: a bit each.
 
-        Args:
-            tokens: The tree's tokens.
-            paths: Which nodes are above or at each of the nodes.
+        ``paths`` marks the nodes that are above or at each of them.
         """
 
     @abstractmethod
@@ -117,22 +112,19 @@ class SamplingParams:
     Attributes:
         temperature: Divides the logits; 0 is greedy.
         top_k: Keep the k most probable tokens; 0 keeps all. In ties the lower id wins.
-        top_p: Keep the most probable tokens that together reach this probability, in (0, 1]. Applied after top-k.
-        min_p: Drop tokens less probable than this fraction of the most probable one, in [0, 1]. Applied after top-p.
+        top_p: Keep the most probable tokens that together reach this probability. Applied after top-k.
+        min_p: Drop tokens less probable than this fraction of the most probable one. Applied after top-p.
         repetition_penalty: Divides positive logits, multiplies negative ones, of every token in prompt or output
             (Keskar et al. 2019); 1 is off.
-        max_new_tokens: The largest number of output tokens.
         stop: One string or several that end the output and are left out of its text. A special token's text counts
             too, although the output's text does not show it. Kept as a tuple.
         stop_token_ids: Tokens that end the output, besides the target's EOS.
-        ignore_eos: Do not stop at the target's EOS.
         n: Samples per prompt.
         seed: Seed of the random numbers; None draws one, which the request records.
         stream: Which of the seed's independent streams of numbers to use; None means the request's index in its call.
         logprobs: The number of most probable tokens to return at every output token's place, with their
             log-probabilities before all processing (``Step.top_logprobs``, ``Step.raw_logprobs``); 0 returns the
-            output token's alone, None neither. It costs a pass over the vocabulary per round. The log-probability under
-            p comes always.
+            output token's alone, None neither. It costs a pass over the vocabulary per round.
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
@@ -145,9 +137,7 @@ class SamplingParams:
             None for no deadline. It is never dropped for being late.
         user: Whose request it is, for schedulers that share out the engine among users.
 
-    Raises:
-        ValueError: A parameter has the wrong type, is out of its range, or is a number that float32 cannot hold.
-            (numpy's numbers are accepted and turned into Python's.)
+    numpy's numbers are accepted and turned into Python's.
     """
 
     temperature: float = 0.0
@@ -206,18 +196,14 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the temperature is zero, or so near to it that sampling would be greedy."""
         return self.temperature < GREEDY_BELOW
 
     def seeded(self, index: int) -> "SamplingParams":
         """Returns these parameters with seed and stream filled in, for the request of this index in its call."""
         if self.seed is not None and self.stream is not None:
             return self
-        return replace(
-            self,
-            seed=fresh_seed() if self.seed is None else self.seed,
-            stream=index if self.stream is None else self.stream,
-        )
+        seed = fresh_seed() if self.seed is None else self.seed
+        return replace(self, seed=seed, stream=index if self.stream is None else self.stream)
 
 
 def _strings(stop: object) -> tuple[str, ...]:
@@ -237,44 +223,24 @@ def _token_ids(ids: object) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way through the engine.
-
-    Attributes:
-        sampling: Its parameters, with seed and stream filled in.
-        stop_ids: Every token that ends it.
-        matcher: Where its output is in its grammar; None without one.
-        adapter: The number of its adapter, 0 for none.
-        prefilled: Tokens that were put into the cache before its rounds began, after a preemption of the output too.
-        to_prefill: Tokens that must still be put there before it can take part in a round.
-        pages: Pages that it holds; 0 where every slot has its own row.
-        rounds: Verify forwards so far.
-        computed: Tokens, the first ones, that have been in the cache at some time.
-        reused: Tokens that were found in the cache when it was first admitted.
-        recomputed, swapped, swap_seconds: See ``Timestamps``, like ``preempted`` and ``ingestion``.
-        preempted_at, arrived, admitted, prefill_ended: On the clock of ``time.perf_counter``; 0 before.
-        detokenizer: Makes text of its output; None before it was first admitted.
-        drafted: Whether the drafting session has admitted it.
-        stale: Whether the weights have changed since it was admitted.
-        reach: How far its prompt was written into the cache, padding included.
-        stops: Where pieces of its prompt end, to keep the states of recurrent layers there.
-    """
+    """One prompt on its way through the engine. Times are on the clock of ``time.perf_counter``, 0 before."""
 
     id: int
     prompt_ids: Sequence[int]
-    sampling: SamplingParams
+    sampling: SamplingParams  # with seed and stream filled in
     speculate: bool
-    stop_ids: frozenset[int]
-    matcher: Matcher | None = None
-    adapter: int = 0
+    stop_ids: frozenset[int]  # every token that ends it
+    matcher: Matcher | None = None  # where its output is in its grammar
+    adapter: int = 0  # the number of its adapter, 0 for none
     output_ids: list[int] = field(default_factory=list)
     slot: int = -1
-    prefilled: int = 0
-    to_prefill: int = field(init=False)
-    pages: int = 0
-    rounds: int = 0
-    computed: int = 0
-    reused: int = 0
-    recomputed: int = 0
+    prefilled: int = 0  # tokens put into the cache before its rounds began, after a preemption of the output too
+    to_prefill: int = field(init=False)  # tokens still to be put there before it can take part in a round
+    pages: int = 0  # that it holds; 0 where every slot has its own row
+    rounds: int = 0  # verify forwards so far
+    computed: int = 0  # tokens, the first ones, that have been in the cache at some time
+    reused: int = 0  # tokens found in the cache when it was first admitted
+    recomputed: int = 0  # see ``Timestamps``, like the next two, ``preempted`` and ``ingestion``
     swapped: int = 0
     swap_seconds: float = 0.0
     preemptions: int = 0
@@ -284,11 +250,11 @@ class Request:
     admitted: float = 0.0
     prefill_ended: float = 0.0
     ingestion: float = 0.0
-    detokenizer: Any = None
-    drafted: bool = False
-    stale: bool = False
-    reach: int = 0
-    stops: Sequence[int] = ()
+    detokenizer: Any = None  # makes text of its output; None before it was first admitted
+    drafted: bool = False  # the drafting session has admitted it
+    stale: bool = False  # the weights have changed since it was admitted
+    reach: int = 0  # how far its prompt was written into the cache, padding included
+    stops: Sequence[int] = ()  # where pieces of its prompt end, to keep the states of recurrent layers there
 
     def __post_init__(self) -> None:
         self.restart()

@@ -5,6 +5,7 @@ The same function serves both, so a token is never drawn from one distribution a
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +27,6 @@ class SamplingTensors:
         seen: Tokens in each row's prompt or output so far, root included; None unless a row is penalized.
         any_filtered: Some active row uses top-k or top-p.
         largest_top_k: The largest top-k of any active row, 0 if none uses it; None if the host does not know it.
-        all_top_k: Every active row that samples uses top-k.
     """
 
     temperature: Float[Tensor, " batch"]
@@ -47,23 +47,12 @@ class SamplingTensors:
     def of(
         cls,
         params: Sequence[SamplingParams],
-        *,
-        temperature: Float[Tensor, " batch"],
-        top_k: Int[Tensor, " batch"],
-        top_p: Float[Tensor, " batch"],
-        min_p: Float[Tensor, " batch"],
-        repetition_penalty: Float[Tensor, " batch"],
-        seen: Bool[Tensor, "batch vocab"] | None,
+        **tensors: Any,
     ) -> "SamplingTensors":
-        """Returns the tensors together with what the host knows of the requests."""
+        """Returns the tensors, by name, together with what the host knows of the requests."""
         sampled = [each for each in params if not each.greedy]
         return cls(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seen=seen,
+            **tensors,
             any_greedy=len(sampled) < len(params),
             any_sampled=bool(sampled),
             any_filtered=any(each.top_k > 0 or each.top_p < 1 for each in sampled),
@@ -102,21 +91,6 @@ def path_tokens(
     return torch.where(ancestors, tokens[:, None], tokens[:, :1, None])
 
 
-def probs(
-    logits: Float[Tensor, "batch node vocab"],
-    sampling: SamplingTensors,
-    paths: Int[Tensor, "batch node position"] | None = None,
-) -> Float[Tensor, "batch node vocab"]:
-    """Returns the distribution that sampling draws from at every node, in float32.
-
-    It applies repetition penalty, temperature, top-k, top-p and min-p, in this order (transformers' order). A greedy
-    row gets the one-hot argmax. In all ties the lower token id wins. ``paths`` are ``path_tokens`` of the nodes, needed
-    if a row has a repetition penalty.
-    """
-    logits = adjust(logits, sampling, paths)
-    return distribution(logits, sampling)
-
-
 def adjust(
     logits: Float[Tensor, "batch node vocab"],
     sampling: SamplingTensors,
@@ -133,18 +107,19 @@ def adjust(
 def distribution(
     logits: Float[Tensor, "batch node vocab"], sampling: SamplingTensors
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the probabilities that temperature, top-k, top-p and min-p make of adjusted logits, in float32."""
+    """Returns the probabilities that temperature, top-k, top-p and min-p, in this order, make of adjusted logits.
+
+    They are float32. A greedy row gets the one-hot argmax. In all ties the lower token id wins.
+    """
     if not sampling.any_sampled:
         return one_hot_argmax(logits.float())
     if usable(logits):
         from specdec.kernels import sampling as kernel
 
+        filters = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
         return kernel.distribution(
             logits,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
+            *filters,
             any_top_k=sampling.any_filtered and sampling.largest_top_k != 0,
             any_top_p=sampling.any_filtered and sampling.any_top_p,
             any_min_p=sampling.any_min_p,

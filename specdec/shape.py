@@ -26,13 +26,12 @@ class TreeShape:
         parents: The parent of every node; -1 for the root.
         depths: The depth of every node; 0 for the root.
         ranks: The sibling rank of every node, the last of its path; 0 for the root.
-
-    Raises:
-        ValueError: The paths are no tree, or have more than ``MOST_NODES`` nodes.
     """
 
     def __init__(self, paths: Iterable[Sequence[int]]):
-        distinct = {_path(path) for path in _listed(paths)}
+        if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
+            raise ValueError(f"the paths of a tree shape are {shown(paths)}: give a list such as [(0,), (0, 0), (1,)]")
+        distinct = {_path(path) for path in paths}
         _check_size(len(distinct), f"a tree shape of {len(distinct):,} paths")
         self.paths = tuple(sorted(distinct, key=lambda path: (len(path), path)))
         index = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
@@ -51,9 +50,7 @@ class TreeShape:
     @classmethod
     def chain(cls, length: int) -> "TreeShape":
         """Returns one branch of ``length`` drafted nodes."""
-        length = whole("chain length", length)
-        if length < 1:
-            raise ValueError(f"a chain of {length} drafted tokens: the length must be at least 1")
+        length = whole("chain length", length, least=1)
         _check_size(length, f"a chain of {length:,} drafted tokens")
         return cls([(0,) * depth for depth in range(1, length + 1)])
 
@@ -147,12 +144,6 @@ class TreeShape:
 
     def __hash__(self) -> int:
         return self._hash
-
-
-def _listed(paths: object) -> list[Any]:
-    if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
-        raise ValueError(f"the paths of a tree shape are {shown(paths)}: give a list such as [(0,), (0, 0), (1,)]")
-    return list(paths)
 
 
 def _path(path: object) -> tuple[int, ...]:

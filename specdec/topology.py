@@ -30,9 +30,6 @@ class Topology:
     Node 0 is the root, and every parent stands before its children. Rows that share one topology store it once:
     ``rows`` is then 1, and everything here broadcasts over the batch.
 
-    Make one with ``of_shape``, ``chain``, ``block`` or ``from_parents``. The first three derive the bounds from the
-    shape. ``from_parents`` derives them from the parents, or takes given bounds, which ``DraftTree`` checks.
-
     Attributes:
         parents: Index of every node's parent; -1 for the root.
         max_depth: A bound: no node is deeper.
@@ -83,8 +80,6 @@ class Topology:
         So a block drafter fills its slots together. Made once per device.
 
         Args:
-            width: The number of nodes.
-            device: Where.
             causal: Whether a node sees only those before it: a chain.
             causal_in_windows: The same in layers with a window; None if nodes see there what they see in others.
             window_from_root: Whether windows count from the root for all nodes, and not from each node.
@@ -102,23 +97,16 @@ class Topology:
     ) -> "Topology":
         """Returns the topology of trees that differ from row to row.
 
-        Bounds save loops and memory. If they are not given, they are derived from the parents on a CPU. On a GPU, where
-        looking at the parents would wait for the device, they are the most that a tree of this many nodes can have.
-
-        Args:
-            parents: Every parent before its children.
-            max_depth: A bound on the depth of the nodes.
-            max_children: A bound on the number of children of a node.
+        Bounds save loops and memory. If they are not given (``DraftTree`` checks those), they are derived from the
+        parents on a CPU. On a GPU, where looking at the parents would wait for the device, they are the most that a
+        tree of this many nodes can have.
         """
-        nodes = parents.shape[1]
+        most = parents.shape[1] - 1
         if can_look(parents):
             max_depth = _deepest(parents) if max_depth is None else max_depth
             max_children = _most_children(parents) if max_children is None else max_children
-        return cls(
-            parents,
-            max_depth=nodes - 1 if max_depth is None else min(max_depth, nodes - 1),
-            max_children=nodes - 1 if max_children is None else min(max_children, nodes - 1),
-        )
+        depth, children = (most if bound is None else min(bound, most) for bound in (max_depth, max_children))
+        return cls(parents, depth, children)
 
     @property
     def width(self) -> int:
@@ -194,7 +182,6 @@ class Topology:
             return paths.scatter_(2, column, index.expand(rows, nodes, -1))[..., 1:]
 
     def rows(self, part: slice) -> "Topology":
-        """Returns the topology of some of the rows."""
         deeper = None if self.deeper is None else self.deeper[part]
         parents = self.parents[part]
         return replace(self, parents=parents, given=Tables(parents, self.depth[part], self.ancestors[part], deeper))
@@ -218,12 +205,7 @@ class Topology:
 
 
 def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
-    """Refuse a bound that does not hold everywhere.
-
-    Raises:
-        ValueError: The bound does not hold. (On a GPU an assertion fails on the device instead, so that the host does
-            not wait.)
-    """
+    """Refuse a bound that does not hold everywhere; on a GPU by an assertion on the device, so that nobody waits."""
     if can_look(holds):
         if not holds.all():
             raise ValueError(message)
@@ -232,7 +214,6 @@ def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
 
 
 def _deepest(parents: Int[Tensor, "rows node"]) -> int:
-    """Returns the depth of the deepest node."""
     depth, above = 0, parents
     while (above > 0).any():
         depth += 1
@@ -241,7 +222,6 @@ def _deepest(parents: Int[Tensor, "rows node"]) -> int:
 
 
 def _most_children(parents: Int[Tensor, "rows node"]) -> int:
-    """Returns the number of children of the node that has most."""
     rows, nodes = parents.shape
     counts = torch.zeros(rows, nodes, dtype=torch.long, device=parents.device)
     return int(counts.scatter_add_(1, parents.clamp(min=0), (parents >= 0).long()).max())

@@ -67,7 +67,6 @@ class DraftTree:
         """Returns trees that differ from row to row.
 
         Args:
-            tokens: The token of every node.
             parents: Index of every node's parent, smaller than its own; -1 for the root.
             valid: False for padding; None if there is no padding.
             sampling: One law for all nodes, or a law per node.
@@ -75,9 +74,6 @@ class DraftTree:
             max_depth: The depth of the deepest valid node, if known; checked when depths are first read.
             max_children: The largest number of valid children of a node, if known; checked when children are first
                 read. Loops run over both bounds, so tight ones save time.
-
-        Raises:
-            ValueError: The tensors' shapes do not fit each other.
         """
         _check_shapes(tokens, None, parents=parents, valid=valid, draft_probs=draft_probs)
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
@@ -88,8 +84,7 @@ class DraftTree:
     @classmethod
     def root_only(cls, roots: Int[Tensor, " batch"]) -> "DraftTree":
         """Returns a tree that proposes nothing: verifying it is plain decoding."""
-        tokens = roots[:, None]
-        return cls.of_topology(Topology.chain(1, roots.device), tokens)
+        return cls.of_topology(Topology.chain(1, roots.device), roots[:, None])
 
     @classmethod
     def from_shape(
@@ -101,11 +96,7 @@ class DraftTree:
         draft_probs: Float[Tensor, "batch node vocab"] | None = None,
         valid: Bool[Tensor, "batch node"] | None = None,
     ) -> "DraftTree":
-        """Returns trees that all have one static shape; ``tokens`` includes the root's.
-
-        Raises:
-            ValueError: The tensors do not have the shape's number of nodes.
-        """
+        """Returns trees that all have one static shape; ``tokens`` includes the root's."""
         instance("shape", shape, TreeShape, "a TreeShape; TreeShape.of makes one of a length, of factors or of paths")
         _check_shapes(tokens, shape.num_nodes + 1, valid=valid, draft_probs=draft_probs)
         topology = Topology.of_shape(shape, tokens.device)
@@ -168,11 +159,7 @@ class DraftTree:
 
     @cached_property
     def depth(self) -> Int[Tensor, "batch node"]:
-        """The depth of every node; 0 for the root.
-
-        Raises:
-            ValueError: A valid node is deeper than the bound that the tree was built with.
-        """
+        """The depth of every node, 0 for the root; a valid one deeper than the tree's bound is refused."""
         depth = self.topology.depth
         deeper = self.topology.deeper
         if deeper is not None:
@@ -195,11 +182,7 @@ class DraftTree:
 
     @cached_property
     def children(self) -> Int[Tensor, "batch node rank"]:
-        """The valid children of every node in sibling order, -1 padded to ``max_children``.
-
-        Raises:
-            ValueError: A node has more of them than the bound that the tree was built with.
-        """
+        """The valid children of every node in sibling order, -1 padded to ``max_children``; more are refused."""
         batch, nodes = self.tokens.shape
         if self.is_whole:
             return _whole(self.topology).children.expand(batch, -1, -1)
@@ -220,30 +203,24 @@ class DraftTree:
         table.view(batch, -1).scatter_(1, flat, index.expand(batch, -1))
         return table[:, :, :most]
 
-    def padded(self, width: int, *, max_depth: int, max_children: int) -> "DraftTree":
-        """Returns the same trees with invalid nodes at the end, and with looser bounds: one of few shapes.
+    def padded(self, width: int, *, max_depth: int, max_children: int, shape: TreeShape | None = None) -> "DraftTree":
+        """Returns the same trees with invalid nodes at the end, ``width`` in all, and with looser bounds.
 
-        The new nodes are children of the root with the root's token, which is known to do no harm.
-
-        Args:
-            width: Columns, the root included; at least as many as there are.
-            max_depth: A bound on the depth of the nodes, at least the present one.
-            max_children: A bound on the number of children, at least the present one.
+        The new nodes have the root's token, which is known to do no harm. They are children of the root, or stand as in
+        a static ``shape`` that begins as this one.
         """
-        more = width - self.width
-        pad, batch = torch.nn.functional.pad, self.tokens.shape[0]
-        return DraftTree.build(
-            torch.cat([self.tokens, self.tokens[:, :1].expand(-1, more)], dim=1),
-            pad(self.topology.parents, (0, more)).expand(batch, -1),
-            sampling=pad(self.law, (0, more)) if self.only_law is None else self.only_law,
-            valid=pad(self.valid, (0, more)),
-            draft_probs=None if self.draft_probs is None else pad(self.draft_probs, (0, 0, 0, more)),
-            max_depth=max_depth,
-            max_children=max_children,
-        )
+        more, pad = width - self.width, torch.nn.functional.pad
+        tokens = torch.cat([self.tokens, self.tokens[:, :1].expand(-1, more)], dim=1)
+        law = pad(self.law, (0, more)) if self.only_law is None else self.only_law
+        valid = pad(self.valid, (0, more))
+        probs = None if self.draft_probs is None else pad(self.draft_probs, (0, 0, 0, more))
+        if shape is not None:
+            return DraftTree.from_shape(shape, tokens, sampling=law, valid=valid, draft_probs=probs)
+        parents = pad(self.topology.parents, (0, more)).expand(len(tokens), -1)
+        bounds = {"max_depth": max_depth, "max_children": max_children}
+        return DraftTree.build(tokens, parents, sampling=law, valid=valid, draft_probs=probs, **bounds)
 
     def rows(self, part: slice) -> "DraftTree":
-        """Returns the trees of some rows of the batch."""
         topology = self.topology if self.topology.parents.shape[0] == 1 else self.topology.rows(part)
         valid, law, q = self.valid[part], self.law[part], self.draft_probs
         known = Known(law, self.only_law, valid if self.is_whole else None)
@@ -274,8 +251,7 @@ def _laws(tokens: Tensor, sampling: DraftSampling | Tensor) -> tuple[Int8[Tensor
     return torch.full_like(tokens, int(sampling), dtype=torch.int8), sampling
 
 
-@dataclass(frozen=True, eq=False)
-class _Whole:
+class _Whole(NamedTuple):
     """What trees of a static topology share if all of their nodes are valid."""
 
     valid: Bool[Tensor, "1 node"]
@@ -300,19 +276,10 @@ def _check_shapes(
     valid: Tensor | None,
     draft_probs: Tensor | None,
 ) -> None:
-    """Refuse tensors of a tree whose shapes do not fit; only shapes are looked at, so nothing waits for a device.
-
-    Args:
-        tokens: The token of every node.
-        width: How many nodes a row has, the root included; None for any number.
-        parents: One per node, if there are any.
-        valid: One per node, or None.
-        draft_probs: A row per node, or None.
-    """
+    """Refuse tensors of a tree whose shapes do not fit; ``width`` counts the root, and is None for any number."""
     if tokens.dim() != 2 or tokens.shape[1] == 0 or width not in (None, tokens.shape[1]):
-        wanted = (
-            "[batch, node], the root first" if width is None else f"[batch, {width}], the root and {width - 1} nodes"
-        )
+        one = f"[batch, {width}], the root and {(width or 1) - 1} nodes"
+        wanted = "[batch, node], the root first" if width is None else one
         raise ValueError(f"the tokens of a draft tree have shape {list(tokens.shape)}: give {wanted}")
     for name, tensor in (("parents", parents), ("valid", valid)):
         if tensor is not None and tensor.shape != tokens.shape:

@@ -1,13 +1,11 @@
 """Values made of tensors, such as draft trees, as plain tensors and back: what recorded stages take and return."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specdec.shape import TreeShape
 from specdec.topology import Topology
@@ -18,58 +16,21 @@ _SMALL = 16
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 
-@dataclass(frozen=True)
-class TreeKind:
-    """All that the host knows of a batch of trees (see ``Kind``).
-
-    Attributes:
-        topology: The topology of a static shape, which is made once; None if every row has its own.
-        max_depth: See ``DraftTree``.
-        max_children: See ``DraftTree``.
-        whole: Whether the shape is static and all nodes are valid.
-        has_probs: Whether there is q.
-        only_law: The law of all nodes, if the host knows it.
-    """
+class TreeKind(NamedTuple):
+    """All that the host knows of a batch of trees (see ``Kind``): its static topology, its bounds, and its tensors."""
 
     topology: Topology | None
     max_depth: int
     max_children: int
-    whole: bool
-    has_probs: bool
     only_law: DraftSampling | None
+    there: tuple[bool, ...]  # of tokens, law, parents, valid marks and q
 
-    @classmethod
-    def of(cls, tree: DraftTree) -> "TreeKind":
-        """Returns the kind of some trees."""
-        return cls(
-            topology=tree.topology if tree.is_static else None,
-            max_depth=tree.max_depth,
-            max_children=tree.max_children,
-            whole=tree.is_whole,
-            has_probs=tree.draft_probs is not None,
-            only_law=tree.only_law,
-        )
-
-    def parts(self, tree: DraftTree) -> list[Tensor]:
-        """Returns the tensors of a tree of this kind."""
-        parts = [tree.tokens]
-        if self.only_law is None:
-            parts.append(tree.law)
-        if self.topology is None:
-            parts.append(tree.topology.parents)
-        if not self.whole:
-            parts.append(tree.valid)
-        if tree.draft_probs is not None:
-            parts.append(tree.draft_probs)
-        return parts
-
-    def tree(self, parts: Iterator[Tensor]) -> DraftTree:
-        """Returns a tree of these tensors."""
-        tokens = next(parts)
-        law = next(parts) if self.only_law is None else self.only_law
-        parents = None if self.topology is not None else next(parts)
-        valid = None if self.whole else next(parts)
-        probs = next(parts) if self.has_probs else None
+    def tree(self, tensors: Iterator[Tensor]) -> DraftTree:
+        """Returns a tree of this kind."""
+        tokens, law, parents, valid, probs = [next(tensors) if there else None for there in self.there]
+        assert tokens is not None
+        law = law if self.only_law is None else self.only_law
+        assert law is not None
         if self.topology is not None:
             return DraftTree.of_topology(self.topology, tokens, sampling=law, valid=valid, draft_probs=probs)
         assert parents is not None
@@ -82,6 +43,21 @@ class TreeKind:
             max_depth=self.max_depth,
             max_children=self.max_children,
         )
+
+
+def _tree_apart(tree: DraftTree, tensors: list[Tensor]) -> TreeKind:
+    """Returns the kind of some trees, and adds their tensors to a list."""
+    static, only_law = tree.is_static, tree.only_law
+    parts = (
+        tree.tokens,
+        tree.law if only_law is None else None,
+        None if static else tree.topology.parents,
+        None if tree.is_whole else tree.valid,
+        tree.draft_probs,
+    )
+    tensors += [part for part in parts if part is not None]
+    there = tuple([part is not None for part in parts])
+    return TreeKind(tree.topology if static else None, tree.max_depth, tree.max_children, only_law, there)
 
 
 class Kind(NamedTuple):
@@ -104,9 +80,7 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Hashable:
         tensors.append(value)
         return Tensor
     if isinstance(value, DraftTree):
-        kind = TreeKind.of(value)
-        tensors += kind.parts(value)
-        return kind
+        return _tree_apart(value, tensors)
     if isinstance(value, (tuple, list)):
         return Kind(type(value), None, tuple([taken_apart(part, tensors) for part in value]))
     if isinstance(value, Mapping):
@@ -146,17 +120,13 @@ def with_tensors(value: _Value, change: Callable[[Tensor], Tensor]) -> _Value:
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
+    return tuple(part.name for part in fields(kind))
 
 
 def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
     """Returns the trees padded to one of few sizes, so that what is done with them can be recorded and replayed.
 
-    Trees of a static shape come in few sizes anyway, and stay as they are.
-
-    Args:
-        max_nodes: The drafter's.
-        max_depth: The drafter's.
+    Trees of a static shape come in few sizes anyway, and stay as they are. The bounds are the drafter's.
     """
     if tree.is_static:
         return tree
@@ -175,33 +145,23 @@ def settled(tree: DraftTree, nodes: int | None = None, *, max_nodes: int, max_de
 
     Args:
         nodes: The least number of drafted nodes that there is room for; None for as many as there are.
-        max_nodes: The drafter's.
-        max_depth: The drafter's.
-        is_chain: Whether it drafts chains alone.
+        max_nodes, max_depth, is_chain: The drafter's.
     """
     nodes = tree.width - 1 if nodes is None else nodes
     if not nodes:
         return tree
     width = 1 + settled_size(nodes, max_nodes)
-    if not (is_chain and tree.in_line):
-        return tree.padded(width, max_depth=min(max_depth, width - 1), max_children=width - 1)
-    more = width - tree.width
-    return DraftTree.from_shape(
-        TreeShape.chain(width - 1),
-        torch.cat([tree.tokens, tree.tokens[:, :1].expand(-1, more)], dim=1),
-        sampling=pad(tree.law, (0, more)) if tree.only_law is None else tree.only_law,
-        valid=pad(tree.valid, (0, more)),
-        draft_probs=None if tree.draft_probs is None else pad(tree.draft_probs, (0, 0, 0, more)),
-    )
+    chain = TreeShape.chain(width - 1) if is_chain and tree.in_line else None
+    return tree.padded(width, max_depth=min(max_depth, width - 1), max_children=width - 1, shape=chain)
 
 
 def settled_size(nodes: int, most: int) -> int:
-    """Returns the size that batches of ``nodes`` drafted nodes are padded to: 16, 32, 64 …, or ``most``."""
+    """Returns the size that drafts of ``nodes`` nodes are padded to by ``settled``: 16, 32, 64 …, or ``most``."""
     return min(max(_power(nodes), _SMALL), most)
 
 
 def size_for(nodes: int) -> int:
-    """Returns the next of the sizes that batches of trees are padded to; each is at most a quarter above the last."""
+    """Returns the next of the sizes that ``bucketed`` pads to; each is at most a quarter above the last."""
     return next((size for size in _SIZES if size >= nodes), -(-nodes // 16) * 16)
 
 

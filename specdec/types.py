@@ -5,7 +5,8 @@ Axis names, used in every annotation: ``batch node depth position vocab layer he
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,11 +72,9 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostOutcome:
-    """The numbers of an ``Outcome`` on the host.
+    """The numbers of an ``Outcome`` on the host; the last three are None after a piece of a prompt.
 
     Attributes:
-        path: After a round, the accepted nodes, -1 padded, root left out; None after a piece of a prompt, like the next
-            two.
         emitted: The tokens of the accepted nodes and the one that follows: ``counts`` of them, then padding.
         proposed_depth: The depth of each row's drafts.
     """
@@ -87,10 +86,6 @@ class HostOutcome:
     emitted: Int[np.ndarray, "batch position"] | None = None
     proposed_depth: Int[np.ndarray, " batch"] | None = None
 
-    def rows(self, rows: np.ndarray) -> "HostOutcome":
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome:
@@ -100,7 +95,7 @@ class Outcome:
 
     Attributes:
         starts: The position of each row's first token.
-        tokens: In order of position; padding follows after ``counts`` of them.
+        tokens: ``counts`` of them, then padding.
         counts: 0 in a row whose round decided nothing, and for a drafter in a row that does not speculate.
         next_tokens: The token that follows the last one, known but not in the cache. So pairs (hidden state at t, token
             t+1) are complete.
@@ -127,17 +122,26 @@ class Outcome:
     host: HostOutcome | None = None
 
     def rows(self, rows: np.ndarray) -> "Outcome":
-        index = torch.from_numpy(rows).to(self.tokens.device, non_blocking=True)
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        taken = {name: value.index_select(0, index) for name, value in values.items() if isinstance(value, Tensor)}
-        states = {layer: each.index_select(0, index) for layer, each in self.hidden_states.items()}
-        host = None if self.host is None else self.host.rows(rows)
-        return replace(self, **taken, hidden_states=states, host=host)
+        return take_rows(self, rows, torch.from_numpy(rows).to(self.tokens.device, non_blocking=True))
 
     @property
     def last_tokens(self) -> Int[Tensor, " batch"]:
         """The last of each row's tokens; the first of them in a row that has none."""
         return self.tokens.gather(1, (self.counts[:, None] - 1).clamp_(min=0))[:, 0]
+
+
+def take_rows(value: Any, rows: np.ndarray, index: Tensor) -> Any:
+    """Returns some rows of all tensors and arrays of a value, as copies; ``index`` are the rows on the device."""
+    if isinstance(value, Tensor):
+        return value.index_select(0, index)
+    if isinstance(value, np.ndarray):
+        return value[rows]
+    if isinstance(value, Mapping):
+        return {name: take_rows(part, rows, index) for name, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: take_rows(getattr(value, part.name), rows, index) for part in fields(value)}
+        return replace(value, **parts)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,26 +218,14 @@ class Step:
     error: str | None = None
 
     def shortened(self, count: int) -> "Step":
-        return replace(
-            self,
-            token_ids=self.token_ids[:count],
-            logprobs=self.logprobs[:count],
-            raw_logprobs=self.raw_logprobs[:count],
-            top_logprobs=self.top_logprobs[:count],
-        )
+        names = ("token_ids", "logprobs", "raw_logprobs", "top_logprobs")
+        return replace(self, **{name: getattr(self, name)[:count] for name in names})
 
     def __repr__(self) -> str:
-        drafted = (
-            f"accepted {self.accepted} of depth {self.proposed_depth} ({self.proposed_nodes} nodes)"
-            if self.proposed_nodes
-            else "no draft"
-        )
-        ended = "" if self.finish_reason is None else f", {self.finish_reason}"
-        error = "" if self.error is None else f", error: {self.error}"
-        return (
-            f"Step(request {self.request}, round {self.round}: {list(self.token_ids)} {self.text!r}, "
-            f"{drafted}{ended}{error})"
-        )
+        depth = f"accepted {self.accepted} of depth {self.proposed_depth} ({self.proposed_nodes} nodes)"
+        ended = [self.finish_reason, self.error and f"error: {self.error}"]
+        what = ", ".join([depth if self.proposed_nodes else "no draft", *filter(None, ended)])
+        return f"Step(request {self.request}, round {self.round}: {list(self.token_ids)} {self.text!r}, {what})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdec.requests import SamplingParams
-from specdec.sampling import SamplingTensors, probs
+from specdec.sampling import SamplingTensors, adjust, distribution
 
 Path = tuple[int, ...]
 Row = Float[np.ndarray, " vocab"]
@@ -116,8 +116,8 @@ def _laws(logits: Float[Tensor, " vocab"], ways: Sequence[SamplingParams], befor
     given = {name: torch.tensor([getattr(how, name) for how in ways]) for name in names}
     seen = torch.zeros(len(ways), len(logits), dtype=torch.bool)
     tensors = SamplingTensors.of(ways, **given, seen=seen)
-    found = probs(logits.cpu().float().expand(len(ways), 1, -1), tensors, torch.tensor(before).expand(len(ways), 1, -1))
-    return [row / row.sum() for row in found[:, 0].double().numpy()]
+    scores = adjust(logits.cpu().expand(len(ways), 1, -1), tensors, torch.tensor(before).expand(len(ways), 1, -1))
+    return [row / row.sum() for row in distribution(scores, tensors)[:, 0].double().numpy()]
 
 
 @dataclass(frozen=True)

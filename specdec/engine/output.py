@@ -16,17 +16,12 @@ from specdec.types import Completion, Step, Timestamps
 
 
 class Outputs:
-    """Makes steps of rounds.
-
-    Args:
-        tokenizer: The target's; None for a target without one.
-    """
+    """Makes steps of rounds, with the target's tokenizer if it has one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
         self._tokenizer = tokenizer
 
     def begin(self, request: Request) -> None:
-        """Begin the text of a request."""
         if request.detokenizer is None:  # it is there already after a preemption
             stop = tuple(request.sampling.stop)
             request.detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
@@ -45,8 +40,7 @@ class Outputs:
 
         Args:
             row: The request's row in the round's results.
-            seconds: The round's times, by stage.
-            visible: When the round's results had been read (``Step.visible``).
+            seconds, visible: See ``Step``.
             may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
         """
         accepted, number = int(read.num_accepted[row]), request.rounds
@@ -54,7 +48,6 @@ class Outputs:
         request.rounds += 1
 
         def made(count: int, **more: Any) -> Step:
-            """Returns the step with the first ``count`` of its tokens."""
             return Step(
                 request=request.id,
                 round=number,
@@ -132,19 +125,10 @@ def completion(request: Request, steps: Sequence[Step]) -> Completion:
 
 def _timestamps(request: Request, finished: float) -> Timestamps:
     """Returns when what happened to a request that has ended; what never happened has the time of the end."""
-    return Timestamps(
-        arrived=request.arrived,
-        admitted=request.admitted or finished,
-        prefilled=request.prefill_ended or finished,
-        finished=finished,
-        ingestion=request.ingestion,
-        reused=request.reused,
-        preemptions=request.preemptions,
-        preempted=request.preempted,
-        recomputed=request.recomputed,
-        swapped=request.swapped,
-        swap_seconds=request.swap_seconds,
-    )
+    same = ("arrived", "ingestion", "reused", "preemptions", "preempted", "recomputed", "swapped", "swap_seconds")
+    admitted, prefilled = request.admitted or finished, request.prefill_ended or finished
+    taken = {name: getattr(request, name) for name in same}
+    return Timestamps(**taken, admitted=admitted, prefilled=prefilled, finished=finished)
 
 
 def _raw(request: Request, read: ReadBack, row: int, count: int) -> dict[str, Any]:

@@ -37,9 +37,6 @@ def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invar
 
     Nothing is recorded for a model that is spread over devices or shared by processes: hooks move its weights and its
     tensors, and processes agree on every round before the next one begins.
-
-    Raises:
-        ValueError: There is no such way of recording; lists the ways.
     """
     if recording not in RECORDING:
         raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
@@ -68,13 +65,11 @@ def may_record(verifier: Verifier) -> bool:
 
 def traits(verifier: Verifier) -> Hashable:
     """Returns what a rule's laws may depend on besides tables: its attributes, which a user may change."""
-    return tuple((name, _trait(value)) for name, value in vars(verifier).items())
-
-
-def _trait(value: object) -> Hashable:
-    if isinstance(value, Verifier):
-        return id(value), traits(value)
-    return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
+    found: list[Hashable] = []
+    for name, value in vars(verifier).items():
+        simple = isinstance(value, (bool, int, float, str, type(None)))
+        found.append((name, value if simple else id(value), traits(value) if isinstance(value, Verifier) else None))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +94,7 @@ class RecordingCounts:
 
     @property
     def replayed_share(self) -> float | None:
-        """``replayed`` over ``rounds``; None before any was played."""
+        """Of all rounds; None before any was played."""
         return self.replayed / self.rounds if self.rounds else None
 
 
@@ -111,7 +106,7 @@ class Stages:
         rows: The rows as stages see them; where whole rounds are recorded, tensors alone.
         on_host: The same rows with the host's numbers.
         names: The stages that are recorded.
-        whole: Whether stages that run models are recorded.
+        whole: Whether those are among them that run models.
     """
 
     recorder: "RoundRecorder"
@@ -128,8 +123,8 @@ class Stages:
 class RoundRecorder:
     """The recordings of one engine's rounds.
 
-    A round is four stages: draft, verify, judge (the rule's decision), commit. Each is a function of values made of
-    tensors, and of tensors that stay where they are. So each is recorded by itself, which keeps their times apart.
+    Each of the four stages (draft, verify, judge, commit) is a function of values made of tensors, and of tensors that
+    stay where they are. So each is recorded by itself, which keeps their times apart.
 
     Args:
         recorder: Records stages; None plays every round as it is.
@@ -140,15 +135,7 @@ class RoundRecorder:
         early: Whether a round may begin before the host has read the one before it (``DeviceRound.alone``).
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        table: SlotTable,
-        recorder: Recorder | None,
-        *,
-        whole: bool = False,
-        early: bool = False,
-    ):
+    def __init__(self, runner: ModelRunner, table: SlotTable, recorder: Recorder | None, *, whole: bool, early: bool):
         self._runner, self._table, self.early = runner, table, early
         self._whole, self._graphs = whole, recorder is not None and not recorder.runs
         self._version: Hashable = None  # of the target that recordings were made from
@@ -166,18 +153,15 @@ class RoundRecorder:
 
     @property
     def counts(self) -> RecordingCounts:
-        """What was recorded and replayed so far."""
-        made, replays, refused, by_design = 0, 0, dict[str, list[str]](), Counter(self._by_design)
-        if self.recordings is not None:
-            made, replays = self.recordings.made, self.recordings.replays
-            for each, kinds in self.recordings.refused.items():
-                if each.by_design:
-                    by_design[f"{each.stage}: {each.reason}"] += kinds
-                else:
-                    refused.setdefault(each.stage, []).append(each.reason)
+        refused, by_design, made = dict[str, list[str]](), Counter(self._by_design), self.recordings
+        for one, kinds in made.refused.items() if made is not None else ():
+            if one.by_design:
+                by_design[f"{one.stage}: {one.reason}"] += kinds
+            else:
+                refused.setdefault(one.stage, []).append(one.reason)
         return RecordingCounts(
-            rounds=self._rounds, replayed=self._replayed, stages=made, replays=replays, refused=refused,
-            by_design=dict(by_design),
+            rounds=self._rounds, replayed=self._replayed, stages=made.made if made is not None else 0,
+            replays=made.replays if made is not None else 0, refused=refused, by_design=dict(by_design),
         )  # fmt: skip
 
     def begin(
@@ -207,7 +191,6 @@ class RoundRecorder:
         return Stages(self, rows.recorded(bound), rows, frozenset(names), whole=True)
 
     def end(self, stages: Stages) -> None:
-        """Count a round."""
         self._rounds += 1
         if self.recordings is not None and stages.names:
             self._replayed += self._missed - self.recordings.replays == self._missed_before
@@ -233,11 +216,10 @@ class RoundRecorder:
 
         That is 0 where nothing needs to be recorded ahead: a CPU makes a recording in little time.
         """
-        recordings = self.recordings
-        if recordings is None or not (self._whole and self.early):
+        if self.recordings is None or not (self._whole and self.early):
             yield 0
             return
-        recordings.after, after = _WARM, recordings.after
+        self.recordings.after, after = _WARM, self.recordings.after
         try:
             yield _WARM
         except RuntimeError as error:
@@ -245,27 +227,26 @@ class RoundRecorder:
                 raise
             self.make_room(error)
         finally:
-            recordings.after = after
+            self.recordings.after = after
 
     def make_room(self, error: BaseException) -> None:
-        """Give up recordings, because memory has run out, as an error says."""
+        """Give up recordings, because memory has run out."""
         if self.recordings is not None:
             self.recordings.give_up(error)
 
 
 def buckets(least: int, most: int) -> list[int]:
     """Returns the numbers of positions that attention reads (``bucket_of``) where ``least`` to ``most`` are needed."""
-    found = [bucket_of(least)]
-    while found[-1] < most:
-        found.append(bucket_of(found[-1] + 1))
-    return found
+    sizes = [bucket_of(least)]
+    while sizes[-1] < most:
+        sizes.append(bucket_of(sizes[-1] + 1))
+    return sizes
 
 
 def recorder_for(runner: ModelRunner, table: SlotTable, *, recorded: str, early: bool) -> RoundRecorder:
     """Returns what records so much (``recorded_as``) of an engine's rounds; ``early`` as ``as_on_gpu`` says."""
-    if recorded == "off":
-        return RoundRecorder(runner, table, None)
-    recorder = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
+    recorder: Recorder | None = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
+    recorder = None if recorded == "off" else recorder
     # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
     whole = recorded == "rounds" and runner.cache.states is None
     whole = whole and (early or runner.executor.replays_at_once)  # a CPU gains nothing where forwards are not

@@ -21,11 +21,7 @@ Signs and gap are lone surrogates: Python's strings can hold them, and no decode
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> list[int]:
-    """Returns a prompt's tokens, with the special ones that the tokenizer adds.
-
-    Raises:
-        ValueError: There is no tokenizer, or the prompt has no token.
-    """
+    """Returns a prompt's tokens, with the special ones that the tokenizer adds."""
     if tokenizer is None:
         raise ValueError("a text prompt needs a tokenizer: give the Target one, or pass token ids")
     ids = tokenizer(prompt)["input_ids"]
@@ -47,26 +43,16 @@ class Detokenizer:
     Only a window of the last tokens is decoded, so a piece costs the same however long the output is. The text of a
     byte-level tokenizer never changes when tokens follow, except for its last, incomplete character. Other tokenizers
     spell unknown characters in byte tokens, and replace *every* character of a run of them if one is malformed; text
-    that was returned before that stays as it was.
-
-    Args:
-        tokenizer: None for a target without one: all text is empty.
-        prompt_ids: The tokens before the output.
-        stop: Strings that end the output.
+    that was returned before that stays as it was. Without a tokenizer all text is empty.
 
     Attributes:
         stopped_at: The number of tokens up to and including the one that completed a stop string, counted over all
             pushes; None while no stop string is complete.
-
-    Raises:
-        ValueError: There are stop strings and no tokenizer.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None, prompt_ids: Sequence[int], *, stop: tuple[str, ...] = ()
     ):
-        if tokenizer is None and stop:
-            raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
         self.stopped_at: int | None = None
         self._tokenizer = tokenizer
         self._backend = _backend(tokenizer)
@@ -87,11 +73,9 @@ class Detokenizer:
             self._begin(prompt_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens and return the text that became final.
+        """Take the next tokens and return the text that became final; a stop string and all behind it is left out.
 
-        When a stop string is complete, the text before it is returned, ``stopped_at`` is set, and all later tokens
-        are ignored. If several stop strings are complete, the one that ends first counts; if several end together, the
-        longest of them.
+        If several stop strings are complete, the one that ends first counts; if several end together, the longest.
         """
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
@@ -215,9 +199,9 @@ class Detokenizer:
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase | None) -> Any:
-    """Returns what a fast tokenizer's ``decode`` calls in the end; None if the tokenizer has a ``decode`` of its own.
+    """Returns what a fast tokenizer's ``decode`` calls in the end, without conversions that cost more than it does.
 
-    Calling it directly saves the conversions around it, which cost more than decoding a round's few tokens.
+    None if the tokenizer has a ``decode`` of its own.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None
@@ -235,10 +219,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -
 
 
 def _with_signs(stop: tuple[str, ...], sign_of: dict[str, str]) -> tuple[str, ...]:
-    """Returns the stop strings, and behind them those that name special tokens once more, spelled with signs.
-
-    The first spelling stays because ordinary tokens may make up the same text.
-    """
+    """Returns the stop strings as they are (ordinary tokens may make them up), and those with signs in them."""
     spelled = list(stop)
     for string in stop:
         for text in sorted(sign_of, key=len, reverse=True):  # a long one may contain a short one
@@ -249,7 +230,6 @@ def _with_signs(stop: tuple[str, ...], sign_of: dict[str, str]) -> tuple[str, ..
 
 
 def _common(first: str, second: str) -> int:
-    """Returns the length of the common beginning of two texts."""
     if second.startswith(first):
         return len(first)
     return next(i for i, (a, b) in enumerate(zip(first + "\0", second + "\1", strict=False)) if a != b)

@@ -50,7 +50,7 @@ class Turns:
         self._in_flight: DeviceRound | None = None
 
     def drop_round(self) -> None:
-        """Forget the round in flight, whose rows have failed."""
+        """Forget the round in flight: its rows have failed."""
         self._in_flight = None
 
     def abort(self, ids: Set[int]) -> None:

@@ -21,7 +21,7 @@ from transformers import (
 
 from specdec.filters import first_largest, keep_top, largest, nucleus
 from specdec.requests import GREEDY_BELOW, SamplingParams
-from specdec.sampling import SamplingTensors, path_tokens, probs
+from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens
 from tests.forwards import slots_of
 
 WRONG: dict[str, list[Any]] = {
@@ -39,6 +39,10 @@ WRONG: dict[str, list[Any]] = {
     "ignore_eos": ["no"],
     "logits_processor": [object()],
 }
+
+
+def probs(logits: Tensor, sampling: SamplingTensors, paths: Tensor | None = None) -> Tensor:
+    return distribution(adjust(logits, sampling, paths), sampling)
 
 
 def checked(**given: Any) -> SamplingParams:
