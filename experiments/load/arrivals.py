@@ -84,10 +84,10 @@ class Spike(Arrivals):
     length: float = 5.0
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
-        def intensity(at: Times) -> Times:
-            return np.where((at >= self.begin) & (at < self.begin + self.length), self.factor, 1.0)
-
-        return _thinned(rng, count, self.rate, intensity, max(self.factor, 1.0))
+        begin, end, factor = self.begin, self.begin + self.length, self.factor
+        return _thinned(
+            rng, count, self.rate, lambda at: np.where((at >= begin) & (at < end), factor, 1.0), max(factor, 1.0)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +105,8 @@ class Diurnal(Arrivals):
             raise ValueError(f"arrival.amplitude={self.amplitude:g}: give a share of the rate from 0 to 1")
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
-        def intensity(at: Times) -> Times:
-            return 1 + self.amplitude * np.sin(2 * np.pi * at / self.period)
-
-        return _thinned(rng, count, self.rate, intensity, 1 + self.amplitude)
+        amplitude, turn = self.amplitude, 2 * np.pi / self.period
+        return _thinned(rng, count, self.rate, lambda at: 1 + amplitude * np.sin(turn * at), 1 + amplitude)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from experiments.load.run import DONE, DROPPED, FAILED, OPEN, UNFINISHED, Frame,
 from experiments.results.limits import Terms
 from experiments.results.records import PLAIN
 from experiments.results.requests import LEVELS, goodput, spread
+from experiments.results.rows import ends
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "e2e")
@@ -75,12 +76,9 @@ def _asked(run: LoadRun, frame: Frame, group: str, terms: Terms, bootstrap: Boot
     row |= {name: int(outcomes.get(name, 0)) for name in (DONE, DROPPED, FAILED, UNFINISHED)}
     for name in LATENCIES:
         values = frame[["request", name]].dropna().rename(columns={"request": "prompt"})
-        found = spread(values, bootstrap)
-        for level in LEVELS:
-            if found is None:
-                break
-            row[f"{name}.p{level}"] = found[f"p{level}"]
-            row[f"{name}.p{level}_low"], row[f"{name}.p{level}_high"] = found[f"p{level}_interval"] or (None, None)
+        if (found := spread(values, bootstrap)) is not None:
+            for part in [f"p{level}" for level in LEVELS]:
+                row |= {f"{name}.{part}": found[part], **ends(f"{name}.{part}", found[f"{part}_interval"])}
     if terms.limits is not None:
         kept = goodput(frame, terms.limits, arrived=len(frame), seconds=run.seconds)
         row |= {"goodput": kept.per_second, "attained": kept.attainment}
@@ -126,8 +124,8 @@ def _compared(runs: Sequence[LoadRun], bootstrap: Bootstrap) -> list[dict[str, A
             continue
         row: dict[str, Any] = {"times_throughput": _tokens_per_second(run) / _tokens_per_second(plain)}
         for name, span in SPANS.items():
-            row[f"times_{name}"], ends = _times(run, plain, span, bootstrap)
-            row[f"times_{name}_low"], row[f"times_{name}_high"] = ends or (None, None)
+            row[f"times_{name}"], interval = _times(run, plain, span, bootstrap)
+            row |= ends(f"times_{name}", interval)
         oracle = next((other for other in others.values() if other.facts.get("policy") == ORACLE), None)
         best = None if oracle is None else _times(run, oracle, SPANS["tokens"], None)[0]
         rows.append({**row, "regret": None if best is None else 1 - best})

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -40,7 +41,7 @@ class Recorded(NamedTuple):
 
     def rows(self, chosen: Any) -> "Recorded":
         """Return some of the requests, by a mask."""
-        blocks = None if self.blocks is None else [each for each, keep in zip(self.blocks, chosen, strict=True) if keep]
+        blocks = self.blocks and list(compress(self.blocks, chosen))
         return Recorded(self.times[chosen], self.inputs[chosen], self.outputs[chosen], blocks)
 
 
@@ -100,6 +101,10 @@ def _bundled() -> dict[str, Path]:
     return {each.name.split(".")[0]: each for each in BUNDLED.glob("*.csv.gz")}
 
 
+_TABLES = (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ("Timestamp", "Request tokens", "Response tokens"))
+_MOONCAKE = ("timestamp", "input_length", "output_length")
+
+
 def read(path: Path) -> Recorded:
     """Return the requests of a trace's file.
 
@@ -108,81 +113,48 @@ def read(path: Path) -> Recorded:
     """
     try:
         text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        is_json = text.lstrip().startswith("{")
+        first = 1 if is_json else 2  # the line of the first request
+        if is_json:
+            frame: Any = pandas.DataFrame([json.loads(line) for line in text.splitlines() if line.strip()])
+        else:
+            frame = pandas.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
+    except (OSError, EOFError, ValueError) as error:  # pandas' and JSON's errors are ValueErrors, too
         known = ", ".join(sorted(_bundled()))
-        raise ValueError(f"arrival.path={path}: cannot be read ({error}), give a file or one of {known}") from error
-    header = text.lstrip().partition("\n")[0]
-    if not header:
-        raise ValueError(f"arrival.path={path}: the trace is empty, give one with requests")
-    found, lines = _mooncake(path, text) if header.startswith("{") else _table(path, text, header)
-    if not len(found.times):
-        raise ValueError(f"arrival.path={path}: the trace has no requests, give one with requests")
-    falling = np.flatnonzero(np.diff(found.times) < 0)
-    if len(falling):
-        raise ValueError(
-            f"arrival.path={path}: line {lines[falling[0] + 1]} is earlier than the one before, sort the trace"
-        )
-    # Some records have answers of no token, which ended before their first one.
-    return found._replace(
-        times=found.times - found.times[0], inputs=found.inputs.clip(1), outputs=found.outputs.clip(1)
-    )
-
-
-_TABLES = (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ("Timestamp", "Request tokens", "Response tokens"))
-
-
-def _table(path: Path, text: str, header: str) -> tuple[Recorded, Sequence[int]]:
-    """Return the requests of a table, and their lines."""
-    time = header.split(",")[0].strip()
-    columns = next((each for each in _TABLES if each[0] == time), ())
-    if not columns or any(name not in header for name in columns):
+        cause = str(error).strip()
+        raise ValueError(f"arrival.path={path}: cannot be read ({cause}), give a file or one of {known}") from error
+    columns = next((names for names in (_MOONCAKE, *_TABLES) if set(names) <= set(frame.columns)), None)
+    if columns is None or frame.empty:
         wanted = " or ".join(",".join(names) for names in _TABLES)
-        raise ValueError(f"arrival.path={path}: its first line is {header.strip()!r}, and a trace begins with {wanted}")
-    try:
-        frame: Any = pandas.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
-    except pandas.errors.ParserError as error:
-        raise ValueError(f"arrival.path={path}: {str(error).strip()}, give a time and two counts") from error
-    numbers: Any = pandas.DataFrame()
-    if time == "TIMESTAMP":
-        moments: Any = pandas.to_datetime(frame[time], errors="coerce", format="ISO8601", utc=True)
-        numbers["time"] = (moments - moments.iloc[0]).dt.total_seconds() if len(frame) else []
-    else:
-        numbers["time"] = pandas.to_numeric(frame[time], errors="coerce")
-    for name, column in zip(("inputs", "outputs"), columns[1:], strict=True):
-        numbers[name] = pandas.to_numeric(frame[column], errors="coerce")
-    sound = np.isfinite(numbers.to_numpy(dtype=np.float64)).all(axis=1)
-    wrong = np.flatnonzero(~sound | (numbers[["inputs", "outputs"]] < 0).any(axis=1))
-    if len(wrong):
-        given = ",".join(frame[list(columns)].iloc[wrong[0]])
-        raise ValueError(f"arrival.path={path}: line {wrong[0] + 2} is {given!r}: give a time and two counts")
-    inputs, outputs = (numbers[name].to_numpy().astype(np.int64) for name in ("inputs", "outputs"))
-    return Recorded(numbers.time.to_numpy(dtype=np.float64), inputs, outputs), range(2, len(frame) + 2)
+        raise ValueError(
+            f"arrival.path={path}: no requests in known columns: give a trace that begins with {wanted}, or Mooncake's"
+        )
+    rows = frame[list(columns)]
+    numbers = rows.apply(pandas.to_numeric, errors="coerce").set_axis(["time", "inputs", "outputs"], axis=1)
+    if columns == _TABLES[0]:
+        moments: Any = pandas.to_datetime(rows.TIMESTAMP, errors="coerce", format="ISO8601", utc=True)
+        numbers["time"] = (moments - moments.iloc[0]).dt.total_seconds()
+    wrong = ~np.isfinite(numbers.to_numpy(np.float64)).all(axis=1) | (numbers[["inputs", "outputs"]] < 0).any(axis=1)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        given = ",".join(map(str, rows.iloc[place]))
+        raise ValueError(f"arrival.path={path}: line {place + first} is {given!r}: give a time and two counts")
+    times, blocks = numbers.time.to_numpy(np.float64), None
+    if is_json:
+        times = _spread(times / 1000)
+        blocks = [list(map(int, ids)) for ids in frame.hash_ids] if "hash_ids" in frame else None
+    if (falling := np.diff(times) < 0).any():
+        later = int(np.argmax(falling)) + 1 + first
+        raise ValueError(f"arrival.path={path}: line {later} is earlier than the one before, sort the trace")
+    # Some records have answers of no token, which ended before their first one.
+    inputs, outputs = (numbers[name].to_numpy(np.int64).clip(1) for name in ("inputs", "outputs"))
+    return Recorded(times - times[0], inputs, outputs, blocks)
 
 
-def _mooncake(path: Path, text: str) -> tuple[Recorded, Sequence[int]]:
-    """Return the requests of JSON Lines, and their lines."""
-    rows, lines = [], []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            counts = int(row["input_length"]), int(row["output_length"])
-            rows.append((float(row["timestamp"]) / 1000, *counts, [int(each) for each in row.get("hash_ids", ())]))
-            if not np.isfinite(rows[-1][0]) or min(counts) < 0:
-                raise ValueError("a time without end, or fewer than 0 tokens")
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"arrival.path={path}: line {number} is {line[:60]!r}: give Mooncake's fields") from error
-        lines.append(number)
-    on_grid = np.array([row[0] for row in rows], dtype=np.float64)
-    is_grid = len(on_grid) > 1 and np.allclose(on_grid % GRID % GRID, 0.0, atol=1e-6)
-    spread = on_grid + GRID * _place_in_group(on_grid) if is_grid else on_grid
-    inputs, outputs = (np.array([row[place] for row in rows], dtype=np.int64) for place in (1, 2))
-    return Recorded(spread, inputs, outputs, [row[3] for row in rows]), lines
-
-
-def _place_in_group(times: Times) -> Times:
-    """Return where each request stands among those of its moment, from 0 to below 1."""
+def _spread(times: Times) -> Times:
+    """Return times on Mooncake's grid spread evenly behind their moments; others as they are."""
+    if len(times) < 2 or not np.allclose(times % GRID % GRID, 0.0, atol=1e-6):
+        return times
     _, where, counts = np.unique(times, return_inverse=True, return_counts=True)
-    begins = np.concatenate([[0], counts.cumsum()[:-1]])
-    return (np.arange(len(times)) - begins[where]) / counts[where]
+    begins = counts.cumsum() - counts
+    return times + GRID * (np.arange(len(times)) - begins[where]) / counts[where]

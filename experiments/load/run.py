@@ -21,22 +21,15 @@ OPEN, CLOSED = "open", "closed"
 """Whether requests come whatever the engine does, or a user's next one only after the answer."""
 MOMENTS = ("arrived", "submitted", "admitted", "prefilled", "first_token", "finished")
 COUNTS = (
-    "prompt_tokens",
-    "reused_tokens",
-    "output_tokens",
-    "recomputed_tokens",
-    "rounds",
-    "drafted",
-    "nodes",
-    "accepted",
+    *("prompt_tokens", "reused_tokens", "output_tokens", "recomputed_tokens"),
+    *("rounds", "drafted", "nodes", "accepted", "preemptions"),
 )
-
 REQUESTS = {
     "request": "int64",
     **dict.fromkeys(("klass", "user", "outcome", "reason"), "object"),
     "priority": "int64",
     **dict.fromkeys(MOMENTS, "float64"),
-    **dict.fromkeys((*COUNTS, "preemptions"), "int64"),
+    **dict.fromkeys(COUNTS, "int64"),
     "preempted_seconds": "float64",
 }
 """The columns of ``LoadRun.requests`` and their types."""
@@ -80,11 +73,10 @@ class LoadRun:
         """Write it into a folder: two tables as Parquet, the rest as JSON."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOAD).unlink(missing_ok=True)  # it comes last: without it there is no run
-        self.requests.to_parquet(folder / "requests.parquet", index=False)
-        self.turns.to_parquet(folder / "turns.parquet", index=False)
-        rest = {name: value for name, value in vars(self).items() if name not in ("requests", "turns")}
-        text = json.dumps({**rest, "totals": asdict(self.totals)}, indent=1, default=str)
-        (folder / LOAD).write_text(text + "\n", encoding="utf-8")
+        rest = {**vars(self), "totals": asdict(self.totals)}
+        for name in ("requests", "turns"):
+            rest.pop(name).to_parquet(folder / f"{name}.parquet", index=False)
+        (folder / LOAD).write_text(json.dumps(rest, indent=1, default=str) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "LoadRun":
@@ -96,9 +88,8 @@ class LoadRun:
 
 def load_runs(folder: Path) -> list[LoadRun]:
     """Return the runs that a study has written into its folder, by rate and method; none where it is no such folder."""
-    return sorted(
-        (LoadRun.load(path.parent) for path in folder.glob(f"*/{LOAD}")), key=lambda run: (run.rate, run.method)
-    )
+    runs = [LoadRun.load(path.parent) for path in folder.glob(f"*/{LOAD}")]
+    return sorted(runs, key=lambda run: (run.rate, run.method))
 
 
 def typed(rows: Any, kinds: Mapping[str, str]) -> Frame:

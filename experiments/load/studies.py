@@ -31,18 +31,24 @@ class Study:
         manifest, runs = read_manifest(folder), load_runs(folder)
         if not runs:
             raise ValueError(f"{folder} has no results: no run of that study has ended")
-        order = list(manifest.get("exactness", ()))
-        place = {name: number for number, name in enumerate(order)}
+        place = {name: number for number, name in enumerate(manifest.get("exactness", ()))}
         return cls(folder, manifest, sorted(runs, key=lambda run: (run.rate, place.get(run.method, len(place)))))
 
     @property
     def machine(self) -> str:
-        """The name of the machine."""
         return str((self.manifest.get("machine") or {}).get("host") or "unknown")
 
     def fact(self, name: str) -> str:
         """A fact of the manifest in words."""
         return str(self.manifest.get(name, "unknown"))
+
+    def settings(self, *names: str) -> str:
+        """Some of the settings in words."""
+        return str({name: self.manifest["config"].get(name) for name in names})
+
+    @property
+    def target(self) -> str:
+        return str((self.manifest.get("target") or self.manifest["config"]["target"]).get("name"))
 
     @property
     def is_imported(self) -> bool:
@@ -62,23 +68,19 @@ def is_study(folder: Path) -> bool:
     return "arrival" in read_manifest(folder)["config"]
 
 
-def _setting(*names: str) -> Callable[[Study], str]:
-    return lambda study: str({name: study.manifest["config"].get(name) for name in names})
-
-
+LOOP = "loop (open or closed)"
 _ALIKE: dict[str, Callable[[Study], str]] = {
-    "target": lambda study: str((study.manifest.get("target") or study.manifest["config"]["target"]).get("name")),
+    "target": lambda study: study.target,
     "texts": lambda study: study.fact("prompts_hash"),
     "dtype": lambda study: study.fact("dtype"),
-    "workload": _setting("workload", "lengths", "requests", "seconds"),
+    "workload": lambda study: study.settings("workload", "lengths", "requests", "seconds"),
     "clock (real or virtual)": lambda study: str(bool(study.manifest.get("virtual"))),
 }
 """What studies should share, unless they are mixed on purpose."""
-LOOP = "loop (open or closed)"
 _NEVER: dict[str, Callable[[Study], str]] = {
     LOOP: lambda study: study.fact("loop"),
     "limits (sla)": lambda study: str(Terms.of(study.manifest["config"])),
-    "intervals": _setting("bootstrap"),
+    "intervals": lambda study: study.settings("bootstrap"),
 }
 """What a table has one of."""
 
@@ -89,11 +91,11 @@ def check_alike(studies: Sequence[Study], *, allow_mixed: bool = False) -> list[
     Raises:
         ValueError: They cannot stand in one table, or should not and were not mixed on purpose.
     """
-    ours = [each for each in studies if not each.is_imported]
+    ours = [study for study in studies if not study.is_imported]
     for what, value in _NEVER.items():
-        if len({value(each) for each in (studies if what == LOOP else ours)}) > 1:
+        if len({value(study) for study in (studies if what == LOOP else ours)}) > 1:
             raise ValueError(f"the studies differ in their {what}, and a table has one: compare them apart")
-    mixed = [what for what, value in _ALIKE.items() if len({value(each) for each in ours}) > 1]
+    mixed = [what for what, value in _ALIKE.items() if len({value(study) for study in ours}) > 1]
     if mixed and not allow_mixed:
         names = " and ".join(f"in their {what}" for what in mixed)
         raise ValueError(f"the studies differ {names}: allow_mixed=true compares them all the same")
@@ -111,33 +113,31 @@ def merged(studies: Sequence[Study]) -> list[LoadRun]:
 
     What has the same name at the same rate all the same is also called by its folder.
     """
-    own = distinguishing([each.manifest for each in studies])
-    devices = len({each.fact("device") for each in studies}) > 1
-    named = []
-    for study, settings in zip(studies, own, strict=True):
+    devices = len({study.fact("device") for study in studies}) > 1
+    named: list[LoadRun] = []
+    for study, settings in zip(studies, distinguishing([study.manifest for study in studies]), strict=True):
         parts = [text for text in settings if not text.startswith(_BY_COLUMN)]
         parts += [study.fact("device")] if devices else []
         for run in study.runs:
             # The drafter is what a method is called by.
-            said = [text for text in parts if text != f"drafter={run.method}"]
+            name = ", ".join([run.method, *(text for text in parts if text != f"drafter={run.method}")])
             facts = {**run.facts, "study": str(study.folder), "called": run.method}
-            named.append((study, replace(run, method=", ".join([run.method, *said]), facts=facts)))
-    often = Counter((run.method, run.rate) for _, run in named)
+            named.append(replace(run, method=name, facts=facts))
+    often = Counter((run.method, run.rate) for run in named)
     twice = {method for (method, _), count in often.items() if count > 1}
-    top = os.path.commonpath([each.folder.absolute() for each in studies])
-
-    def called(study: Study, run: LoadRun) -> LoadRun:
-        own = study.folder.absolute().relative_to(top)
-        return replace(run, method=f"{run.method}, {own}") if run.method in twice else run
-
-    return sorted((called(*each) for each in named), key=lambda run: run.rate)
+    top = os.path.commonpath([study.folder.absolute() for study in studies])
+    for number, run in enumerate(named):
+        if run.method in twice:
+            folder = Path(run.facts["study"]).absolute().relative_to(top)
+            named[number] = replace(run, method=f"{run.method}, {folder}")
+    return sorted(named, key=lambda run: run.rate)
 
 
 def title_of(studies: Sequence[Study]) -> str:
     """Return the conditions that all studies share, in words; the target first."""
     titles = [each.fact("title").split("; ") for each in studies]
     shared = [part for part in titles[0] if all(part in other for other in titles)]
-    targets = {_ALIKE["target"](each) for each in studies}
+    targets = {study.target for study in studies}
     return "; ".join(shared if titles[0][0] in shared or len(targets) > 1 else [*targets, *shared])
 
 

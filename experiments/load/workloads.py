@@ -74,21 +74,17 @@ class Klass:
     users: int = 1
 
     @classmethod
-    def of(cls, given: Any, where: str) -> "Klass":
-        """Return a class from its fields, as settings have them.
-
-        Raises:
-            ValueError: Names the field that there is not, or whose value no request can have.
-        """
-        known = [each.name for each in fields(cls)]
-        for name, value in dict(given).items():
+    def of(cls, settings: Any, where: str) -> "Klass":
+        """Return a class from its fields. Raises ValueError: names the one that there is not, or that is too low."""
+        known = [one.name for one in fields(cls)]
+        for name, value in dict(settings).items():
             if name not in known:
                 raise ValueError(f"there is no {where}.{name}: choose among {', '.join(known)}")
             least = {"share": 0, "spread": 0, "priority": -np.inf, "deadline": 0}.get(name, 1)
             number = isinstance(value, int | float) and value >= least
             if not number and not (name == "deadline" and value is None):
                 raise ValueError(f"{where}.{name}={value!r}: give a number of at least {least}")
-        return cls(**given)
+        return cls(**settings)
 
 
 class Mix(Workload):
@@ -100,30 +96,26 @@ class Mix(Workload):
 
     def __init__(self, classes: Mapping[str, Any]):
         self.classes = {str(name): Klass.of(given, f"workload.classes.{name}") for name, given in classes.items()}
-        if not sum(each.share for each in self.classes.values()):
+        if not sum(kind.share for kind in self.classes.values()):
             raise ValueError("workload.classes: no class has a share of the requests: give one a share above 0")
 
     def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
-        names, kinds = list(self.classes), list(self.classes.values())
-        shares = np.array([kind.share for kind in kinds], dtype=np.float64)
+        kinds = list(self.classes.items())
+        shares = np.array([kind.share for _, kind in kinds], dtype=np.float64)
         drawn = rng.choice(len(kinds), count, p=shares / shares.sum())
         noise, users = rng.standard_normal((count, 2)), rng.random(count)
         planned = []
         for index in range(count):
-            name, kind = names[drawn[index]], kinds[drawn[index]]
-            sizes = [
+            name, kind = kinds[drawn[index]]
+            prompt, output = (
                 _length(mean, kind.spread, z) for mean, z in zip((kind.input, kind.output), noise[index], strict=True)
-            ]
-            planned.append(
-                Planned(
-                    klass=name,
-                    pieces=((index, sizes[0]),),
-                    output_tokens=sizes[1],
-                    priority=kind.priority,
-                    deadline=kind.deadline,
-                    user=f"{name} {int(users[index] * kind.users)}",
-                )
             )
+            about = {
+                "priority": kind.priority,
+                "deadline": kind.deadline,
+                "user": f"{name} {int(users[index] * kind.users)}",
+            }
+            planned.append(Planned(klass=name, pieces=((index, prompt),), output_tokens=output, **about))
         return planned
 
 
@@ -191,12 +183,13 @@ class AsRecorded(Workload):
             raise ValueError(
                 "workload=trace takes its lengths from the arrivals: give arrival=trace, or another workload"
             )
-        most = 0 if recorded.blocks is None else max((max(own, default=0) for own in recorded.blocks), default=0)
+        blocks = recorded.blocks or [[]] * len(recorded.times)
+        own = 1 + max((number for prompt in blocks for number in prompt), default=-1)  # numbers that no block has
         planned = []
         for index in range(min(count, len(recorded.times))):
-            tokens, blocks = int(recorded.inputs[index]), () if recorded.blocks is None else recorded.blocks[index]
-            pieces = _first(tokens, *((block, BLOCK) for block in blocks), (most + 1 + index, tokens))
-            planned.append(Planned(klass=self.klass, pieces=pieces, output_tokens=int(recorded.outputs[index])))
+            tokens, output = int(recorded.inputs[index]), int(recorded.outputs[index])
+            pieces = _first(tokens, *((block, BLOCK) for block in blocks[index]), (own + index, tokens))
+            planned.append(Planned(klass=self.klass, pieces=pieces, output_tokens=output))
         return planned
 
 
@@ -222,29 +215,28 @@ class Lengths:
     def fit(self, planned: Sequence[Planned], room: int) -> tuple[list[Planned], dict[str, int]]:
         """Return the requests as an engine with ``room`` positions takes them, and how many do not fit as they are."""
         made, counts = [], {"cut": 0, "refused": 0}
-        for each in planned:
+        for request in planned:
             scaled = replace(
-                each,
-                pieces=tuple((number, max(1, round(tokens * self.scale))) for number, tokens in each.pieces),
-                output_tokens=max(1, round(each.output_tokens * self.scale)),
+                request,
+                pieces=tuple((number, max(1, round(tokens * self.scale))) for number, tokens in request.pieces),
+                output_tokens=max(1, round(request.output_tokens * self.scale)),
             )
-            if scaled.prompt_tokens + scaled.output_tokens > room:
-                counts["cut" if self.too_long == "cut" else "refused"] += 1
-                scaled = _cut(scaled, room) if self.too_long == "cut" else replace(scaled, fits=False)
+            if scaled.prompt_tokens + scaled.output_tokens > room and self.too_long == "refuse":
+                counts["refused"] += 1
+                scaled = replace(scaled, fits=False)
+            elif scaled.prompt_tokens + scaled.output_tokens > room:
+                counts["cut"] += 1
+                output = min(scaled.output_tokens, max(room // 2, room - scaled.prompt_tokens))
+                scaled = replace(scaled, pieces=_first(room - output, *scaled.pieces), output_tokens=output)
             made.append(scaled)
         return made, counts
 
 
-def _cut(planned: Planned, room: int) -> Planned:
-    output = min(planned.output_tokens, max(room // 2, room - planned.prompt_tokens))
-    return replace(planned, pieces=_first(room - output, *planned.pieces), output_tokens=output)
-
-
 def _first(tokens: int, *pieces: tuple[int, int]) -> Pieces:
     """Return the first pieces, as far as these tokens reach."""
-    found = []
+    first = []
     for number, size in pieces:
         if tokens:
-            found.append((number, min(size, tokens)))
-            tokens -= found[-1][1]
-    return tuple(found)
+            first.append((number, min(size, tokens)))
+            tokens -= first[-1][1]
+    return tuple(first)

@@ -94,14 +94,14 @@ def test_the_bundled_traces_are_the_published_ones(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "the trace is empty"),
-        (AZURE_2023.splitlines()[0], "the trace has no requests"),
-        ("when,how\n1,2\n", "its first line is 'when,how', and a trace begins with TIMESTAMP,"),
+        ("", "cannot be read (No columns to parse from file)"),
+        (AZURE_2023.splitlines()[0], "no requests in known columns"),
+        ("when,how\n1,2\n", "no requests in known columns: give a trace that begins with TIMESTAMP,"),
         (AZURE_2023.replace("18:15:51.2", "18:15:49.2"), "line 4 is earlier than the one before"),
         (AZURE_2023.replace("396", "many"), "line 3 is '2023-11-16 18:15:50.9951690,many,109': give"),
         (BURST.replace("1087", "inf"), "line 3 is '45,inf,230': give"),
         (AZURE_2023.replace("879,0", "879,0,1,2"), "Expected 3 fields in line 4, saw 5"),
-        (MOONCAKE.replace('"output_length": 9, ', "", 1), "line 1 is '{"),
+        (MOONCAKE.replace('"output_length": 9, ', "", 1), "line 1 is '"),
     ],
 )
 def test_what_is_wrong_with_a_trace_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
