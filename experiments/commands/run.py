@@ -10,9 +10,9 @@ from experiments.config.sections import bootstrap_of, build, plain
 from experiments.reporting.run_plots import (
     RUN_PLOTS,
     category_plot,
-    methods_plot,
     nodes_plot,
     requests_plot,
+    speedup_plot,
 )
 from experiments.reporting.run_tables import (
     category_table,
@@ -36,8 +36,7 @@ def run(config: DictConfig) -> Run:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
     methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
-    make = _report_on_several if config.labels else _report_on_one
-    report = make(config)
+    report = _report_on_several() if config.labels else _report_on_one(config)
     if config.race is not None:
         report = replace(report, opening=partial(race, config))
     if config.study is not None:
@@ -59,14 +58,10 @@ def _report_on_one(config: DictConfig) -> Report:
     )
 
 
-def _report_on_several(config: DictConfig) -> Report:
-    labels = {str(name): str(label) for name, label in config.labels.items()}
+def _report_on_several() -> Report:
     return Report(
-        tables=lambda made, title: [methods_table(made, title, labels), category_table(made)],
-        plots={
-            "methods.png": lambda made, path, title: methods_plot(made, path, title, labels),
-            "nodes.png": lambda made, path, title: nodes_plot(made, path, title, labels),
-        },
+        tables=lambda made, title: [methods_table(made, title), category_table(made)],
+        plots={"methods.png": speedup_plot, "nodes.png": nodes_plot},
     )
 
 

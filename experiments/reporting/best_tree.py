@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import Col, signed_percent
 from experiments.reporting.formats import write_texts
-from experiments.reporting.table import Cell, Emphasis, Table
+from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
 from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
@@ -166,7 +165,7 @@ def sizes_table(optimized: Optimized) -> Table:
         *(Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)),
         *(
             Col("speedup", "speedup", ".2fx"),
-            Col("children of the root,\nof its first child, …", "shape", align="left"),
+            words("children of the root,\nof its first child, …", "shape"),
         ),
     ]
     title = f"The best trees at T={optimized.temperature:g}"
@@ -201,7 +200,7 @@ def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
         f"over prompts; predicted speedups count rounds alone, measured ones the prompts' prefill, too",
     ]
     columns = [
-        *(Col("tree", "tree", align="left"), Col("nodes", "nodes", "d"), Col("depth", "depth", "d")),
+        *(words("tree", "tree"), Col("nodes", "nodes", "d"), Col("depth", "depth", "d")),
         *(Col("tokens per round\npredicted", "predicted"), Col("\nmeasured", "tokens_per_round")),
         Col("\ndifference", "difference", "+.1%"),
         *(Col("speedup\npredicted", "predicted_speedup", ".2fx"), Col("\nmeasured", "speedup", ".2fx")),
@@ -209,7 +208,7 @@ def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     table = Table.of(rows, columns, title=f"Predicted and measured at T={optimized.temperature:g}", notes=notes)
     if len(rows) > 1:
         gains = [
-            signed_percent(rows[-1][name] / rows[0][name] - 1 if rows[0][name] and rows[-1][name] else None)
+            f"{rows[-1][name] / rows[0][name] - 1:+.1%}" if rows[0][name] and rows[-1][name] else NOTHING
             for name in ("predicted", "tokens_per_round", "predicted_speedup", "speedup")
         ]
         table.add(Cell("gain", emphasis=Emphasis.BEST), "", "", *gains[:2], "", *gains[2:])

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import Col
-from experiments.reporting.table import NOTHING, Table
+from experiments.reporting.table import NOTHING, Col, Table, words
 from experiments.results.rows import Row
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import LeastWork, Meaning, PartCost, StepCost, StepSize, TokenRange, meanings
@@ -36,8 +35,8 @@ def constants_table(found: CalibratedRounds) -> Table:
         part = {"part": "prompts", "constant": "drafter", "time": f"{found.follows:.1%}"}
         rows.append(part | {"meaning": "of the target's prefill, for the drafter's own"})
     columns = [
-        *(Col("", "part", align="left"), Col("constant", "constant", align="left"), Col("time", "time")),
-        *(Col("of the\npeak", "share"), Col("meaning", "meaning", align="left")),
+        *(words("", "part"), words("constant", "constant"), Col("time", "time")),
+        *(Col("of the\npeak", "share"), words("meaning", "meaning")),
     ]
     where = found.conditions
     title = f"Step costs of {where.model} in {where.dtype} on {where.device}"
@@ -70,7 +69,7 @@ def errors_table(found: CalibratedRounds) -> Table:
         for part, kinds in found.errors.items()
         for kind, errors in kinds.items()
     ]
-    texts = [Col(heading, field, align="left") for heading, field in (("", "part"), ("sizes", "sizes"))]
+    texts = [words("", "part"), words("sizes", "sizes")]
     shares = [Col(*names, ".1%") for names in (("median error", "median"), ("95 %", "p95"), ("worst", "worst"))]
     return Table.of(rows, [*texts, Col("points", "points", "d"), *shares], title="Predicted against measured times")
 

@@ -9,12 +9,11 @@ from rich.console import Console
 
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
-from experiments.reporting.columns import Col
 from experiments.reporting.formats import USUAL, csv_text, document, write_formats, write_texts
 from experiments.reporting.run_plots import acceptance_lines, length_and_speedup
 from experiments.reporting.run_tables import prompts_needed, warnings_of
 from experiments.reporting.studies.two_way import report_two_way
-from experiments.reporting.table import Table, left
+from experiments.reporting.table import Col, Table, words
 from experiments.reporting.terminal import short
 from experiments.reporting.verdicts import counted, say_verdict, sentence
 from experiments.results.comparison import Entry, best_of, commit_of, differences, entries_of, settings_of, title
@@ -132,9 +131,10 @@ def comparison_table(
         rows,
         [
             cols.T,
-            (
-                left("method and settings", fold=True, min_width=24),
+            words(
+                "method and settings",
                 lambda row: cols.method_cell(row, row["parts"][0], *row["parts"][1:], joint=", "),
+                min_width=24,
             ),
             cols.unless_plain(Col("mean\nacceptance\nlength", "mean_acceptance_length", best=True)),
             Col("speedup", "speedup", ".2fx", best=True),
@@ -243,10 +243,10 @@ def differences_table(rows: Sequence[Row], title: str, notes: Sequence[str]) -> 
     return Table.of(
         rows,
         [
-            *(Col(name, name, align="left") for name in names),
-            *([Col("prompts of", "category", align="left")] if any(row["category"] != ALL for row in rows) else []),
-            (left("compared", fold=True, min_width=20), lambda row: f"{row['compared']} - {row['reference']}"),
-            ("lengths", lambda row: f"{row['length']:.2f} - {row['reference_length']:.2f}"),
+            *(words(name, name) for name in names),
+            *([words("prompts of", "category")] if any(row["category"] != ALL for row in rows) else []),
+            words("compared", lambda row: f"{row['compared']} - {row['reference']}", min_width=20),
+            Col("lengths", lambda row: f"{row['length']:.2f} - {row['reference_length']:.2f}"),
             *(Col("difference", "difference", "+.2f"), Col("prompts", "prompts", "d")),
             Col("needed", "prompts_needed", "d"),
         ],

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ from experiments.load.figures import ALL, figures_of, knee, warnings_of
 from experiments.load.run import Frame, LoadRun
 from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import Col, percent
+from experiments.reporting.columns import percent
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.style import Panel
-from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from experiments.results.comparison import commit_of
 from experiments.results.limits import Terms
 from experiments.results.rows import Row, rows_of
@@ -85,12 +85,12 @@ def report_studies(
     terms, bootstrap = terms_of(studies)
     runs = merged(studies)
     columns = [
-        (left("folder", fold=True), lambda study: terminal.short(study.folder)),
-        (left("machine"), lambda study: study.machine),
-        (left("device", fold=True), lambda study: study.fact("device")),
-        (left("dtype"), lambda study: study.fact("dtype")),
-        (left("commit", fold=True), lambda study: commit_of(study.manifest)),
-        ("runs", lambda study: str(len(study.runs))),
+        words("folder", lambda study: terminal.short(study.folder)),
+        words("machine", lambda study: study.machine),
+        words("device", lambda study: study.fact("device")),
+        words("dtype", lambda study: study.fact("dtype")),
+        words("commit", lambda study: commit_of(study.manifest)),
+        Col("runs", lambda study: str(len(study.runs))),
     ]
     more = [Table.of(studies, columns, title="Where runs were made")]
     about = {"title": title_of(studies), "notes": notes, "more": more, "timelines": False}
@@ -131,7 +131,7 @@ def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
     loop, limits = rows[0]["loop"], report.terms.limits
     first = [
         Col(RATES[loop].replace(" ", "\n"), "rate", ".3g"),
-        (left("method", fold=True, min_width=10), lambda row: row["method"]),
+        words("method", "method", min_width=10),
     ]
     notes = [
         f"limits: {limits}" if limits is not None else "no limits were given (sla.ttft, sla.tpot, sla.e2e)",
@@ -154,7 +154,7 @@ def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
     whole = [row for row in rows if row["group"] == ALL]
     compared = [row for row in whole if row.get("times_throughput") is not None]
     classes = [row for row in rows if row["group"] != ALL]
-    by_class = [Col("class", "group", align="left"), *_FELT, _spread("queue", "queue"), *_KEPT]
+    by_class = [words("class", "group"), *_FELT, _spread("queue", "queue"), *_KEPT]
     shown: list[tuple[str, Sequence[Row], Sequence[Any], list[str]]] = [
         (f"Under load: {report.title}", whole, [*_FELT, *_RATES], notes),
         ("Beside goodput", whole, _BESIDE, wasted),
@@ -168,15 +168,14 @@ def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
     ]
 
 
-def _pays(column: Col) -> Any:
+def _pays(column: Col) -> Col:
     """A column of ratios; one that is above 1 whatever chance did stands out."""
 
     def cell(row: Row) -> Cell:
         sure = (row.get(f"{column.field}_low") or 0.0) > 1
-        made = column.cell(row)
-        return Cell(made.text, made.more, emphasis=Emphasis.BEST if sure else Emphasis.NONE)
+        return replace(column.cell(row), emphasis=Emphasis.BEST if sure else Emphasis.NONE)
 
-    return column.column, cell
+    return replace(column, field=cell)
 
 
 def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list[str]:

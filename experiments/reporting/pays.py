@@ -9,7 +9,7 @@ from experiments.inspecting.mistakes import USUAL
 from experiments.reporting import style
 from experiments.reporting.columns import percent
 from experiments.reporting.style import Panel
-from experiments.reporting.table import Table, left
+from experiments.reporting.table import Col, Table, words
 from experiments.results.rows import Row
 from specdec.physics.rounds import TimedRounds, round_seconds
 from specdec.physics.speculation import best_length, rate_for
@@ -49,7 +49,7 @@ def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about
     """A row per length of drafts: the time of verification, and the acceptance from which it pays."""
     plain = rounds.verify(batch=batch, drafted=0, context=0)
     shares = [
-        (
+        Col(
             f"break-even,\ndrafter {_share(share)}",
             lambda row, share=share: percent(break_even(rounds, batch, row[0], share)),
         )
@@ -58,9 +58,9 @@ def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about
     return Table.of(
         [(k, rounds.verify(batch=batch, drafted=k, context=0)) for k in _SHOWN if k < rounds.nodes[-1]],
         [
-            ("drafted", lambda row: str(row[0])),
-            ("verify\nms", lambda row: f"{1e3 * row[1]:.2f}"),
-            ("plain\nsteps", lambda row: f"{row[1] / plain:.2f}"),
+            Col("drafted", lambda row: str(row[0])),
+            Col("verify\nms", lambda row: f"{1e3 * row[1]:.2f}"),
+            Col("plain\nsteps", lambda row: f"{row[1] / plain:.2f}"),
             *shares,
         ],
         title=f"Acceptance per token from which chains pay, {_rows(batch)}; a plain step {1e3 * plain:.2f} ms: {about}",
@@ -79,11 +79,14 @@ def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Tabl
     return Table.of(
         rows,
         [
-            ("rows", lambda row: str(row[0])),
-            (left("published head"), lambda row: row[1][0]["name"]),
-            ("tokens per round\n(drafted)", lambda row: "{}-{} ({})".format(*row[1][0]["lengths"], row[1][0]["depth"])),
+            Col("rows", lambda row: str(row[0])),
+            words("published head", lambda row: row[1][0]["name"]),
+            Col(
+                "tokens per round\n(drafted)",
+                lambda row: "{}-{} ({})".format(*row[1][0]["lengths"], row[1][0]["depth"]),
+            ),
             *(
-                (f"speedup (drafted),\ndrafter {_share(share)}", lambda row, at=at: both(row[1][at]))
+                Col(f"speedup (drafted),\ndrafter {_share(share)}", lambda row, at=at: both(row[1][at]))
                 for at, share in enumerate(costs)
             ),
         ],

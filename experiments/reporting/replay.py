@@ -9,9 +9,9 @@ from typing import Any
 import pandas
 
 from experiments.reporting import style
-from experiments.reporting.columns import NOTHING, Col, T, lossiness
+from experiments.reporting.columns import T, lossiness
 from experiments.reporting.formats import csv_text, document, publish
-from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
 from experiments.results.comparison import commit_of
 from experiments.results.lossless import promises_exact
 from experiments.results.rows import Row, family
@@ -63,14 +63,15 @@ def replay_table(rows: Sequence[Row], title: str, confidence: float) -> Table:
         rows,
         [
             T,
-            (left("drafts", fold=True, min_width=13, max_width=22), lambda row: row["drafts"]),
-            (
-                left("rule (exactness)", fold=True, min_width=16),
+            words("drafts", "drafts", min_width=13),
+            words(
+                "rule (exactness)",
                 lambda row: Cell(f"{row['rule']} ({row['exactness']})", emphasis=lossiness(row["exactness"])),
+                min_width=16,
             ),
             *(Col("accepted\nper round", "accepted", ".3f"), Col("over the\nbaseline", "gain", "+.3f")),
             *(Col("at\nleast 1", "reach.1", ".3f"), Col("its\nbound", "bound", ".3f", bounds=False)),
-            (
+            Col(
                 "at least\n2, 3, …",
                 lambda row: " ".join(f"{v:.2f}" for v in list(family(row, "reach").values())[1:]) or NOTHING,
             ),
@@ -91,10 +92,10 @@ def ordering_table(found: Sequence[Row], confidence: float) -> Table:
     def verdict(row: Row) -> Cell:
         return Cell(row["verdict"], emphasis=Emphasis.MISSED if row["verdict"] == "REVERSED" else Emphasis.NONE)
 
-    texts = [Col(name, field, align="left") for name, field in (("drafts", "drafts"), ("ordering", "name"))]
+    texts = [words("drafts", "drafts"), words("ordering", "name")]
     return Table.of(
         found,
-        [T, *texts, Col("difference", "difference", "+.3f"), (left(""), verdict)],
+        [T, *texts, Col("difference", "difference", "+.3f"), words("", verdict)],
         title="Published orderings",
         notes=[f"differences of accepted tokens per round, paired, at {confidence:.0%}"],
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import CLOSED, FAMILY, label_of, labels_of, rules_of
+from experiments.reporting.columns import CLOSED, FAMILY, labels_of, rules_of
 from experiments.reporting.run_tables import REQUESTS, shown_categories, stage_milliseconds, stages_of
 from experiments.reporting.style import Panel
 from experiments.reporting.verdicts import warning
@@ -104,8 +104,8 @@ def conditions(subtitle: str, run: Run) -> str:
     return "; ".join(note for note in notes if note)
 
 
-def _named(run: Run, labels: Mapping[str, str] | None = None) -> list[tuple[str, Row]]:
-    return [(label_of(row, labels) if labels else row["label"], row) for row in run.rows if row["method"] != PLAIN]
+def _named(run: Run) -> list[tuple[str, Row]]:
+    return [(row["label"], row) for row in run.rows if row["method"] != PLAIN]
 
 
 def acceptance_plot(run: Run, path: Path, subtitle: str) -> Path | None:
@@ -116,14 +116,8 @@ def acceptance_plot(run: Run, path: Path, subtitle: str) -> Path | None:
 def speedup_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Mean acceptance length and speedup, a line per method; None if that is one mark."""
     compared = [(name, row) for name, row in _named(run) if row["speedup"] is not None]
-    if len(compared) < 2:
-        return None
-    return length_and_speedup(compared, path, "Speedup over plain decoding", conditions(subtitle, run))
-
-
-def methods_plot(run: Run, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
-    """The same of every method that drafts, under readable names; None if nothing was drafted."""
-    return length_and_speedup(_named(run, labels), path, "What each drafter brings", conditions(subtitle, run))
+    told = conditions(subtitle, run)
+    return length_and_speedup(compared, path, "Speedup over plain decoding", told) if len(compared) > 1 else None
 
 
 def category_plot(run: Run, path: Path, subtitle: str) -> Path | None:
@@ -159,13 +153,13 @@ def time_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     return style.finish(figure, path, "Where the time goes", conditions(subtitle, run), alarm=alarm)
 
 
-def nodes_plot(run: Run, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
+def nodes_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Draw tokens per round by drafted nodes per round, a panel per temperature; None if nothing was drafted.
 
     Methods whose labels differ in numbers alone are one line, and the numbers stand beside its points: ``EAGLE-3: chain
     of 4``, ``EAGLE-3: chain of 8``.
     """
-    named = [(label, row) for label, row in _named(run, labels) if row["proposed_nodes_per_round"]]
+    named = [(label, row) for label, row in _named(run) if row["proposed_nodes_per_round"]]
     if not named:
         return None
     series: dict[str, list[Row]] = {}

@@ -1,17 +1,16 @@
 """Tables of one run: of a method, of several, by category, of requests, of the device; and what went wrong in it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
-from experiments.reporting.columns import Col, labels_of, method_cell, number, percent, signed_percent, three_digits
-from experiments.reporting.table import NOTHING, Cell, Column, Table, left
+from experiments.reporting.columns import labels_of, method_cell, percent
+from experiments.reporting.table import NOTHING, Cell, Col, Table, three_digits, words
 from experiments.reporting.verdicts import place
-from experiments.results.comparison import commit_of, dataset_name
 from experiments.results.lossless import divergences_of, explained
 from experiments.results.noise import notes as noise_words
 from experiments.results.records import PLAIN
@@ -23,35 +22,26 @@ from experiments.results.timing import STAGES
 from experiments.results.utilization import IMPOSSIBLE
 from experiments.results.utilization import STAGES as MODEL_STAGES
 
-Line = tuple[str, Callable[[Row], Cell | str]] | Col
+NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
 
 
 def run_table(run: Run, title: str) -> Table:
     """One run: a row per figure, a column per method."""
     rows = run.rows
     positions = range(1, 1 + max((len(family(row, "rounds_at")) for row in rows), default=0))
-    lines: list[Line] = [
-        (
-            "mean acceptance length",
-            lambda row: Cell(cols.LENGTH.cell(row).text) if _plain(row) else cols.LENGTH.cell(row),
-        ),
-        ("  prompts for the wanted width", lambda row: NOTHING if _plain(row) else number(row["prompts_needed"], 0)),
+    lines = [
+        cols.unless_plain(Col("mean acceptance length", "mean_acceptance_length")),
+        Col("  prompts for the wanted width", lambda row: NOTHING if _plain(row) else _count(row["prompts_needed"])),
         Col("  expected, given the drafts", "expected_mean_acceptance_length"),
         Col("first token's distance from p: total variation", "distance_tv", ".4f"),
         Col("  Kullback-Leibler, nats", "distance_kl", ".4f"),
-        cols.SPEEDUP,
-        cols.TOKENS,
-        Col("draft acceptance rate", "draft_acceptance_rate", ".0%"),
+        *(cols.SPEEDUP, cols.TOKENS, Col("draft acceptance rate", "draft_acceptance_rate", ".0%")),
         Col("drafted depth; nodes per round", "proposed_depth_per_round", also="proposed_nodes_per_round"),
-        *((f"accepted at {at}: of all; if all before", _accepted_at(at)) for at in positions),
-        *(
-            (f"{stage}, ms per token", lambda row, stage=stage: number(stage_milliseconds(row, stage), 3))
-            for stage in stages_of(rows)
-        ),
-        Col("distinct 4-grams", "distinct_4_gram_rate", ".0%"),
-        ("equal to plain decoding", cols.equality),
-        ("prompts finished; failed", lambda row: f"{row['finished']} of {row['planned']}; {row['failed']}"),
-        ("tokens; rounds", lambda row: f"{row['tokens']}; {row['rounds']}"),
+        *(_accepted_at(at) for at in positions),
+        *(_stage_time(stage) for stage in stages_of(rows)),
+        *(Col("distinct 4-grams", "distinct_4_gram_rate", ".0%"), Col("equal to plain decoding", cols.equality)),
+        Col("prompts finished; failed", lambda row: f"{row['finished']} of {row['planned']}; {row['failed']}"),
+        Col("tokens; rounds", "tokens", "d", also="rounds"),
     ]
     notes = [*_notes(run), *_brackets(rows)]
     return Table.upright(rows, [row["label"] for row in rows], lines, title=title, notes=notes)
@@ -63,13 +53,9 @@ def comparison_table(run: Run, title: str) -> Table:
         run.rows,
         [
             cols.T,
-            (left("method"), lambda row: _named(row, row["label"], joint="\n")),
-            cols.unless_plain(cols.LENGTH),
-            Col("speedup", "speedup", ".2fx", best=True),
-            cols.TOKENS,
-            cols.ACCEPTED,
-            cols.DISTINCT,
-            cols.EQUAL,
+            words("method", lambda row: _named(row, joint="\n")),
+            *(cols.unless_plain(cols.LENGTH), Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS),
+            *(cols.ACCEPTED, cols.DISTINCT, cols.EQUAL),
         ],
         title=title,
         notes=[*_notes(run), *_bold(run.rows)],
@@ -77,52 +63,33 @@ def comparison_table(run: Run, title: str) -> Table:
     )
 
 
-def methods_table(run: Run, title: str, labels: Mapping[str, str]) -> Table:
+def methods_table(run: Run, title: str) -> Table:
     """A row per method and temperature, by temperature, readable without the run's configuration."""
     rows = sorted(run.rows, key=lambda row: row["temperature"])
-    over = next((row["gain_over"] for row in rows if row["gain_over"] is not None), None)
+    names = {row["method"]: row["label"] for row in rows}
+    over = next((names.get(row["gain_over"], row["gain_over"]) for row in rows if row["gain_over"] is not None), None)
     notes = [
         *_incomplete(run),
         cols.rules_of(rows),
         "a round is one forward of the target; plain decoding emits one token in it",
-        *_brackets(rows),
-        *_bold(rows),
-        *noise_notes(run),
+        *(*_brackets(rows), *_bold(rows), *noise_notes(run)),
+        *([] if over is None else [f"difference: from {over} on the same prompts, given the drafts"]),
     ]
-    if over is not None:
-        notes.append(f"difference: from {labels.get(over, over)} on the same prompts, given the drafts")
     return Table.of(
         rows,
         [
             cols.T,
-            (left("method", fold=True), lambda row: _named(row, cols.label_of(row, labels), joint=", ")),
+            words("method", lambda row: _named(row, joint=", ")),
             cols.unless_plain(Col("tokens\nper round", "mean_acceptance_length", best=True)),
             *([] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]),
             Col("drafted nodes\nper round", "proposed_nodes_per_round", ".1f"),
-            (Column("drafting,\nshare of time"), lambda row: NOTHING if _plain(row) else percent(drafting_share(row))),
-            Col("speedup", "speedup", ".2fx", best=True),
-            cols.TOKENS,
+            Col("drafting,\nshare of time", lambda row: NOTHING if _plain(row) else percent(drafting_share(row))),
+            *(Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS),
         ],
         title=title,
         notes=notes,
         section=lambda row: row["temperature"],
     )
-
-
-def made_with(run: Run, *others: Run) -> str:
-    """The origin of a run, or of several of other targets and prompts, and what brackets are, in two sentences."""
-    manifest, config = run.manifest, run.manifest["config"]
-    names = dict.fromkeys(each.manifest["target"]["name"] for each in (run, *others))
-    facts = [
-        " and ".join(names),
-        manifest["dtype"],
-        " and ".join(dict.fromkeys(map(dataset_name, (run, *others)))),
-        f"{config['sampling']['max_new_tokens']} new tokens",
-        f"batch {config['engine']['max_batch_size']}",
-        f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",
-        f"commit {commit_of(manifest)}",
-    ]
-    return f"{', '.join(facts)}. Brackets are {run.rows[0]['confidence']:.0%} intervals over prompts."
 
 
 def shown_categories(run: Run) -> list[str]:
@@ -143,17 +110,12 @@ def category_table(run: Run) -> Table | None:
     return Table.of(
         sorted(parts, key=lambda part: part["category"]),
         [
-            Col("category", "category", align="left"),
-            cols.METHOD,
-            cols.T,
-            Col("prompts", "finished", "d"),
+            *(words("category", "category"), cols.METHOD, cols.T, Col("prompts", "finished", "d")),
             Col(f"for ±{parts[0]['width']:g}", "prompts_needed", "d"),
-            cols.LENGTH,
-            cols.SPEEDUP,
-            cols.TOKENS,
+            *(cols.LENGTH, cols.SPEEDUP, cols.TOKENS),
         ],
         title="By category",
-        notes=[*cols.of_few(part["finished"] for part in parts), *_noisy(run)],
+        notes=[*cols.of_few(part["finished"] for part in parts), *([NOISY] if run.noisy else [])],
         section=lambda row: row["category"],
     )
 
@@ -163,11 +125,11 @@ def print_troubles(console: Console, run: Run) -> None:
     for row in run.rows:
         own = run.of(row)
         if own is not None and row["not_lossless"]:
-            places = [place(each) for each in divergences_of(own) if not explained(each)]
+            places = [place(parted) for parted in divergences_of(own) if not explained(parted)]
             _say_first(console, [f"{row['method']} leaves plain decoding {where}" for where in places], "more places")
     for row in run.rows:
         counted = [f"on {count} of {row['planned']} prompts: {error}" for error, count in errors_of(run, row).items()]
-        _say_first(console, [f"{row['method']} failed {each}" for each in counted], "more reasons")
+        _say_first(console, [f"{row['method']} failed {line}" for line in counted], "more reasons")
 
 
 def errors_of(run: Run, row: Row) -> dict[str, int]:
@@ -189,6 +151,47 @@ _MOST_COLUMNS = 4
 REQUESTS = "What a user feels"
 
 
+def _latency(heading: str, name: str) -> Col:
+    return Col(heading, f"{name}.p50", "3", 1e3, also=f"{name}.p99", bounds=False)
+
+
+def _latency_interval(name: str) -> Col:
+    def cell(row: Row) -> str:
+        bounds = interval(row, f"{name}.p50")
+        return NOTHING if bounds is None else " to ".join(three_digits(1000 * end) for end in bounds)
+
+    return Col("  interval of p50", cell)
+
+
+_REQUEST_LINES = [
+    *(
+        _latency("TTFT, ms: p50; p99", "ttft"),
+        _latency_interval("ttft"),
+        _latency("  without the queue", "engine_ttft"),
+    ),
+    *(_latency("TPOT, ms: p50; p99", "tpot"), _latency_interval("tpot")),
+    _latency("gap between deliveries, ms: p50; p99", "chunk_gap"),
+    _latency("gap between tokens, ms: p50; p99", "token_gap"),
+    _latency("arrival to end, ms: p50; p99", "e2e"),
+    Col("  queue; prefill, share", "phase_share.queue", ".0%", also="phase_share.prefill"),
+    Col("requests/s", "requests_per_second"),
+    Col("output tokens/s; with prompts", "output_tokens_per_second", ".1f", also="total_tokens_per_second"),
+    Col("tokens/s of one user", "user_tokens_per_second", ".1f"),
+    Col("requests in flight; waiting", "concurrency", also="waiting"),
+    Col("prompts' tokens found in the cache", "memory.hit_rate", ".0%"),
+    Col("preemptions; tokens prefilled again", "memory.preemptions", ".0f", also="memory.recomputed"),
+    Col("  tokens swapped back; seconds of both ways", "memory.swapped", ".3g", also="memory.swap_seconds"),
+    *(Col("requests within all limits", "attainment", ".0%"), Col("  goodput, requests/s", "goodput")),
+    Col("device hours per million tokens", "device_hours_per_million_tokens", ".3f"),
+    Col("price of a million tokens", "price_per_million_tokens"),
+    Col(
+        "energy per token, J",
+        lambda row: "not measured" if row["joules_per_token"] is None else f"{row['joules_per_token']:.3g}",
+    ),
+]
+"""The rows of the table with a column per method."""
+
+
 def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     """A column per method, or a row where there are many; None if no engine told when anything happened."""
     timed = [row for row in run.rows if row["requests"] is not None]
@@ -197,22 +200,19 @@ def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
         return None
     silent = ", ".join(row["label"] for row in timed if row not in known)
     notes = [
-        *warnings_of(run),
-        cols.CLOSED,
-        "TTFT: time to first token; TPOT: time per further token",
+        *(*warnings_of(run), cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"),
         *([f"limits: {known[0]['limits']}"] if known[0]["limits"] else []),
         *([f"left out, because they do not tell when tokens come: {silent}"] if silent else []),
         f"intervals: {known[0]['confidence']:.0%}, over prompts",
     ]
-    if len(known) > _MOST_COLUMNS:
-        columns = [
-            *(cols.T, cols.METHOD, cols.TTFT, cols.TPOT, _latency("to end, ms\np50; p99", "e2e")),
-            *(Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER),
-            Col("within\nlimits", "attainment", ".0%"),
-            Col("price of\n1M tokens", "price_per_million_tokens"),
-        ]
-        return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
-    return Table.upright(known, labels_of(known), _REQUEST_LINES, title=title, notes=notes)
+    if len(known) <= _MOST_COLUMNS:
+        return Table.upright(known, labels_of(known), _REQUEST_LINES, title=title, notes=notes)
+    columns = [
+        *(cols.T, cols.METHOD, cols.TTFT, cols.TPOT, _latency("to end, ms\np50; p99", "e2e")),
+        *(Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER),
+        *(Col("within\nlimits", "attainment", ".0%"), Col("price of\n1M tokens", "price_per_million_tokens")),
+    ]
+    return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
 def warnings_of(run: Run) -> list[str]:
@@ -221,53 +221,21 @@ def warnings_of(run: Run) -> list[str]:
     return [f"{name}: {warning}" for name, warning in found if warning is not None]
 
 
-def _latency(heading: str, name: str) -> Col:
-    return Col(heading, f"{name}.p50", "3", 1e3, also=f"{name}.p99", bounds=False)
-
-
-def _latency_interval(name: str) -> Line:
-    def cell(row: Row) -> str:
-        bounds = interval(row, f"{name}.p50")
-        return NOTHING if bounds is None else " to ".join(three_digits(1000 * end) for end in bounds)
-
-    return "  interval of p50", cell
-
-
-_REQUEST_LINES: list[Line] = [
-    _latency("TTFT, ms: p50; p99", "ttft"),
-    _latency_interval("ttft"),
-    _latency("  without the queue", "engine_ttft"),
-    _latency("TPOT, ms: p50; p99", "tpot"),
-    _latency_interval("tpot"),
-    _latency("gap between deliveries, ms: p50; p99", "chunk_gap"),
-    _latency("gap between tokens, ms: p50; p99", "token_gap"),
-    _latency("arrival to end, ms: p50; p99", "e2e"),
-    (
-        "  queue; prefill; decode, share",
-        lambda row: "; ".join(percent(row.get(f"phase_share.{name}")) for name in ("queue", "prefill", "decode")),
-    ),
-    Col("requests/s", "requests_per_second"),
-    Col("output tokens/s; with prompts", "output_tokens_per_second", ".1f", also="total_tokens_per_second"),
-    Col("tokens/s of one user", "user_tokens_per_second", ".1f"),
-    Col("requests in flight; waiting", "concurrency", also="waiting"),
-    Col("prompts' tokens found in the cache", "memory.hit_rate", ".0%"),
-    Col("preemptions; tokens prefilled again", "memory.preemptions", ".0f", also="memory.recomputed"),
-    Col("  tokens swapped back; seconds of both ways", "memory.swapped", ".3g", also="memory.swap_seconds"),
-    Col("requests within all limits", "attainment", ".0%"),
-    Col("  goodput, requests/s", "goodput"),
-    Col("device hours per million tokens", "device_hours_per_million_tokens", ".3f"),
-    Col("price of a million tokens", "price_per_million_tokens"),
-    (
-        "energy per token, J",
-        lambda row: "not measured" if row["joules_per_token"] is None else f"{row['joules_per_token']:.3g}",
-    ),
-]
-"""The rows of the table with a column per method."""
-
-
 # ---------------------------------------------------------------- the device
 
 DEVICE = "Use of the device"
+_PREDICTED = [
+    Col("verify: MFU of committed tokens alone", "useful_mfu", ".0%"),
+    Col("wasted nodes", "wasted", ".0%"),
+    Col("predicted rounds; outside of the costs", "prediction.rounds", ".0f", also="prediction.outside"),
+    Col("  predicted time of all of them, off by", "predicted_error", "+.1%"),
+    Col("  error of a round: median; 95 %", "prediction.median_error", ".0%", also="prediction.p95_error"),
+    *(
+        Col(f"  measured less predicted, {said}, ms per round", f"prediction.{part}", "+.3f", 1e3)
+        for part, said in {"draft": "draft", "verify": "verify", "judge": "accept and commit"}.items()
+    ),
+    Col("  prefill, off by", "prediction.prefill_error", "+.1%"),
+]
 
 
 def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
@@ -275,40 +243,24 @@ def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
     known = [row for row in run.rows if family(row, "mbu") or row.get("prediction.rounds") is not None]
     if not known:
         return None
-    lines: list[Line] = []
+    lines: list[Col] = []
     for stage in MODEL_STAGES:
         lines += [
-            (f"{stage}: MBU; MFU, of the measured peaks", lambda row, stage=stage: _use(row, stage)),
+            Col(f"{stage}: MBU; MFU, of the measured peaks", lambda row, stage=stage: _use(row, stage)),
             Col("  of the printed peaks", f"mbu_printed.{stage}", ".0%", also=f"mfu_printed.{stage}"),
             Col("  time over the least possible", f"of_least.{stage}", ".3g"),
         ]
-    parts = {"draft": "draft", "verify": "verify", "judge": "accept and commit"}
-    lines += [
-        Col("verify: MFU of committed tokens alone", "useful_mfu", ".0%"),
-        Col("wasted nodes", "wasted", ".0%"),
-        Col("predicted rounds; outside of the costs", "prediction.rounds", ".0f", also="prediction.outside"),
-        Col("  predicted time of all of them, off by", "predicted_error", "+.1%"),
-        Col("  error of a round: median; 95 %", "prediction.median_error", ".0%", also="prediction.p95_error"),
-        *(
-            Col(f"  measured less predicted, {said}, ms per round", f"prediction.{part}", "+.3f", 1e3)
-            for part, said in parts.items()
-        ),
-        ("  prefill, off by", lambda row: signed_percent(row.get("prediction.prefill_error"))),
-    ]
     notes = ["what the device does at best was not measured (peaks=none)"]
     if any(family(row, "mbu") for row in known):
         notes = ["MBU: bytes of weights, keys and values that had to move, over what the memory could have moved"]
         notes.append("MFU: operations of all verified nodes, over what the device could have computed meanwhile")
         if any(_cached(row, stage) for row in known for stage in MODEL_STAGES):
             notes.append("(caches): so little data that the caches may hold it, for which the memory is no bound")
-    return Table.upright(known, labels_of(known), lines, title=title, notes=notes)
+    return Table.upright(known, labels_of(known), [*lines, *_PREDICTED], title=title, notes=notes)
 
 
 def _use(row: Row, stage: str) -> str:
-    if row.get(f"mbu.{stage}") is None:
-        return NOTHING
-    shares = f"{percent(row[f'mbu.{stage}'])}; {percent(row[f'mfu.{stage}'])}"
-    return shares + " (caches)" * _cached(row, stage)
+    return Col("", f"mbu.{stage}", ".0%", also=f"mfu.{stage}").cell(row).text + " (caches)" * _cached(row, stage)
 
 
 def _cached(row: Row, stage: str) -> bool:
@@ -338,16 +290,18 @@ def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def memory_table(held: Mapping[str, Any], peak: Mapping[str, Any]) -> Table:
     """The bytes that engines hold, and what the peak of the memory has beyond them."""
-    headings = ("weights", "drafter", "KV\ncache", "drafter's\nKV", "draft\nnodes", "copies", "rest of\nthe peak")
     if peak["fragmentation"] is None:
         note = f"the peak is that of the process, without the {_mb(peak['before'])} MB that it had before"
     else:
         loose = f"of which {_mb(peak['fragmentation'])} MB in no tensor"
         note = f"the allocator had {_mb(peak['reserved'])} MB at most, {loose}"
-    table = Table([Column(heading) for heading in headings], "Memory held, in MB", [note])
-    parts = [held[name] for name in ("weights", "drafter", "kv", "drafter_kv", "scratch", "copies")]
-    table.add(*map(_mb, parts), _mb(max(0, peak["used"] - held["total"])))
-    return table
+    parts = {
+        "weights": "weights", "drafter": "drafter", "kv": "KV\ncache", "drafter_kv": "drafter's\nKV",
+        "scratch": "draft\nnodes", "copies": "copies",
+    }  # fmt: skip
+    columns = [Col(heading, lambda row, name=name: _mb(row[name])) for name, heading in parts.items()]
+    columns.append(Col("rest of\nthe peak", lambda row: _mb(max(0, peak["used"] - row["total"]))))
+    return Table.of([held], columns, title="Memory held, in MB", notes=[note])
 
 
 def _mb(size: float) -> str:
@@ -378,19 +332,22 @@ def stage_milliseconds(row: Row, stage: str) -> float | None:
     return 1000 * seconds / tokens if tokens and seconds is not None else None
 
 
+def _stage_time(stage: str) -> Col:
+    return Col(f"{stage}, ms per token", lambda row: _count(stage_milliseconds(row, stage), 3))
+
+
+def _count(value: float | None, digits: int = 0) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
 def noise_notes(run: Run) -> list[str]:
-    """What is known about the noise of a run's timings; a warning where they are noisy."""
-    return [*_noisy(run), *(noise_words(run.rows[0]) if run.rows else [])]
-
-
-def _noisy(run: Run) -> list[str]:
-    said = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
-    return [said] if run.noisy else []
+    """What is known about the noise of a run's timings; a warning first where they are noisy."""
+    return [*([NOISY] if run.noisy else []), *(noise_words(run.rows[0]) if run.rows else [])]
 
 
 def _notes(run: Run) -> list[str]:
     rules = cols.rules_of(run.rows)
-    return [*_incomplete(run), *([rules] if rules else []), *memory_notes(run.rows), *noise_notes(run)]
+    return [*_incomplete(run), *([rules] if rules else []), *noise_notes(run)]
 
 
 def _incomplete(run: Run) -> list[str]:
@@ -408,26 +365,15 @@ def prompts_needed(rows: Sequence[Row]) -> str:
     return f"; ±{rows[0]['width']:g} tokens per round would take about {most} prompts" if most > 1 else ""
 
 
-def memory_notes(rows: Sequence[Row]) -> list[str]:
-    """A sentence on each method for which caches or preemption did anything."""
-    return [
-        f"{row['label']}: {percent(did.get('hit_rate'))} of prompts' tokens were found in the cache; "
-        f"{did['preemptions']:.0f} preemptions, {did['recomputed']:.0f} tokens prefilled again, "
-        f"{did['swapped']:.0f} swapped back in {did['swap_seconds']:.2g} s"
-        for row in rows
-        if (did := family(row, "memory")) and (did["reused"] or did["preemptions"])
-    ]
-
-
-def _named(row: Row, name: str, *, joint: str) -> Cell:
-    return method_cell(row, name, *([f"{row['failed']} failed"] if row["failed"] else []), joint=joint)
+def _named(row: Row, *, joint: str) -> Cell:
+    return method_cell(row, "", *([f"{row['failed']} failed"] if row["failed"] else []), joint=joint)
 
 
 def _bold(rows: Sequence[Row]) -> list[str]:
     return [cols.BOLD] if any(row.get(f"best.{figure}") for row in rows for figure in RANKED) else []
 
 
-def _accepted_at(position: int) -> Callable[[Row], str]:
+def _accepted_at(position: int) -> Col:
     def cell(row: Row) -> str:
         if row.get(f"rounds_at.{position}") is None:
             return NOTHING
@@ -437,7 +383,7 @@ def _accepted_at(position: int) -> Callable[[Row], str]:
             parts.append(percent(share) + ("" if low is None else f" [{low:.0%}, {high:.0%}]"))
         return "; ".join(parts)
 
-    return cell
+    return Col(f"accepted at {position}: of all; if all before", cell)
 
 
 def _plain(row: Row) -> bool:

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import Col
 from experiments.reporting.comparison import conditions_of
 from experiments.reporting.formats import document, publish
 from experiments.reporting.style import Panel as Panel
-from experiments.reporting.table import Cell, Column, Table
+from experiments.reporting.table import Col, Table
 from experiments.reporting.verdicts import warning
 from experiments.results.comparison import distinguishing
 from experiments.results.data import described
 from experiments.results.frame import Frame
 from experiments.results.records import PLAIN
-from experiments.results.rows import RUNS, Row, rows_of, typed
+from experiments.results.rows import RUNS, rows_of, typed
 from experiments.results.runs import Run
 
 SERIES = ["temperature", "name"]
@@ -39,7 +38,7 @@ class Study:
     title: str
     x: str
     give: str
-    columns: Sequence[Col | tuple[Column | str, Callable[[Row], Cell | str]]]
+    columns: Sequence[Col]
     panels: Sequence[Panel]
     derive: Callable[[Frame, Mapping[str, Run]], Frame] = lambda frame, runs: frame
     sentences: Callable[[Frame], list[str]] = lambda frame: []

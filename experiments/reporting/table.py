@@ -1,20 +1,19 @@
-"""One table for every report: what it says, apart from where it is shown.
+"""One table for every report: its columns, and what it says, apart from where it is shown.
 
 A table is made once and rendered for a terminal (``terminal.py``), or here for a document, a spreadsheet, a paper and
 the web. Commands make tables before anything heavy is loaded, so pandas is imported where a data frame is asked for.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 if TYPE_CHECKING:
     import pandas
     from pandas.io.formats.style import Styler
 
-Item = TypeVar("Item")
-Contra = TypeVar("Contra", contravariant=True)
 NOTHING = "-"
 """The text of a cell that has nothing to say."""
 
@@ -44,34 +43,6 @@ _PAGE: list[Any] = [
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column.
-
-    Attributes:
-        heading: What it shows, with the unit if it has one. It may hold line breaks; one behind a hyphen splits a word.
-        align: Side to which its cells are aligned.
-        fold: Long cells may be broken into lines; else they are kept on one.
-        min_width, max_width: Limits in characters, in a terminal.
-    """
-
-    heading: str
-    align: Literal["left", "right"] = "right"
-    fold: bool = False
-    min_width: int | None = None
-    max_width: int | None = None
-
-    @property
-    def title(self) -> str:
-        """The heading on one line."""
-        return " ".join(self.heading.replace("/\n", "/").replace("-\n", "").split())
-
-
-def left(heading: str, *, fold: bool = False, min_width: int | None = None, max_width: int | None = None) -> Column:
-    """A column of words."""
-    return Column(heading, "left", fold, min_width, max_width)
-
-
-@dataclass(frozen=True)
 class Cell:
     """A cell that is more than a text.
 
@@ -96,13 +67,76 @@ class Cell:
         return "\n".join([self.text, *self.more])
 
 
-class ColumnOf(Protocol[Contra]):
-    """A column that knows what it says of an item."""
+@dataclass(frozen=True)
+class Col:
+    """A column: ``field`` of a row times ``scale`` in ``form``, with its interval in brackets where there is one.
+
+    Attributes:
+        heading: With the unit if there is one. It may hold line breaks; one behind a hyphen splits a word.
+        field: A key or attribute of a row, a dash where it is None or NaN; or a function of the row.
+        form: A format of Python, with a unit behind it: ``".2fx"``. ``"3"``: as many digits as count.
+        align: A column of words is aligned to the left, and long cells are broken into lines.
+        also: Another field, behind a semicolon.
+        best: Where the row is the best in this field (``best.speedup``), the cell stands out.
+        bounds: Whether the interval is shown.
+        min_width: In characters, on a terminal.
+    """
+
+    heading: str
+    field: str | Callable[[Any], Cell | str] = ""
+    form: str = ".2f"
+    scale: float = 1.0
+    align: Literal["left", "right"] = "right"
+    also: str | None = None
+    best: bool = False
+    bounds: bool = True
+    min_width: int | None = None
 
     @property
-    def column(self) -> Column: ...
+    def title(self) -> str:
+        """The heading on one line."""
+        return " ".join(self.heading.replace("/\n", "/").replace("-\n", "").split())
 
-    def cell(self, item: Contra, /) -> Cell: ...
+    def cell(self, row: Any) -> Cell:
+        """What the column says of a row."""
+        if callable(self.field):
+            made = self.field(row)
+            return Cell(made) if isinstance(made, str) else made
+        text = self._text(_value(row, self.field))
+        if text == NOTHING:
+            return Cell(NOTHING)
+        if self.also is not None:
+            text += f"; {self._text(_value(row, self.also))}"
+        ends = [_value(row, f"{self.field}_{end}") for end in ("low", "high")] if self.bounds else [None]
+        more = () if None in ends else (f"[{', '.join(self._text(end).removesuffix('x') for end in ends)}]",)
+        leads = self.best and bool(_value(row, f"best.{self.field}"))
+        return Cell(text, more, emphasis=Emphasis.BEST if leads else Emphasis.NONE)
+
+    def _text(self, value: Any) -> str:
+        if value is None or value != value:
+            return NOTHING
+        if isinstance(value, str):
+            return value
+        scaled = value if self.scale == 1.0 else self.scale * value
+        if self.form == "3":
+            return three_digits(scaled)
+        return f"{scaled:{self.form.removesuffix('x')}}{'x' * self.form.endswith('x')}"
+
+
+def _value(row: Any, name: str) -> Any:
+    return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
+
+
+def words(heading: str, field: str | Callable[[Any], Cell | str] = "", **more: Any) -> Col:
+    """A column of words."""
+    return Col(heading, field, align="left", **more)
+
+
+def three_digits(value: float | None) -> str:
+    """A figure with as many digits as count, or a dash."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 @dataclass
@@ -113,7 +147,7 @@ class Table:
         sections: Numbers of the rows after which a section ends.
     """
 
-    columns: Sequence[Column]
+    columns: Sequence[Col]
     title: str = ""
     notes: Sequence[str] = ()
     rows: list[list[Cell]] = field(default_factory=list)
@@ -122,48 +156,37 @@ class Table:
     @classmethod
     def of(
         cls,
-        items: Sequence[Item],
-        columns: Sequence["tuple[Column | str, Callable[[Item], Cell | str]] | ColumnOf[Item]"],
+        items: Sequence[Any],
+        columns: Sequence[Col],
         *,
         title: str = "",
         notes: Sequence[str] = (),
-        section: Callable[[Item], Any] | None = None,
+        section: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """A row per item.
-
-        Args:
-            columns: Every column with what it says of an item, or both as one (``columns.Col``); a text is the heading
-                of a column of figures.
-            section: Items for which this is equal stand in one section; None for a table without sections.
-        """
-        pairs = [each if isinstance(each, tuple) else (each.column, each.cell) for each in columns]
-        made = cls([Column(name) if isinstance(name, str) else name for name, _ in pairs], title, notes)
+        """A row per item. Items for which ``section`` is equal stand in one section; None for no sections."""
+        made = cls(columns, title, notes)
         keys = [section(item) for item in items] if section is not None else []
         for number, item in enumerate(items):
             ends = bool(keys) and (number + 1 == len(keys) or keys[number + 1] != keys[number])
-            made.add(*(cell(item) for _, cell in pairs), end_section=ends)
+            made.add(*(column.cell(item) for column in columns), end_section=ends)
         return made
 
     @classmethod
     def upright(
         cls,
-        items: Sequence[Item],
-        names: Iterable[str],
-        lines: Iterable["tuple[str, Callable[[Item], Cell | str]] | ColumnOf[Item]"],
+        items: Sequence[Any],
+        names: Sequence[str],
+        lines: Sequence[Col],
         *,
         title: str = "",
         notes: Sequence[str] = (),
     ) -> Self:
-        """A column per item, under its name, and a row per figure: ``lines`` has the row's name and its cells.
-
-        A row that would say nothing of any item is left out.
-        """
-        made = cls([Column("", "left"), *map(Column, names)], title, notes)
+        """A column per item, under its name, and a row per figure; a row that would say nothing is left out."""
+        made = cls([words(""), *map(Col, names)], title, notes)
         for line in lines:
-            name, cell = line if isinstance(line, tuple) else (line.column.heading, line.cell)
-            cells = [said if isinstance(said, Cell) else Cell(said) for said in map(cell, items)]
-            if any(said.line.strip(f"{NOTHING}; ") for said in cells):
-                made.add(name, *cells)
+            cells = [line.cell(item) for item in items]
+            if any(cell.line.strip(f"{NOTHING}; ") for cell in cells):
+                made.add(line.heading, *cells)
         return made
 
     def add(self, *cells: Cell | str, end_section: bool = False) -> None:
@@ -181,18 +204,14 @@ class Table:
         rows = [[" ".join(cell.line.split()) for cell in row] for row in self.rows]
         return pandas.DataFrame(rows, columns=[column.title for column in self.columns])
 
-    def csv(self) -> str:
-        """The table for a spreadsheet."""
-        return self.frame().to_csv(index=False, lineterminator="\n")
-
     def markdown(self) -> str:
         """Columns and rows in GitHub's Markdown; title and notes are for the document around them to place."""
+        rules = ["---:" if column.align == "right" else "---" for column in self.columns]
         lines = [
-            _bars(column.title for column in self.columns),
-            "|" + "|".join("---:" if column.align == "right" else "---" for column in self.columns) + "|",
+            " | ".join(column.title for column in self.columns),
+            *(" | ".join(map(_in_markdown, row)) for row in self.rows),
         ]
-        lines += [_bars(map(_in_markdown, row)) for row in self.rows]
-        return "\n".join(lines) + "\n"
+        return "\n".join([f"| {lines[0]} |", f"|{'|'.join(rules)}|", *(f"| {line} |" for line in lines[1:])]) + "\n"
 
     def latex(self, label: str) -> str:
         r"""A ``table`` environment that needs ``booktabs`` and nothing else; title and notes are its caption."""
@@ -208,8 +227,6 @@ class Table:
 
     def html(self) -> str:
         """One web page that needs nothing else: no script, no network, the reader's own colours."""
-        from html import escape
-
         sides: list[Any] = [
             {"selector": f".col{number}", "props": f"text-align: {column.align}"}
             for number, column in enumerate(self.columns)
@@ -232,19 +249,11 @@ class Table:
 
 
 _ESCAPED = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "`": r"\textasciigrave{}",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
-    "\N{MINUS SIGN}": "$-$",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
+    "\N{MULTIPLICATION SIGN}": r"$\times$", "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}", "\N{MINUS SIGN}": "$-$",
     **{sign: rf"\{sign}" for sign in "{}$&#%_"},
-}
+}  # fmt: skip
 
 
 def _in_latex(text: str) -> str:
@@ -253,11 +262,6 @@ def _in_latex(text: str) -> str:
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 
-def _bars(entries: Iterable[str]) -> str:
-    return "| " + " | ".join(entries) + " |"
-
-
 def _in_markdown(cell: Cell) -> str:
     mark = _MARKS[cell.emphasis] if cell.line else ""
-    # A bar would end the cell.
-    return mark + " ".join(cell.line.split()).replace("|", "\\|") + mark
+    return mark + " ".join(cell.line.split()).replace("|", "\\|") + mark  # a bar would end the cell

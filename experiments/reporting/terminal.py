@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
-from experiments.reporting.table import Cell, Emphasis, Table
+from experiments.reporting.table import Emphasis, Table
 
 PIPE_WIDTH = 120
 """Characters per line where the output goes into a file or a pipe."""
@@ -30,11 +30,11 @@ class Frame(Enum):
     """No padding at all: fits in 80 characters."""
 
 
-def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
-    """The terminal in its own width; a file or pipe in the given one."""
+def console(*, shown: bool = True) -> Console:
+    """The terminal in its own width; a file or pipe in 120 characters."""
     if not shown:
-        return Console(width=width, file=io.StringIO(), record=True)
-    return Console(width=None if sys.stdout.isatty() else width, record=True)
+        return Console(width=PIPE_WIDTH, file=io.StringIO(), record=True)
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, record=True)
 
 
 def say(out: Console, *lines: str) -> None:
@@ -47,12 +47,12 @@ def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> No
     """Print those tables that there are: full ones as narrow ones where only these fit."""
     for table in tables:
         if table is not None:
-            out.print(render(table, frame if _fits(out, table, frame) or not _fits(out, table) else Frame.NARROW))
-
-
-def _fits(out: Console, table: Table, frame: Frame = Frame.NARROW) -> bool:
-    """Whether no cell has to be broken or cut."""
-    return out.measure(render(table, frame), options=out.options.update(width=1_000)).maximum <= out.width
+            fits = {
+                kind: out.measure(render(table, kind), options=out.options.update(width=1_000)).maximum
+                for kind in Frame
+            }
+            narrow = fits[frame] > out.width >= fits[Frame.NARROW]
+            out.print(render(table, Frame.NARROW if narrow else frame))
 
 
 def list_written(out: Console, paths: Iterable[Path | None]) -> None:
@@ -83,19 +83,18 @@ def render(table: Table, frame: Frame = Frame.FULL) -> rich.table.Table:
     elif frame is Frame.TIGHT:
         made.box, made.padding, made.pad_edge = box.SIMPLE, (0, 0, 0, 0), False
     for column in table.columns:
+        is_text = column.align == "left"
         made.add_column(
             Text(column.heading),
             justify=column.align,
-            overflow="fold" if column.fold else "ellipsis",
-            no_wrap=frame is not Frame.FULL and not column.fold,
+            overflow="fold" if is_text else "ellipsis",
+            no_wrap=frame is not Frame.FULL and not is_text,
             min_width=column.min_width,
-            max_width=column.max_width,
         )
     for number, row in enumerate(table.rows):
-        made.add_row(*(_text(cell, frame) for cell in row), end_section=number in table.sections)
+        # A Text, because in a plain string rich would read brackets as its markup.
+        texts = (
+            Text(cell.stacked if frame is Frame.NARROW else cell.line, style=_STYLES[cell.emphasis]) for cell in row
+        )
+        made.add_row(*texts, end_section=number in table.sections)
     return made
-
-
-def _text(cell: Cell, frame: Frame) -> Text:
-    # A Text, because in a plain string rich would read brackets as its markup.
-    return Text(cell.stacked if frame is Frame.NARROW else cell.line, style=_STYLES[cell.emphasis])

@@ -42,19 +42,16 @@ def sentence(name: str, row: Row, run: Run) -> str:
 
 def evidence(row: Row, outputs: Outputs | None = None) -> str:
     """The verdict on a method in words, with its worst divergence where its outputs are given."""
-    compared = row["compared_with_plain"]
+    compared, parted = row["compared_with_plain"], row["divergences"]
     count = f"{compared} output{'s' if compared != 1 else ''}"
     if row["lossless"] == Verdict.EQUAL:
         return f"equal to plain decoding in all of {count}"
     if row["lossless"] == Verdict.TIES:
-        several = f"{row['divergences']} divergence{'s' if row['divergences'] != 1 else ''} in {count}"
-        ties = "all ties" if row["divergences"] != 1 else "a tie"
-        return f"{several}, {ties} of the dtype ({_largest(row)})"
+        several, ties = (f"{parted} divergences", "all ties") if parted != 1 else ("1 divergence", "a tie")
+        return f"{several} in {count}, {ties} of the dtype ({_largest(row)})"
     found = None if outputs is None else worst(outputs)
-    return (
-        f"{NOT_LOSSLESS}: {row['unexplained']} of {count} leave plain decoding's by more than the dtype "
-        f"explains{'' if found is None else f'; worst {place(found)}'}"
-    )
+    said = f"{NOT_LOSSLESS}: {row['unexplained']} of {count} leave plain decoding's by more than the dtype explains"
+    return said if found is None else f"{said}; worst {place(found)}"
 
 
 def _largest(row: Row) -> str:
@@ -66,8 +63,7 @@ def place(found: Divergence | Any) -> str:
     turn = f", turn {found.turn + 1}," if found.turn else ""
     where = f"on {found.prompt}{turn} at output token {found.index}"
     if found.tokens:
-        texts = found.texts or (None, None)
-        ours, plains = (_token(token, text) for token, text in zip(found.tokens, texts, strict=True))
+        ours, plains = map(_token, found.tokens, found.texts or (None, None))
         where += f": {ours} instead of {plains}"
     if found.margin is not None:
         bound = "" if found.tie_bound is None else f", bound {found.tie_bound:.4g}"
@@ -83,17 +79,13 @@ def _token(token: int | None, text: str | None) -> str:
 
 def warning(not_lossless: Sequence[str], most: int = 3) -> str:
     """The short warning for a picture: the methods that are not lossless; empty if all are."""
-    if not not_lossless:
-        return ""
     more = f" and {len(not_lossless) - most} more" if len(not_lossless) > most else ""
-    return f"{NOT_LOSSLESS}: {', '.join(not_lossless[:most])}{more}"
+    return f"{NOT_LOSSLESS}: {', '.join(not_lossless[:most])}{more}" if not_lossless else ""
 
 
 def counted(rows: Sequence[Row]) -> list[str]:
     """One sentence on the verdicts over many rows; none where there is no verdict."""
     judged = [row for row in rows if row["lossless"] is not None]
-    if not judged:
-        return []
     equal = sum(row["lossless"] == Verdict.EQUAL for row in judged)
     ties = [row for row in judged if row["lossless"] == Verdict.TIES]
     parts = [f"{equal} equal to plain decoding"] if equal else []
@@ -102,4 +94,5 @@ def counted(rows: Sequence[Row]) -> list[str]:
         parts.append(f"{len(ties)} with ties of the dtype only ({_largest(furthest)})")
     bad = len(judged) - equal - len(ties)
     parts += [f"{bad} {NOT_LOSSLESS}"] if bad else []
-    return [f"Greedy outputs of exact rules, {len(judged)} row{'s' if len(judged) != 1 else ''}: {', '.join(parts)}."]
+    said = f"Greedy outputs of exact rules, {len(judged)} row{'s' if len(judged) != 1 else ''}: {', '.join(parts)}."
+    return [said] if judged else []

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.results.frame import Frame, frame_of
 from experiments.results.limits import Terms
 from experiments.results.origin import MANIFEST, json_text, read_manifest
-from experiments.results.records import RECORDS, Record, read_records
+from experiments.results.records import PLAIN, RECORDS, Record, read_records
 from experiments.results.rows import ALL, Row, rows_of
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import SCHEMA, summarize
@@ -35,12 +35,21 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """A row per method and temperature, over all prompts."""
-        return rows_of(self.frame)
+        return [row for row in self._named if row["category"] == ALL]
 
     @cached_property
     def parts(self) -> list[Row]:
         """A row per category, method and temperature; none where there is one category."""
-        return [row for row in rows_of(self.frame, None) if row["category"] != ALL]
+        return [row for row in self._named if row["category"] != ALL]
+
+    @cached_property
+    def _named(self) -> list[Row]:
+        """All rows, under the labels that the run's configuration has for methods."""
+        rows, labels = rows_of(self.frame, None), (self.manifest.get("config") or {}).get("labels")
+        for row in rows if labels else ():
+            name = "plain decoding" if row["method"] == PLAIN else labels.get(row["method"], row["method"])
+            row["label"] = row["label"].replace(row["method"], name, 1)
+        return rows
 
     def parts_of(self, row: Row) -> list[Row]:
         """The rows by category of a row's method at its temperature."""

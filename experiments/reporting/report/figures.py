@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.reporting.columns import ACCEPTED, DISTINCT, EQUAL, LENGTH, METHOD, NODES, SPEEDUP, TOKENS, Col, T
+from experiments.reporting.columns import ACCEPTED, DISTINCT, EQUAL, LENGTH, METHOD, NODES, SPEEDUP, TOKENS, T
 from experiments.reporting.run_tables import noise_notes
-from experiments.reporting.table import Table
+from experiments.reporting.table import Col, Table, words
 from experiments.reporting.verdicts import evidence
 from experiments.results.comparison import commit_of, distinguishing
 from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, of_another_target, promises_exact
@@ -85,8 +85,8 @@ def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
         row | {"run": name} for run, name in zip(runs, names_of(runs), strict=True) for row in rows_of(run.frame, None)
     ]
     columns = [
-        *([Col("run", "run", align="left")] if len(runs) > 1 else []),
-        *(METHOD, T, Col("category", "category", align="left"), Col("prompts", "finished", "d")),
+        *([words("run", "run")] if len(runs) > 1 else []),
+        *(METHOD, T, words("category", "category"), Col("prompts", "finished", "d")),
         *(LENGTH, SPEEDUP, TOKENS, ACCEPTED, NODES, DISTINCT, EQUAL),
     ]
     table = Table.of(rows, columns, notes=[f"Intervals at {rows[0]['confidence']:.0%}."])

@@ -8,9 +8,9 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from experiments.reporting.columns import Col, lossiness
+from experiments.reporting.columns import lossiness
 from experiments.reporting.formats import USUAL, document, publish, write_formats
-from experiments.reporting.table import Cell, Table, left
+from experiments.reporting.table import Cell, Col, Table, words
 from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
 
@@ -84,9 +84,9 @@ def report_accuracy(
     table = Table.of(
         rows,
         [
-            Col("task", "task", align="left"),
-            Col("metric", "metric", align="left"),
-            (left("method"), lambda row: cell),
+            words("task", "task"),
+            words("metric", "metric"),
+            words("method", lambda row: cell),
             Col("documents", "documents", "d"),
             Col("plain", "plain", ".3f"),
             Col("score", "accuracy", ".3f"),

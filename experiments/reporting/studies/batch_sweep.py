@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments.reporting.columns import ALL_USERS, CLOSED, IN_FLIGHT, SPEEDUP, TPOT, TTFT, USER, Col, T
+from experiments.reporting.columns import ALL_USERS, CLOSED, IN_FLIGHT, SPEEDUP, TPOT, TTFT, USER, T
 from experiments.reporting.study import SERIES, Panel, Study
+from experiments.reporting.table import Col, words
 from experiments.results.comparison import dataset_name
 from experiments.results.frame import Frame
 from experiments.results.runs import Run
@@ -62,8 +63,8 @@ report = Study(
     x=BATCH,
     give="engine.max_batch_size=1,2,4",
     columns=[
-        *(T, Col("method", "name", align="left"), Col("batch", BATCH, "d"), IN_FLIGHT, TTFT, TPOT),
-        *(USER, ALL_USERS, SPEEDUP, Col("", "knee", align="left")),
+        *(T, words("method", "name"), Col("batch", BATCH, "d"), IN_FLIGHT, TTFT, TPOT),
+        *(USER, ALL_USERS, SPEEDUP, words("", "knee")),
     ],
     panels=[
         Panel(

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pandas
 
-from experiments.reporting.columns import LENGTH, SPEEDUP, TOKENS, Col, T, three_digits
+from experiments.reporting.columns import LENGTH, SPEEDUP, TOKENS, T
 from experiments.reporting.study import SERIES, Panel, Study
-from experiments.reporting.table import NOTHING
+from experiments.reporting.table import NOTHING, Col, three_digits, words
 from experiments.results.comparison import commit_of, dataset_name
 from experiments.results.frame import Frame
 from experiments.results.rows import Row, ends, interval, positions, rows_of
@@ -89,8 +89,8 @@ report = Study(
     x=CONTEXT,
     give="dataset.tokens=128,512 (with dataset=context or dataset=joined, whose prompts have one length)",
     columns=[
-        *(Col("method", "name", align="left"), T, Col("context,\ntokens", CONTEXT, ",d"), LENGTH),
-        *(Col("since the\nshortest", "change", "+.2f"), ("accepted at 1,\n2, 4, …, last", _accepted)),
+        *(words("method", "name"), T, Col("context,\ntokens", CONTEXT, ",d"), LENGTH),
+        *(Col("since the\nshortest", "change", "+.2f"), Col("accepted at 1,\n2, 4, …, last", _accepted)),
         Col("ms/round,\ndraft; verify", "draft", "3", 1e3, also="verify"),
         Col("caches, MB:\ndrafter; target", "drafter_bytes", "3", 1e-6, also="target_bytes"),
         *(TOKENS, SPEEDUP),

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import EMPTY, FAMILY, Col, label_of, number
+from experiments.reporting.columns import FAMILY, NODES
 from experiments.reporting.formats import document, publish
 from experiments.reporting.run_plots import alarm_of
-from experiments.reporting.run_tables import made_with
-from experiments.reporting.table import Cell, Table, left
+from experiments.reporting.table import NOTHING, Cell, Col, Table, words
+from experiments.results.comparison import commit_of, dataset_name
 from experiments.results.records import PLAIN
 from experiments.results.rows import Row, ends, interval
 from experiments.results.runs import Run
@@ -38,7 +38,7 @@ def report_lengths(
         for row in run.rows:
             if row["method"] == PLAIN or not row["finished"]:
                 continue
-            label = label_of(row, run.manifest["config"]["labels"])
+            label = row["label"]
             head, _, name = (column, "", label) if column else label.rpartition(FAMILY)
             if (row["temperature"], name, head) in cells:
                 raise ValueError(
@@ -52,10 +52,10 @@ def report_lengths(
     table = Table.of(
         [(temperature, name) for temperature in temperatures for name in names],
         [
-            ("T", lambda at: f"{at[0]:g}"),
-            (left(rows), lambda at: at[1]),
+            Col("T", lambda at: f"{at[0]:g}"),
+            words(rows, lambda at: at[1]),
             *(
-                (head, lambda at, head=head: _cell(cells.get((*at, head)), cells.get((at[0], reference, head))))
+                Col(head, lambda at, head=head: _cell(cells.get((*at, head)), cells.get((at[0], reference, head))))
                 for head in heads
             ),
         ],
@@ -71,7 +71,7 @@ def report_lengths(
     for (temperature, name, head), (_, row) in cells.items():
         drawn = {f"{temperature:g}": row[LENGTH], **ends(f"{temperature:g}", interval(row, LENGTH))}
         series[head][names.index(name)].update(drawn)
-    made = made_with(*runs)
+    made = _made_with(*runs)
     publish(
         folder,
         "lengths",
@@ -91,10 +91,25 @@ def report_lengths(
     )
 
 
+def _made_with(run: Run, *others: Run) -> str:
+    """The origin of a run, or of several of other targets and prompts, and what brackets are, in two sentences."""
+    manifest, config = run.manifest, run.manifest["config"]
+    facts = [
+        " and ".join(dict.fromkeys(other.manifest["target"]["name"] for other in (run, *others))),
+        manifest["dtype"],
+        " and ".join(dict.fromkeys(map(dataset_name, (run, *others)))),
+        f"{config['sampling']['max_new_tokens']} new tokens",
+        f"batch {config['engine']['max_batch_size']}",
+        f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",
+        f"commit {commit_of(manifest)}",
+    ]
+    return f"{', '.join(facts)}. Brackets are {run.rows[0]['confidence']:.0%} intervals over prompts."
+
+
 def _cell(placed: Placed | None, first: Placed | None) -> Cell:
     """A method's tokens per round, how many more these are than those of its column's first row, and its nodes."""
     if placed is None:
-        return EMPTY
+        return Cell(NOTHING)
     run, row = placed
     cell = Col("", LENGTH).cell(row)
     more = [*cell.more]
@@ -105,4 +120,4 @@ def _cell(placed: Placed | None, first: Placed | None) -> Cell:
         if gain is not None:
             sure = gain.interval is not None and gain.interval[0] * gain.interval[1] > 0
             more.append(f"{gain.difference:+.2f}{'*' if sure else ''}")
-    return Cell(cell.text, [*more, f"/ {number(row['proposed_nodes_per_round'], 1)}"])
+    return Cell(cell.text, [*more, f"/ {NODES.cell(row).text}"])

@@ -12,10 +12,10 @@ import pandas
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import BOLD, EMPTY, LENGTH, SPEEDUP
+from experiments.reporting.columns import BOLD, LENGTH, SPEEDUP
 from experiments.reporting.formats import csv_text, document, write_texts
 from experiments.reporting.run_plots import FIGURES
-from experiments.reporting.table import Cell, Column, Emphasis, Table, left
+from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
 from experiments.results.comparison import Entry, Grid, grids
 from experiments.results.frame import Frame
 from experiments.results.rows import Row
@@ -53,7 +53,7 @@ def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -
     about = ["mean acceptance length, then speedup", f"intervals at {confidence:.0%}"]
     about += [*([BOLD] if grid.best is not None else []), *notes]
     title = f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}"
-    table = Table([left(f"{grid.down} \\ {grid.across}"), *map(Column, grid.columns)], title, about)
+    table = Table([words(f"{grid.down} \\ {grid.across}"), *map(Col, grid.columns)], title, about)
     for down in grid.rows:
         places = [(down, across) for across in grid.columns]
         table.add(down, *(_cell(grid.cells.get(place), best=place == grid.best) for place in places))
@@ -62,7 +62,7 @@ def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -
 
 def _cell(row: Row | None, *, best: bool) -> Cell:
     if row is None:
-        return EMPTY
+        return Cell(NOTHING)
     emphasis = Emphasis.BEST if best else Emphasis.NONE
     return Cell(LENGTH.cell(row).line, (SPEEDUP.cell(row).line,), joint="; ", emphasis=emphasis)
 
