@@ -4,31 +4,29 @@ import math
 from collections.abc import Sequence
 
 from experiments.measuring.gathered import AgainstLaw, Greedy, Sampled
-from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from specdec.checks.betting import ESTIMATE, Power
 from specdec.checks.mistakes import WORDS
 from specdec.checks.telling import Telling
 from specdec.checks.two_samples import TOKENS
 
-_ODDS = (
-    ("TV", lambda each: f"{each.distance:.3f}"),
-    ("needed", lambda each: "—" if each.samples is None else f"{each.samples:,}"),
-    ("power", lambda each: f"{each.power:.3f}"),
-    ("by χ²", lambda each: f"{each.chi_square:.3f}"),
-)
+_ODDS = [
+    *(Col("TV", "distance", ".3f"), Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
+    Col("by χ²", "chi_square", ".3f"),
+]
 
 
 def plan_table(
     subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling], unseen: Sequence[str]
 ) -> Table:
     """A row per mistake that there is a bet on, before anything is sampled; the others in a note."""
+    best = {mistake: prompt.id for prompt in reversed(prompts) for mistake in prompt.best_for}
     return Table.of(
         powers,
         [
-            (left("mistake"), lambda each: each.mistake),
-            (left("what it is", fold=True), lambda each: WORDS[each.mistake]),
-            (left("shows most after", fold=True), lambda each: _where(prompts, each.mistake)),
-            *_ODDS,
+            words("mistake", "mistake"),
+            words("what it is", lambda power: WORDS[power.mistake]),
+            *(words("shows most after", lambda power: best[power.mistake]), *_ODDS),
         ],
         title=f"what an audit of {subject} with {target} can see",
         notes=[
@@ -42,15 +40,11 @@ def plan_table(
 
 def shift_table(subject: str, reference: str, powers: Sequence[Power]) -> Table:
     """A row per amount of probability that moves, before anything is sampled."""
-    return Table.of(
-        powers,
-        list(_ODDS),
-        title=f"what an audit of {subject} against {reference} can see",
-        notes=[
-            f"TV: probability that moves from the likelier half of the first tokens to the other half, after every "
-            f"prompt (tried with {TOKENS} tokens whose probabilities are as 1 / rank); needed: outputs of both together"
-        ],
+    note = (
+        f"TV: probability that moves from the likelier half of the first tokens to the other half, after every prompt "
+        f"(tried with {TOKENS} tokens whose probabilities are as 1 / rank); needed: outputs of both together"
     )
+    return Table.of(powers, _ODDS, title=f"what an audit of {subject} against {reference} can see", notes=[note])
 
 
 def plan_lines(running: Sampled, level: float) -> list[str]:
@@ -64,26 +58,26 @@ def plan_lines(running: Sampled, level: float) -> list[str]:
 def verdict_table(subject: str, powers: Sequence[Power], running: Sampled, level: float) -> Table:
     """A row per bet, after the last output."""
     logs = dict(zip(running.wealth.bets, running.wealth.logs[0] / math.log(10), strict=True))
-    known = {each.mistake: each for each in powers}
-    best = max(logs, key=lambda name: logs[name])
-    p = running.p_value
+    known = {power.mistake: power for power in powers}
+    best, p = max(logs, key=lambda name: logs[name]), running.p_value
+
+    def wealth(name: str) -> Cell:
+        alarm = running.alarm and name == best
+        return Cell(f"{logs[name]:+.1f}", emphasis=Emphasis.MISSED if alarm else Emphasis.NONE)
+
+    said = "the chi-square test is of the planned number of outputs only" if p is None else f"chi-square p = {p:.2g}"
     return Table.of(
-        list(logs.items()),
+        list(logs),
         [
-            (left("bet on"), lambda row: row[0]),
-            ("TV", lambda row: f"{known[row[0]].distance:.3f}" if row[0] in known else ""),
-            ("power", lambda row: f"{known[row[0]].power:.3f}" if row[0] in known else ""),
-            ("log10 of wealth", lambda row: _wealth(row[1], running.alarm and row[0] == best)),
+            words("bet on", str),
+            Col("TV", lambda name: f"{known[name].distance:.3f}" if name in known else ""),
+            Col("power", lambda name: f"{known[name].power:.3f}" if name in known else ""),
+            Col("log10 of wealth", wealth),
         ],
         title=f"{subject}: {running.outputs:,} outputs, {running.tokens:,} tokens",
         notes=[
             "an honest subject's wealth, averaged over the bets, ever reaches "
-            f"{2 / level:g} with a probability of at most {level / 2:g}; "
-            + (
-                "the chi-square test is of the planned number of outputs only"
-                if p is None
-                else f"chi-square p = {p:.2g}"
-            )
+            f"{2 / level:g} with a probability of at most {level / 2:g}; {said}"
         ],
     )
 
@@ -119,22 +113,18 @@ def differences_table(subject: str, running: Greedy) -> Table | None:
     """A row per prompt whose greedy output parts from plain decoding's; None if there is none."""
     if not running.differences:
         return None
-    return Table.of(
-        running.differences,
-        [
-            (left("prompt", fold=True), lambda each: each["prompt"]),
-            ("token", lambda each: f"{each['divergence'] + 1}"),
-            (left("subject's"), lambda each: repr(each["texts_at_divergence"][0])),
-            (left("plain decoding's"), lambda each: repr(each["texts_at_divergence"][1])),
-            ("margin", lambda each: _nats(each["margin"])),
-            ("by rounding", lambda each: _nats(each["tie_bound"])),
-        ],
-        title=f"where {subject} parts from plain decoding",
-        notes=[
-            "margin: how far the lower of both tokens is below the largest logit, in nats; by rounding: the largest "
-            "margin that the dtype explains there"
-        ],
+    note = (
+        "margin: how far the lower of both tokens is below the largest logit, in nats; by rounding: the largest margin "
+        "that the dtype explains there"
     )
+    columns = [
+        *(words("prompt", "prompt"), Col("token", lambda row: f"{row['divergence'] + 1}")),
+        words("subject's", lambda row: repr(row["texts_at_divergence"][0])),
+        words("plain decoding's", lambda row: repr(row["texts_at_divergence"][1])),
+        *(Col("margin", "margin", ".2g"), Col("by rounding", "tie_bound", ".2g")),
+    ]
+    title = f"where {subject} parts from plain decoding"
+    return Table.of(running.differences, columns, title=title, notes=[note])
 
 
 def greedy_verdict(subject: str, running: Greedy, ended: str | None) -> tuple[str, bool]:
@@ -155,15 +145,3 @@ def greedy_verdict(subject: str, running: Greedy, ended: str | None) -> tuple[st
     if ended is not None:
         return f"{subject}: no verdict yet after {seen}; resume=true goes on ({ended})", False
     return f"{subject} follows plain decoding: {seen}; {within if ties else 'all are equal'}", False
-
-
-def _nats(value: float | None) -> str:
-    return "—" if value is None else f"{value:.2g}"
-
-
-def _wealth(value: float, found: bool) -> Cell:
-    return Cell(f"{value:+.1f}", emphasis=Emphasis.MISSED if found else Emphasis.NONE)
-
-
-def _where(prompts: Sequence[Telling], mistake: str) -> str:
-    return next(each.id for each in prompts if mistake in each.best_for)

@@ -1,12 +1,11 @@
-"""Findings about a rule or a drafter: the tables of the commands that check, inspect and export."""
+"""Findings about a rule or a drafter: the tables of the commands that check and inspect."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.inspecting.facts import same_model
 from experiments.inspecting.mistakes import Inspection, Usual
 from experiments.measuring.exactness import SHARED_LAWS, Case
-from experiments.reporting.columns import number
-from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
 from specdec.checks.drafter import Finding, Status
 from specdec.checks.draws import LEVEL
 from specdec.interfaces import Verifier
@@ -19,62 +18,36 @@ HEADERS = {
 }  # fmt: skip
 """Short headings of the known rules: with all of them a row has 80 characters. Block has none, because it equals
 traversal on chains and takes nothing else."""
-
-
-# ---------------------------------------------------------------- rules
-
-
-def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
-    """A row per case, narrow enough for 80 columns."""
-    shared = rule.noise is Noise.SHARED
-    return Table.of(
-        done,
-        [
-            (left("draft"), lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"),
-            (left("tables"), lambda case: case.rows),
-            ("T", lambda case: f"{case.temperature:g}"),
-            *(_SHARED if shared else _usual_columns(rule, done)),
-        ],
-        title=f"{type(rule).__name__} ({rule.exactness.value})",
-        notes=[_ABOUT_SHARED if shared else _ABOUT_USUAL.format(_stated(rule))],
-    )
-
-
-_SHARED: list[tuple[str, Callable[[Case], str]]] = [
-    ("differ", lambda case: str(case.differing)),
-    ("p", lambda case: f"{case.p_value:.2g}"),
-    ("this", lambda case: f"{case.accepted:.3f}"),
-    ("rejec-\ntion", lambda case: f"{case.rejection:.3f}"),
-]
 _ABOUT_SHARED = (
     "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; "
     "this: accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
 )
 _ABOUT_USUAL = (
-    "TV: largest total variation to {}; all else: expected accepted tokens per round. "
-    "Drafts: branches by level; drawn iid, without replacement, or the top k. RS: rejection; trav.: traversal "
+    "TV: largest total variation to the distribution that the rule states; all else: expected accepted tokens per "
+    "round. Drafts: branches by level; drawn iid, without replacement, or the top k. RS: rejection; trav.: traversal "
     "(on chains: block); walk: target walk; two: two drafts; w. tr: weighted transport; paths: greedy multi-path."
 )
 
 
-def _stated(rule: Verifier) -> str:
-    return "the distribution that the rule states" if rule.exactness is Exactness.EXACT_WRT else "the target"
+def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
+    """A row per case, narrow enough for 80 columns."""
+    shared, mixture = rule.noise is Noise.SHARED, rule.exactness is Exactness.EXACT_WRT
+    columns = [words("draft", lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"), words("tables", "rows")]
+    columns.append(Col("T", "temperature", "g"))
+    if shared:
+        columns += [Col("differ", "differing", "d"), Col("p", "p_value", ".2g"), Col("this", "accepted", ".3f")]
+        columns.append(Col("rejec-\ntion", "rejection", ".3f"))
+    else:
+        others = [name for name in HEADERS if any(name in case.known for case in done)]
+        columns += [Col("TV", "tv", ".0e"), *([Col("TV to\np", "target_tv", ".3f")] if mixture else [])]
+        columns.append(Col("this", "accepted", ".3f"))
+        columns += [_known(name) for name in others[: 1 if mixture else None]]  # the same drafts' towards p
+    title = f"{type(rule).__name__} ({rule.exactness.value})"
+    return Table.of(done, columns, title=title, notes=[_ABOUT_SHARED if shared else _ABOUT_USUAL])
 
 
-def _usual_columns(rule: Verifier, done: Sequence[Case]) -> list[tuple[str, Callable[[Case], str]]]:
-    others = [name for name in HEADERS if any(name in case.known for case in done)]
-    mixture = rule.exactness is Exactness.EXACT_WRT
-    if mixture:
-        others = others[:1]  # what the same drafts give towards p
-    return [
-        ("TV", lambda case: f"{case.tv:.0e}"),
-        *([("TV to\np", lambda case: f"{case.target_tv:.3f}")] if mixture else []),
-        ("this", lambda case: f"{case.accepted:.3f}"),
-        *((HEADERS[name], lambda case, name=name: number(case.known.get(name), 3)) for name in others),
-    ]
-
-
-# ---------------------------------------------------------------- drafters
+def _known(name: str) -> Col:
+    return Col(HEADERS[name], lambda case: f"{case.known[name]:.3f}" if name in case.known else NOTHING)
 
 
 def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:
@@ -84,21 +57,17 @@ def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Tab
     note = (
         f"p-values below the limit are mistakes: at most {by_chance:.0f} of 100,000 right drafters have one, by chance"
     )
-    return Table.of(
-        findings,
-        [
-            (left("check", fold=True, max_width=36), lambda each: each.check),
-            (left("verdict"), lambda each: Cell(str(each.status), emphasis=_EMPHASIS.get(each.status, Emphasis.NONE))),
-            (left("what was found", fold=True), lambda each: each.detail),
-        ],
-        title=f"{drafter}, tried with {target}",
-        notes=[note] if counted else [],
-    )
+
+    def verdict(finding: Finding) -> Cell:
+        return Cell(str(finding.status), emphasis=_EMPHASIS.get(finding.status, Emphasis.NONE))
+
+    columns = [words("check", "check"), words("verdict", verdict, min_width=9), words("what was found", "detail")]
+    return Table.of(findings, columns, title=f"{drafter}, tried with {target}", notes=[note] if counted else [])
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     """A row per fact."""
-    columns = [(left("what"), lambda each: each[0]), (left("is", fold=True), lambda each: each[1])]
+    columns = [words("what", lambda fact: fact[0], min_width=10), words("is", lambda fact: fact[1])]
     return Table.of(list(facts.items()), columns, title=title)
 
 
@@ -110,17 +79,13 @@ def predictions_table(found: Inspection, usual: Usual | None) -> Table:
     if usual is not None:
         notes.append(f"usual: published heads of 7 to 8 billion weights' targets, chat to code ({usual.source})")
         expected = f"{usual.first[0]:.2f} to {usual.first[1]:.2f}"
-    return Table.of(
-        list(enumerate(zip(loaded.acceptance, loaded.unconditional, strict=True), 1)),
-        [
-            ("depth", lambda row: f"{row[0]}"),
-            ("acceptance", lambda row: f"{row[1][0]:.2f}"),
-            ("reached", lambda row: f"{row[1][1]:.2f}"),
-            ("usual acceptance", lambda row: expected if row[0] == 1 else ""),
-        ],
-        title=f"acceptance in {len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1",
-        notes=notes,
-    )
+    rows = [
+        {"depth": depth, "acceptance": rate, "reached": reached, "usual": expected if depth == 1 else ""}
+        for depth, (rate, reached) in enumerate(zip(loaded.acceptance, loaded.unconditional, strict=True), 1)
+    ]
+    columns = [Col("depth", "depth", "d"), Col("acceptance", "acceptance"), Col("reached", "reached")]
+    title = f"acceptance in {len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1"
+    return Table.of(rows, [*columns, Col("usual acceptance", "usual")], title=title, notes=notes)
 
 
 def tried_table(found: Inspection) -> Table:
@@ -129,11 +94,11 @@ def tried_table(found: Inspection) -> Table:
     return Table.of(
         found.tried,
         [
-            (left("with", fold=True), lambda each: each.alternative.name),
-            ("length", lambda each: f"{each.acceptance.length:.2f}"),
-            ("gain", lambda each: Cell(f"{each.gain.tokens:+.2f}", emphasis=marks[bool(each.gain.counts)])),
-            ("± (SE)", lambda each: f"{each.gain.error:.2f}"),
-            (left("would mean", fold=True), lambda each: str(each.alternative.mistake)),
+            words("with", lambda tried: tried.alternative.name),
+            Col("length", lambda tried: f"{tried.acceptance.length:.2f}"),
+            Col("gain", lambda tried: Cell(f"{tried.gain.tokens:+.2f}", emphasis=marks[bool(tried.gain.counts)])),
+            Col("± (SE)", lambda tried: f"{tried.gain.error:.2f}"),
+            words("would mean", lambda tried: str(tried.alternative.mistake)),
         ],
         title="what was tried instead, on the same prompts",
         notes=[

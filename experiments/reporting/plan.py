@@ -1,27 +1,35 @@
 """A plan as tables, sentences and figures. Needs the standard library only; ``plan_plot`` draws its pictures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE, longest_chain
 from experiments.planning.plan import Plan
-from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
-from experiments.results.origin import Figures
+from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, value_of, words
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.reading import COUNTED
 from specdec.physics.work import CACHES
 
-Line = tuple[str, Callable[[Any], Cell | str]]
-_GIGA = 1e9
 _SHOWN = (256, 1024, 4096, 16_384, 65_536)
 """Contexts whose break-even is said in words."""
+_SPECULATION = ("tokens", "efficiency", "draft_seconds", "verify_seconds", "tokens_per_second")
+_REQUEST = ("prefill_seconds", "per_token", "seconds", "prefill_share", "tokens_per_second", "price")
+ROWS = Col("rows", "batch", ",d")
 
 
 def tables(plan: Plan) -> list[Table]:
     """The tables, in the order in which they are read."""
     speculation = [] if plan.asked.drafter is None else [speculation_table(plan)]
     return [memory_table(plan), phase_table(plan), *speculation, request_table(plan)]
+
+
+def _gb(heading: str, *fields: str) -> Col:
+    return Col(heading, lambda row: gigabytes(sum(value_of(row, name) for name in fields)))
+
+
+def _ms(heading: str, field: str) -> Col:
+    return Col(heading, field, ",.3g", 1e3)
 
 
 def memory_table(plan: Plan) -> Table:
@@ -33,91 +41,74 @@ def memory_table(plan: Plan) -> Table:
         parts |= (runs if drafter.model is not None else {}) | {"draft\nnodes": "scratch"}
     parts |= {"activations": "activations", "total": "total"}
     paged = f"{plan.most_paged_rows:,} rows in pages of {asked.page} if they are half as long on average"
-    kv = kv_bytes_per_position(asked.shape, asked.precision)
     notes = [
-        f"a position takes {kv / 1024:,.4g} KiB of KV cache",
+        f"a position takes {kv_bytes_per_position(asked.shape, asked.precision) / 1024:,.4g} KiB of KV cache",
         f"{plan.most_rows:,} such slots fit, or {paged}" if plan.most_paged_rows else "not even one row fits",
     ]
-    return Table.of(
-        plan.rooms,
-        [
-            ("rows", lambda room: f"{room.batch:,}"),
-            *((name, lambda room, part=part: gigabytes(room[part])) for name, part in parts.items()),
-            (left("fits"), lambda room: "yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED)),
-            ("longest that fits\n(positions)", lambda room: f"{room.longest:,}" if room.longest else "none"),
-        ],
-        title=f"Memory in GB, slots of {asked.context:,} positions; {asked.usable / _GIGA:.4g} GB may be used",
-        notes=notes,
-    )
+    columns = [
+        *(ROWS, *(_gb(name, part) for name, part in parts.items())),
+        words("fits", lambda room: "yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED)),
+        Col("longest that fits\n(positions)", lambda room: f"{room.longest:,}" if room.longest else "none"),
+    ]
+    title = f"Memory in GB, slots of {asked.context:,} positions; {asked.usable / 1e9:.4g} GB may be used"
+    return Table.of(plan.rooms, columns, title=title, notes=notes)
 
 
 def phase_table(plan: Plan) -> Table:
     """Bytes and operations of each kind of forward, its limit, and its least time; with costs, the predicted one."""
     asked, first = plan.asked, plan.phases[0]
 
-    def rate(phase: Figures) -> str:
+    def rate(phase: Any) -> str:
         seconds = phase.seconds if asked.costs is None else phase.predicted_seconds
-        return "" if not phase.tokens else _said(seconds and phase.tokens / seconds, ",.0f")
+        return "" if not phase.tokens else f"{phase.tokens / seconds:,.0f}" if seconds else NOTHING
 
     notes = [
         "tokens/s are over all rows",
         f"prompts are prefilled in chunks of {asked.prefill_chunk:,} tokens, and each reads the weights",
     ]
-    sizes: list[Line] = [
-        ("weights\nGB", lambda phase: gigabytes(phase.weight_bytes)),
-        ("KV\nGB", lambda phase: gigabytes(phase.kv_read_bytes + phase.kv_write_bytes)),
-        ("other\nGB", lambda phase: gigabytes(phase.activation_bytes + phase.logit_bytes)),
+    sizes = [
+        *(_gb("weights\nGB", "weight_bytes"), _gb("KV\nGB", "kv_read_bytes", "kv_write_bytes")),
+        _gb("other\nGB", "activation_bytes", "logit_bytes"),
     ]
-    predicted: list[Line] = []
+    times = [_ms("least\nms", "seconds")]
     if asked.costs is not None:  # a line has only so much room
         notes.append("predicted drafts include the decision about them")
-        sizes = [("GB", lambda phase: gigabytes(phase.bytes))]
-        predicted = [("predicted\nms", lambda phase: _ms(phase.predicted_seconds))]
-    return Table.of(
-        plan.phases,
-        [
-            (left("forward"), lambda phase: phase.what),
-            ("rows", lambda phase: f"{phase.batch:,}"),
-            *sizes,
-            ("TFLOP", lambda phase: f"{phase.flops / 1e12:,.3g}"),
-            ("FLOP/\nbyte", lambda phase: f"{phase.intensity:,.3g}"),
-            (left("bound by"), lambda phase: phase.bound),
-            ("least\nms", lambda phase: _ms(phase.seconds)),
-            *predicted,
-            ("tokens/s", rate),
-        ],
-        title=f"Forwards, at {asked.context:,} positions per row",
-        notes=notes,
-        section=lambda phase: (phase is first, phase.batch),
-    )
+        sizes, times = [_gb("GB", "bytes")], [*times, _ms("predicted\nms", "predicted_seconds")]
+    columns = [
+        *(words("forward", "what"), ROWS, *sizes, Col("TFLOP", "flops", ",.3g", 1e-12)),
+        *(Col("FLOP/\nbyte", "intensity", ",.3g"), words("bound by", "bound"), *times, Col("tokens/s", rate)),
+    ]
+    title = f"Forwards, at {asked.context:,} positions per row"
+    return Table.of(plan.phases, columns, title=title, notes=notes, section=lambda phase: (phase is first, phase.batch))
 
 
 def speculation_table(plan: Plan) -> Table:
     """The length of the best draft for every batch, and its gain."""
-    columns: list[Line] = [
-        ("best draft\n(tokens)", lambda row: f"{row.best.drafted}" if row.best.drafted else "none pays"),
-        ("tokens\nper round", lambda row: f"{row.tokens:.2f}"),
-        ("draft\nms", lambda row: _ms(row.draft_seconds)),
-        ("verify\nms", lambda row: _ms(row.verify_seconds)),
-        ("target\nefficiency", lambda row: f"{row.efficiency:.2f}"),
-        ("speedup", lambda row: f"{row.best.speedup:.2f}x"),
-        ("tokens/s", lambda row: f"{row.tokens_per_second:,.0f}"),
-        ("plainly", lambda row: f"{row.tokens_per_second / row.best.speedup:,.0f}"),
-    ]
+    rows: list[dict[str, Any]] = []
+    for batch, found in zip(plan.asked.batches, plan.speculations, strict=True):
+        rows.append({"batch": batch})
+        if found is not None:
+            best, bound = found.best, found.bound
+            rows[-1] |= {name: value_of(found, name) for name in _SPECULATION}
+            rows[-1] |= {"drafted": best.drafted or "none pays", "speedup": best.speedup}
+            rows[-1] |= {"plainly": found.tokens_per_second / best.speedup}
+            rows[-1] |= {"bound": f"{bound.drafted}: {bound.speedup:.2f}x"}
     notes = [
         f"drafts of up to {plan.longest} tokens, in a chain",
         "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
         "plainly is the speed without drafts",
     ]
-    if plan.asked.costs is not None:
-        columns.insert(6, ("by least\ntimes", lambda row: f"{row.bound.drafted}: {row.bound.speedup:.2f}x"))
+    bounds = [] if plan.asked.costs is None else [Col("by least\ntimes", "bound")]
+    if bounds:
         notes.append("by least times: the best draft and its speedup, as the device would allow them")
-    return Table.of(
-        list(zip(plan.asked.batches, plan.speculations, strict=True)),
-        [("rows", lambda row: f"{row[0]:,}"), *((name, _known(cell)) for name, cell in columns)],
-        title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}",
-        notes=[*notes, *_too_many(plan)],
-    )
+    columns = [
+        *(ROWS, Col("best draft\n(tokens)", "drafted", "d"), Col("tokens\nper round", "tokens")),
+        *(_ms("draft\nms", "draft_seconds"), _ms("verify\nms", "verify_seconds")),
+        *(Col("target\nefficiency", "efficiency"), Col("speedup", "speedup", ".2fx"), *bounds),
+        *(Col("tokens/s", "tokens_per_second", ",.0f"), Col("plainly", "plainly", ",.0f")),
+    ]
+    title = f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}"
+    return Table.of(rows, columns, title=title, notes=[*notes, *_too_many(plan)])
 
 
 def request_table(plan: Plan) -> Table:
@@ -126,35 +117,26 @@ def request_table(plan: Plan) -> Table:
     methods = {"plain": plan.requests(speculate=False)}
     if asked.drafter is not None:
         methods["speculative"] = plan.requests(speculate=True)
-    rows = [(batch, each[place], name) for place, batch in enumerate(asked.batches) for name, each in methods.items()]
-    columns: list[Line] = [
-        ("prefill\ns", lambda request: _said(request.prefill_seconds, ",.3g")),
-        ("per token\nms", lambda request: _ms(request.per_token)),
-        ("request\ns", lambda request: _said(request.seconds, ",.3g")),
-        ("prefill's\nshare", lambda request: _said(request.prefill_share, ".0%")),
-        ("tokens/s\nper row", lambda request: f"{1 / request.per_token:,.3g}"),
-        ("tokens/s", lambda request: f"{request.tokens_per_second:,.0f}"),
+    rows: list[dict[str, Any]] = [
+        {"batch": batch, "method": name}
+        | ({} if found[place] is None else {key: value_of(found[place], key) for key in _REQUEST})
+        for place, batch in enumerate(asked.batches)
+        for name, found in methods.items()
     ]
     notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
-    if asked.price is not None:
+    priced = [] if asked.price is None else [Col("price of a\nmillion tokens", "price", ",.3g")]
+    if priced:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
-        columns.append(("price of a\nmillion tokens", lambda request: _said(request.price, ",.3g")))
-    return Table.of(
-        rows,
-        [
-            ("rows", lambda row: f"{row[0]:,}" if row[2] == "plain" else ""),
-            (left("method"), lambda row: row[2]),
-            *((name, _known(cell)) for name, cell in columns),
-        ],
-        title=f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens",
-        notes=[*notes, *_too_many(plan)],
-        section=lambda row: row[0],
-    )
-
-
-def _known(cell: Callable[[Any], Cell | str]) -> Callable[[Any], Cell | str]:
-    """The cell of what stands second in a row, or a dash where that is not known."""
-    return lambda row: NOTHING if row[1] is None else cell(row[1])
+    per_row = Col("tokens/s\nper row", lambda row: f"{1 / row['per_token']:,.3g}" if "per_token" in row else NOTHING)
+    columns = [
+        *(ROWS, words("method", "method"), Col("prefill\ns", "prefill_seconds", ",.3g")),
+        *(_ms("per token\nms", "per_token"), Col("request\ns", "seconds", ",.3g")),
+        *(Col("prefill's\nshare", "prefill_share", ".0%"), per_row),
+        *(Col("tokens/s", "tokens_per_second", ",.0f"), *priced),
+    ]
+    title = f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens"
+    said = [*notes, *_too_many(plan)]
+    return Table.of(rows, columns, title=title, notes=said, section=lambda row: row["batch"])
 
 
 def head_lines(plan: Plan) -> list[str]:
@@ -260,15 +242,7 @@ def acceptance_in_words(plan: Plan) -> str:
 
 def gigabytes(size: float) -> str:
     """Bytes in GB, to three digits."""
-    return "0" if not size else f"{size / _GIGA:,.3g}" if size >= 1e6 else "<0.001"
-
-
-def _said(value: float | None, form: str) -> str:
-    return NOTHING if value is None else f"{value:{form}}"
-
-
-def _ms(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{1e3 * seconds:,.3g}"
+    return "0" if not size else f"{size / 1e9:,.3g}" if size >= 1e6 else "<0.001"
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:

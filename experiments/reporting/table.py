@@ -102,14 +102,14 @@ class Col:
         if callable(self.field):
             made = self.field(row)
             return Cell(made) if isinstance(made, str) else made
-        text = self._text(_value(row, self.field))
+        text = self._text(value_of(row, self.field))
         if text == NOTHING:
             return Cell(NOTHING)
         if self.also is not None:
-            text += f"; {self._text(_value(row, self.also))}"
-        ends = [_value(row, f"{self.field}_{end}") for end in ("low", "high")] if self.bounds else [None]
+            text += f"; {self._text(value_of(row, self.also))}"
+        ends = [value_of(row, f"{self.field}_{end}") for end in ("low", "high")] if self.bounds else [None]
         more = () if None in ends else (f"[{', '.join(self._text(end).removesuffix('x') for end in ends)}]",)
-        leads = self.best and bool(_value(row, f"best.{self.field}"))
+        leads = self.best and bool(value_of(row, f"best.{self.field}"))
         return Cell(text, more, emphasis=Emphasis.BEST if leads else Emphasis.NONE)
 
     def _text(self, value: Any) -> str:
@@ -123,7 +123,8 @@ class Col:
         return f"{scaled:{self.form.removesuffix('x')}}{'x' * self.form.endswith('x')}"
 
 
-def _value(row: Any, name: str) -> Any:
+def value_of(row: Any, name: str) -> Any:
+    """A key of a row, or an attribute of an object; None where there is none."""
     return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
 
 

@@ -30,11 +30,11 @@ class Frame(Enum):
     """No padding at all: fits in 80 characters."""
 
 
-def console(*, shown: bool = True) -> Console:
-    """The terminal in its own width; a file or pipe in 120 characters."""
+def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
+    """The terminal in its own width; a file or pipe in the given one."""
     if not shown:
-        return Console(width=PIPE_WIDTH, file=io.StringIO(), record=True)
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, record=True)
+        return Console(width=width, file=io.StringIO(), record=True)
+    return Console(width=None if sys.stdout.isatty() else width, record=True)
 
 
 def say(out: Console, *lines: str) -> None:

@@ -1,10 +1,10 @@
 """What policies lose against the best fixed length, and how well they predict what is accepted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from experiments.reporting.columns import Col, T
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.columns import T
+from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from experiments.results import timing
 from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.rows import Row, ends
@@ -103,13 +103,13 @@ def loss_table(losses: Sequence[Row], confidence: float) -> Table | None:
     return Table.of(
         losses,
         [
-            Col("category", "category", align="left"),
-            Col("policy", "policy", align="left"),
+            words("category", "category"),
+            words("policy", "policy"),
             T,
             Col("mean\ndepth", "mean_depth", ".1f"),
-            Col("best\nfixed", "best", align="left"),
+            words("best\nfixed", "best"),
             _loss("loss in\ntokens/s", "loss"),
-            Col("best fixed\nby costs", "modelled_best", align="left"),
+            words("best fixed\nby costs", "modelled_best"),
             _loss("loss\nby costs", "modelled_loss"),
         ],
         title=f"Loss against the best fixed length [{confidence:.0%} interval]",
@@ -124,7 +124,7 @@ def loss_table(losses: Sequence[Row], confidence: float) -> Table | None:
     )
 
 
-def _loss(heading: str, field: str) -> tuple[Column, Callable[[Row], Cell]]:
+def _loss(heading: str, field: str) -> Col:
     """A column of losses, of which those stand out that are larger than a policy may have."""
     column = Col(heading, field, "+.1%")
 
@@ -132,7 +132,7 @@ def _loss(heading: str, field: str) -> tuple[Column, Callable[[Row], Cell]]:
         missed = (row[field] or 0.0) > AIM
         return replace(column.cell(row), emphasis=Emphasis.MISSED if missed else Emphasis.NONE)
 
-    return column.column, cell
+    return replace(column, field=cell)
 
 
 def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
@@ -143,7 +143,7 @@ def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
     return Table.of(
         rows,
         [
-            *(Col(name, name, align="left") for name in ("method", "requests")),
+            *(words(name, name) for name in ("method", "requests")),
             *(Col(name, name, "d") for name in ("depth", "nodes")),
             *(Col(name, name, ".3f") for name in ("predicted", "accepted")),
             Col("calibration\nerror", "calibration_error", ".3f"),

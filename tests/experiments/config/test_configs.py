@@ -21,7 +21,7 @@ from experiments.config.pairs import check_reachable, overrides_of
 from experiments.config.sections import CONF, TABLES, bootstrap_of, build, component_of, plain, typed
 from experiments.contenders.base import OtherEngine
 from experiments.exporting.kinds import kind_of
-from experiments.reporting.table import Column, Table
+from experiments.reporting.table import Table, words
 from experiments.results.statistics import Bootstrap
 from experiments.training.data.document import Source
 from experiments.training.data.regenerate import RegenerateConfig
@@ -242,7 +242,7 @@ def test_a_pair_that_is_not_here_says_how_it_is_downloaded(configure: Configure,
 
 
 def test_the_documentation_lists_every_pair() -> None:
-    table = Table([Column(title, "left") for title in ("`pair=`", "target", "drafter", "what it is")])
+    table = Table([words(title) for title in ("`pair=`", "target", "drafter", "what it is")])
     for name, given in sorted(TABLES["pair"].items()):
         kind = overrides_of(given)["drafter"]
         head = (given.get("drafter") or {}).get("name")

@@ -66,18 +66,20 @@ def ran(**more: Any) -> Run:
         records.append(record(prompt, "fast", number, 1.0, 10, stage_seconds=TIMES))
         wide = record(prompt, "wide", number, 0.5, 10, stage_seconds={"draft": 0.125, "verify": 0.25})
         records.append(replace(wide, accepted=(3, 1), expected_accepted=(2.5, 1.0), proposed_nodes=(9, 9)))
-    return run_of(records, planned=4, series=3, **more)
+    run = run_of(records, planned=4, series=3, **more)
+    run.manifest["config"]["labels"] = LABELS
+    return run
 
 
 def test_the_table_says_what_was_measured() -> None:
     console = Console(width=160, file=io.StringIO(), record=True)
-    console.print(terminal.render(methods_table(ran(), "a title", LABELS)))
+    console.print(terminal.render(methods_table(ran(), "a title")))
     shown = console.export_text()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│ 0 " in line]
     assert cells[0] == ["0", "plain decoding", "1.00", "-", "-", "-", "5.0"]
     assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
     assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
     assert "INCOMPLETE" not in shown
-    table = methods_table(ran(compared_with="fast"), "", LABELS)
+    table = methods_table(ran(compared_with="fast"), "")
     assert "| 0 | model: tree of 6 | **3.00 [3.00, 3.00]** | +0.75 [+0.75, +0.75] | 9.0 | 25% |" in table.markdown()
     assert table.notes[-1] == "difference: from model: chain of 3 on the same prompts, given the drafts"
