@@ -11,7 +11,7 @@ from typing import Self, TextIO
 
 import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from experiments.reporting import terminal
 
@@ -32,16 +32,12 @@ def duration(seconds: float) -> str:
 def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
     """Show which step a command is at, from the first: in one line of a terminal, elsewhere in a line for each step."""
     screen, begin = Console(stderr=True), time.monotonic()
-
-    def say(step: str) -> None:
-        terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
-
-    if not screen.is_terminal:
-        say(first)
-        yield say
+    if screen.is_terminal:
+        with screen.status(first) as status:
+            yield status.update
         return
-    with screen.status(first) as status:
-        yield status.update
+    terminal.say(screen, first)
+    yield lambda step: terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
 
 
 @dataclass(frozen=True)
@@ -77,17 +73,21 @@ class Progress:
         file: TextIO | None = None,
         clock: Clock = time.monotonic,
         shown: bool = True,
-        columns: Sequence[ProgressColumn] = (TextColumn("left:"), rich.progress.TimeRemainingColumn()),
     ):
-        self._total, self._unit, self._passed = total, unit, passed
-        self._every, self._clock, self._shown = every, clock, shown
+        self._total, self._unit, self._every, self._clock, self._shown = total, unit, every, clock, shown
         self._file = file if file is not None else sys.stderr
         screen = Console(file=self._file)
-        counted = [TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *columns]
-        bar = rich.progress.Progress(*counted, console=screen, transient=True)
+        words = TextColumn("{task.fields[words]}")
+        columns = [TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words]
+        bar = rich.progress.Progress(*columns, console=screen, transient=True)
         self._bar = bar if shown and screen.is_terminal else None
-        self._task = bar.add_task(unit, total=total, left="", loss="")
-        self._said, self._said_at, self._began = 0, clock(), clock()
+        self._task = bar.add_task(unit, total=total, words="")
+        self.begin(passed)
+
+    def begin(self, passed: int) -> None:
+        """Count time from now on; an earlier attempt has done so much."""
+        self._passed, self._said = passed, 0
+        self._said_at = self._began = self._clock()
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -98,21 +98,19 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: int) -> None:
-        """So much is done."""
+    def update(self, done: int, words: str = "") -> None:
+        """So much is done; ``words`` stand behind it. The time left is as if all went on as fast as since the begin."""
+        elapsed = self._clock() - self._began
+        rest = elapsed / max(1, done - self._passed) * (self._total - done)
+        left = f"about {duration(rest)} left{f', {words}' if words else ''}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, words=left)
         elif done > self._passed and self._line_is_due(done):
-            elapsed = duration(self._clock() - self._began)
-            self._line(f"{done} of {self._total} {self._unit}, {elapsed} elapsed, about {self._left(done)} left")
-
-    def _left(self, done: int) -> str:
-        """The time that is left if all goes on as fast as since the beginning of this attempt."""
-        return duration((self._clock() - self._began) / (done - self._passed) * (self._total - done))
+            self.line(f"{done} of {self._total} {self._unit}, {duration(elapsed)} elapsed, {left}")
 
     def _line_is_due(self, done: int) -> bool:
         """Whether to write a line now; if so, the next one is due later."""
-        if not self._shown or self._every is None:
+        if self._every is None:
             return False
         if self._every.prompts is not None:
             due = done - self._said >= self._every.prompts
@@ -122,7 +120,8 @@ class Progress:
             self._said, self._said_at = done, self._clock()
         return due
 
-    def _line(self, text: str) -> None:
+    def line(self, text: str) -> None:
+        """Write a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         elif self._shown:
@@ -133,65 +132,33 @@ class TrainingProgress(Progress):
     """Shows how far a training is, in a ``with`` block, and a line for every measurement.
 
     Attributes:
+        last: The newest value of every figure.
         best: The best step so far with its figures; None before any measurement.
     """
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        title: str,
-        every: Every | None,
-        shown: bool,
-        clock: Clock = time.monotonic,
-    ):
-        columns = [TextColumn(f"{{task.fields[{name}]}}") for name in ("left", "loss")]
-        super().__init__(total, "steps", every=every, clock=clock, shown=shown, columns=columns)
+    def __init__(self, total: int, *, title: str, every: Every | None, shown: bool):
+        super().__init__(total, "steps", every=every, shown=shown)
         self.last: dict[str, float] = {}
         self.best: tuple[int, Mapping[str, float]] | None = None
-        self._title = title
-
-    def __enter__(self) -> Self:
-        if self._shown:
-            print(self._title, file=self._file, flush=True)
-        return super().__enter__()
-
-    def begin(self, passed: int) -> None:
-        """The training begins, after steps that an earlier attempt has done."""
-        self._passed = self._said = passed
-        self._said_at = self._began = self._clock()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=passed)
-        if passed:
-            self._line(f"goes on after step {passed}")
+        self.line(title)
 
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         """So many steps are done."""
         self.last |= figures
-        left = f"about {self._left(done)} left"
-        loss, rate = self.last.get("loss"), self.last.get("training/acceptance/1")
-        words = [] if loss is None else [f"loss {loss:.3f}"]
-        words += [] if loss is None or rate is None else [f"acceptance {rate:.2f}"]
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, left=left, loss=", ".join(words))
-        elif self._line_is_due(done):
-            self._line(", ".join([f"step {done} of {self._total}", left, *words]))
+        names = {"loss": "loss", "training/acceptance/1": "acceptance"}
+        self.update(
+            done, ", ".join(f"{word} {self.last[name]:.3f}" for name, word in names.items() if name in self.last)
+        )
 
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         """The head was measured."""
         self.last |= figures
         if best:
             self.best = (done, dict(figures))
-        parts = []
-        if "held_out/simulated_length" in figures:
-            greedy = figures["held_out/simulated_length_greedy"]
-            parts.append(f"simulated length {figures['held_out/simulated_length']:.2f} (greedy {greedy:.2f})")
-        served = {name.partition("/")[2]: value for name, value in figures.items() if "served_length/" in name}
-        if served:
-            parts.append(f"served length {', '.join(f'{value:.2f} at {name}' for name, value in served.items())}")
-        if "held_out/calibration_error" in figures:
-            parts.append(f"calibration error {figures['held_out/calibration_error']:.3f}")
-        self._line(f"after step {done}: {'; '.join(parts)}{' (best so far)' if best else ''}")
+        names = ("simulated_length", "simulated_length_greedy", "served_length", "calibration_error")
+        shown = {name.removeprefix("held_out/"): value for name, value in figures.items()}
+        parts = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in shown.items() if name.startswith(names)]
+        self.line(f"after step {done}: {', '.join(parts)}{' (best so far)' if best else ''}")
 
 
 def say_result(progress: TrainingProgress, folder: Path, written: Sequence[Path]) -> None:
