@@ -17,10 +17,7 @@ from specdec.physics.costs import Errors, PartCost, Sizes, StepCost, StepSize
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """The smallest and the largest sizes that costs were measured for; outside of them nothing is known.
-
-    They are rows, positions in a row's cache, drafted nodes per row, and tokens of a piece of a prompt.
-    """
+    """The smallest and the largest sizes that costs were measured for; outside of them nothing is known."""
 
     batch: tuple[int, int]
     context: tuple[int, int]
@@ -28,7 +25,6 @@ class Box:
     chunk: tuple[int, int] = (1, 1)
 
     def check(self, **sizes: float) -> None:
-        """Refuse a size outside of the box."""
         for name, size in sizes.items():
             least, most = getattr(self, name)
             if not least <= size <= most:
@@ -43,10 +39,6 @@ class CalibratedRounds:
     """Rounds by constants that were fitted to measured ones, as a ``RoundCost`` and as ``RaggedCosts``.
 
     Attributes:
-        target: The target's forward over the nodes of a round.
-        prefill: The target's forward over a piece of a prompt; None if it was not measured.
-        drafting: The drafter's part; None without one, or where drafts take no time.
-        judging: The rule's decision and the commit.
         host: Seconds of a round that no stage has.
         follows: What the drafter adds to a forward over a prompt, relative to it.
         scattered: Seconds that a row adds to a round if rows have other lengths, in slots that do not follow each
@@ -54,10 +46,7 @@ class CalibratedRounds:
         depths: Numbers of drafted nodes and how deep such drafts are; empty where every node is a level, as in a chain.
         deepest: The deepest drafts whose drafting was measured; 0 where no drafter was.
         errors: Of every part, at the points that it was fitted to (``fit``) and at others (``held_out``).
-        peaks: What the device does at best, by name: measured, and printed where the device is in the table.
-        work: What a step must at least do, by name.
         measured: Every measured forward: batch, context, drafted, seconds, predicted seconds, whether it was held out.
-        note: What should be known about the measurement; empty for nothing.
     """
 
     padded = True  # drafts of one size were measured, to which the engine pads the others
@@ -87,9 +76,7 @@ class CalibratedRounds:
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 
     def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
-        """Return what a draft adds to a round besides the target's forward: drafting, and deciding about it.
-
-        ``depth`` None is that of the drafter's own trees of this size.
+        """Return what a draft adds to a round: drafting, and deciding. ``depth`` None is that of trees of this size.
 
         Raises:
             ValueError: The size is outside of the box, or such deep drafts were not measured.
@@ -114,7 +101,6 @@ class CalibratedRounds:
         return (self.prefill or self.target).seconds(size)
 
     def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
-        """Return the seconds of a whole round; see ``draft``."""
         verify = self.verify(batch=batch, drafted=drafted, context=context)
         return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
 
@@ -154,11 +140,7 @@ class CalibratedRounds:
     def rounds(self, *, by_nodes: bool = False) -> RoundCosts:
         """Return the costs of whole rounds in the middle of the calibrated contexts, as policies look them up.
 
-        Args:
-            by_nodes: By the number of nodes that are verified of a whole drafted tree; else by depth.
-
-        Raises:
-            ValueError: No drafter was calibrated.
+        ``by_nodes``: by the number of nodes that are verified of a whole drafted tree; else by depth.
         """
         self._check_drafter()
         (least, most), drafted, at = self.box.batch, self.box.drafted[1], {"context": sum(self.box.context) / 2}
@@ -172,19 +154,10 @@ class CalibratedRounds:
             sizes = [(self._nodes_at(depth), depth) for depth in range(self.deepest + 1)]
             sizes = [(size, depth) for size, depth in sizes if size <= drafted]
             table = [[self.round_seconds(batch=row, drafted=n, depth=d, **at) for n, d in sizes] for row in rows]
-        return RoundCosts(
-            rows=tuple(rows),
-            table=tuple(map(tuple, table)),
-            nodes=nodes,
-            **self._facts,
-        )
+        return RoundCosts(rows=tuple(rows), table=tuple(map(tuple, table)), nodes=nodes, **self._facts)
 
     def trees(self, *, rows: int) -> RoundCosts:
-        """Return the costs of rounds by nodes and depth of their trees, at one batch size and the middle context.
-
-        Raises:
-            ValueError: No drafter was calibrated, or the batch size is outside of what was.
-        """
+        """Return the costs of rounds by nodes and depth of their trees, at one batch size and the middle context."""
         self._check_drafter()
         at, most = {"batch": rows, "context": sum(self.box.context) / 2}, self.box.drafted[1]
         sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
@@ -228,7 +201,7 @@ class CalibratedRounds:
 
 
 def is_calibrated(path: str | Path) -> bool:
-    """Return whether a file says that it holds calibrated costs; False also for one that cannot be read."""
+    """Return whether a file says that it holds calibrated costs."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -13,11 +13,7 @@ PAGE = 16
 
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> float:
-    """Return the bytes of a model's matrices in memory.
-
-    An output layer that is the table of embeddings takes no memory of its own, unless it is stored in another format:
-    then there are two. A head's output layer may be its target's.
-    """
+    """Return the bytes of a model's matrices. A tied output layer in another format than the table is a second one."""
     shared = shape.borrowed or (shape.tied and precision.output == precision.tables)
     output = 0.0 if shared else shape.output_weights * precision.output
     layers = shape.dense_weights * precision.weights + shape.expert_weights * precision.of_experts
@@ -41,11 +37,9 @@ def _states(shape: ModelShape, precision: Precision) -> list[tuple[float, int]]:
 
 
 def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, logits: int) -> float:
-    """Return the largest part of what a forward holds besides weights and cache, as an estimate.
+    """Return the largest part of what a forward of so many tokens, over all rows, holds besides, as an estimate.
 
-    In a layer these are the residual stream, its normed copy, and the widest products: queries, keys and values, or
-    the inner vectors of the MLP and their gate, whose memory is free again when the next layer runs. At the end these
-    are the logits. ``tokens`` and ``logits`` count those of the largest forward, over all rows.
+    In a layer these are the residual stream, its normed copy and the widest products; at the end, the logits.
     """
     # An MLP's inner vectors and their gates are two of its three matrices' widths.
     inner = [layer.mlp.active / shape.hidden * 2 / 3 for layer, _ in shape.groups]
@@ -58,12 +52,7 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """A model that drafts for another one.
-
-    Attributes:
-        shown: Positions for nodes that a row of its cache has beyond its length.
-        weights: Bytes of weights that nobody else has; None for all of its shape's.
-    """
+    """A model that drafts for another one, whose cache has ``shown`` more positions for nodes."""
 
     shape: ModelShape
     precision: Precision
@@ -72,7 +61,7 @@ class Drafting:
 
     @property
     def weight_bytes(self) -> float:
-        """The bytes that its weights take."""
+        """The bytes of weights that nobody else has."""
         return weight_bytes(self.shape, self.precision) if self.weights is None else self.weights
 
     @property
@@ -88,11 +77,9 @@ class Served:
     """A target, and all models that draft for it, as they are to be served.
 
     Attributes:
-        drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
         states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
         again: Whether accepted tokens go through recurrent layers again, so that nodes have the states of one layer.
-        prefill_chunk: Prompt tokens per forward, at most.
-        activations: Bytes that forwards need besides, where they are known; None for an estimate.
+        activations: Bytes that forwards need besides; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
     """
 
@@ -139,7 +126,6 @@ class Served:
 
     @property
     def per_position(self) -> float:
-        """Bytes of a position of a row, in all caches."""
         return self.slots.per_position + sum(each.slots.per_position for each in self.drafting)
 
     def most_rows(self, memory: float, *, length: int) -> int:
@@ -167,10 +153,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes by what they are for: weights, keys and values (states, too) of target and drafter, and the rest.
-
-    ``scratch`` is for the nodes of drafts in both caches, ``activations`` for what a forward holds besides.
-    """
+    """Bytes by what they are for; ``scratch`` is for the nodes of drafts in both caches."""
 
     weights: float
     drafter: float = 0.0
@@ -182,7 +165,6 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 

@@ -1,19 +1,12 @@
-"""How long forwards take, as sums of what does and what does not depend on their size, with fitted constants.
-
-A forward of a batch costs
+"""How long forwards take: sums of what does and what does not depend on their size, with fitted constants.
 
     t = δ + γ · tokens + α · positions + β · pairs
 
-seconds: δ whatever its size, such as reading the weights; γ per token of the batch; α per position that is read from
-the cache, over all rows; β per pair of a query and a position that it sees. Attention that is bound by memory costs α,
-which does not depend on the number of queries; attention that is bound by arithmetic costs β. It is a sum and not the
-larger of several bounds: published fits of serving engines, and ours, say so.
-
-One line over all numbers of tokens would be wrong, because other numbers of rows are multiplied by other kernels. So δ
-and γ belong to a range of tokens, and are fitted range by range, while α and β are common to all.
-
-The constants are fitted by least squares of relative errors, none of them below 0: ordinary least squares gives
-negative ones where two sizes grow together, and predicts negative times outside of what was measured.
+seconds for a batch: δ whatever its size; γ per token; α per position that is read from the cache, over all rows
+(attention bound by memory); β per pair of a query and a position that it sees (attention bound by arithmetic). It is a
+sum and not the larger of several bounds: published fits of serving engines, and ours, say so. Other numbers of rows are
+multiplied by other kernels, so δ and γ belong to a range of tokens; α and β are common to all. Constants are fitted by
+least squares of relative errors, none below 0: ordinary ones are negative where two sizes grow together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,13 +25,7 @@ Sizes = Shaped[np.ndarray, "*size"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """What the time of a forward depends on: numbers, or arrays of them for several forwards.
-
-    Attributes:
-        tokens: Tokens of the batch, padding included.
-        positions: Positions that are read from the cache, over all rows.
-        pairs: Pairs of a query and a position that it sees, over all rows.
-    """
+    """What the time of a forward depends on, over all rows: numbers, or arrays of them for several forwards."""
 
     tokens: Any
     positions: Any
@@ -61,7 +48,6 @@ class TokenRange:
 
 
 def _check(ranges: Sequence[TokenRange], *more: float) -> None:
-    """Refuse ranges that do not cover every number of tokens once, and constants that are no times."""
     ends = [each.upto for each in ranges]
     if not ends or ends[-1] is not None or None in ends[:-1]:
         raise ValueError(f"the ranges of a cost end at {ends}: the last one alone has no end")
@@ -73,7 +59,6 @@ def _check(ranges: Sequence[TokenRange], *more: float) -> None:
 
 
 def _seconds_of(ranges: Sequence[TokenRange], tokens: Any) -> Any:
-    """Return the seconds of forwards that do not depend on the cache, by their tokens."""
     if len(ranges) == 1:
         return ranges[0].fixed + ranges[0].per_token * tokens
     place = np.searchsorted([each.upto for each in ranges[:-1] if each.upto is not None], tokens)
@@ -83,13 +68,7 @@ def _seconds_of(ranges: Sequence[TokenRange], tokens: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Seconds of a forward by its size.
-
-    Attributes:
-        ranges: By number of tokens, ascending; the last one has no upper end.
-        per_position: Seconds per position that is read (α).
-        per_pair: Seconds per pair of a query and a position (β).
-    """
+    """Seconds of a forward by its size: ranges of tokens, ascending, the last without an end; α and β (see above)."""
 
     ranges: tuple[TokenRange, ...]
     per_position: float
@@ -110,7 +89,6 @@ class StepCost:
         return tuple(each.upto for each in self.ranges if each.upto is not None)
 
     def seconds(self, size: StepSize) -> Any:
-        """Return the seconds of a forward, or of several."""
         return _seconds_of(self.ranges, size.tokens) + self.per_position * size.positions + self.per_pair * size.pairs
 
 
@@ -118,12 +96,8 @@ class StepCost:
 class PartCost:
     """Seconds of a round besides the target's forward, level by level of the draft.
 
-    A level is a call of the drafting model, or a step of the acceptance rule, for all rows together.
-
-    Attributes:
-        fixed: Seconds of any round in which it happens.
-        levels: The cost of a level by its number of tokens, ascending; the last range has no upper end.
-        per_position: Seconds per level and position in the cache, over all rows.
+    A level is a call of the drafting model, or a step of the acceptance rule, for all rows together. Its cost
+    (``levels``) is by its number of tokens; ``per_position`` is per level and position in the cache, over all rows.
     """
 
     fixed: float
@@ -134,13 +108,7 @@ class PartCost:
         _check(self.levels, self.fixed, self.per_position)
 
     def seconds(self, *, levels: Any, tokens: Any, positions: float) -> Any:
-        """Return the seconds in one round, or in several that differ in levels and tokens.
-
-        Args:
-            levels: Depth of the deepest draft.
-            tokens: Drafted tokens, over all rows and levels.
-            positions: Positions in the cache, over all rows.
-        """
+        """Return the seconds of rounds by the depth of the deepest draft, tokens and positions over all rows."""
         per_level = tokens / np.maximum(levels, 1)
         return self.fixed + levels * (_seconds_of(self.levels, per_level) + self.per_position * positions)
 
@@ -173,10 +141,8 @@ def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Seque
     In a range whose forwards all have one number of tokens, the time per token cannot be told from the fixed one: all
     of it counts as fixed.
 
-    Args:
-        seconds: How long each took.
-        ends: The most tokens of every range but the last one. A range that nothing was measured in is left out, and its
-            forwards count to the next one (at the end, to the one before).
+    A range that nothing was measured in is left out, and its forwards count to the next one, at the end to the one
+    before. ``ends`` are the most tokens of every range but the last one.
 
     Raises:
         ValueError: There are fewer steps than constants.
@@ -188,12 +154,7 @@ def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Seque
 
 
 def fit_part(sizes: Sequence[Mapping[str, float]], seconds: Sequence[float], *, ends: Sequence[int] = ()) -> PartCost:
-    """Return the constants that are closest to measured parts of rounds; see ``fit_step``.
-
-    Args:
-        sizes: Of every round, as ``PartCost.seconds`` takes them.
-        ends: The most tokens of a level of every range but the last one.
-    """
+    """Return the constants that are closest to measured parts of rounds, with sizes as ``PartCost`` takes them."""
     levels, tokens, positions = (
         np.array([size[name] for size in sizes], dtype=float) for name in ("levels", "tokens", "positions")
     )
@@ -246,14 +207,7 @@ def _fit(columns: Float[np.ndarray, "point term"], seconds: Sequence[float]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class LeastWork:
-    """What forwards of a model must at least do.
-
-    Attributes:
-        weight_bytes: Weights that any forward reads.
-        kv_bytes: Keys and values per position.
-        token_flops: Operations per token in products with weights.
-        pair_flops: Operations of attention per pair of a query and a position.
-    """
+    """What forwards of a model must at least do: weights that any reads, keys and values per position, operations."""
 
     weight_bytes: float
     kv_bytes: float
@@ -261,20 +215,16 @@ class LeastWork:
     pair_flops: float
 
     def of(self, size: StepSize) -> Work:
-        """Return the work of a forward."""
         moved = self.weight_bytes + self.kv_bytes * size.positions
         return Work(moved, self.token_flops * size.tokens + self.pair_flops * size.pairs)
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A constant beside the least that the device allows.
+    """A constant (``"delta"``, ``"gamma"`` or ``"alpha"``) beside the least that the device allows.
 
-    Attributes:
-        symbol: ``"delta"`` (δ), ``"gamma"`` (γ) or ``"alpha"`` (α).
-        what: What it stands for.
-        excuse: Why the least is no bound here: ``"caches"`` may hold what this constant is about, or operations are
-            ``"hidden"`` behind what memory does at the same time; empty where it is one.
+    ``excuse``: why the least is no bound here: ``"caches"`` may hold what this constant is about, or operations are
+    ``"hidden"`` behind what memory does at the same time; empty where it is one.
     """
 
     symbol: str
@@ -302,10 +252,6 @@ def meanings(
     δ is that of the range of fewest tokens, where memory is the bound: weights over bandwidth. γ is that of the range
     of most tokens: operations over the peak rate. In a range between, the one may hide behind the other. α is keys and
     values over bandwidth. Where a query of its own reads them again (β), the two are taken together for one query.
-
-    Args:
-        sizes: Those that were measured.
-        cache_bytes: The size of the device's last cache; 0 if it is unknown.
     """
     first, last = cost.ranges[0], cost.ranges[-1]
     weights, kv, per_token = least.weight_bytes, least.kv_bytes, least.token_flops
@@ -325,11 +271,7 @@ def meanings(
 def check_possible(
     cost: StepCost, sizes: Sequence[StepSize], least: LeastWork, roof: Roof, *, cache_bytes: float
 ) -> None:
-    """Refuse constants, and predicted times of sizes, that are faster than physics; arguments as of ``meanings``.
-
-    Raises:
-        ValueError: Names the constant, or the size, and the bound.
-    """
+    """Refuse constants, and predicted times of sizes, that are faster than physics; arguments as of ``meanings``."""
     wrong = "that is faster than physics, so that times or peaks are wrong; measure again on an idle machine"
     for each in meanings(cost, sizes, least, roof, cache_bytes=cache_bytes):
         if each.impossible:

@@ -20,17 +20,9 @@ _CHIP = ("processors", "registers", "shared")
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A row of the table.
+    """A row of the table: bytes, bytes per second, and operations per second in dense products by type, as printed.
 
-    Attributes:
-        title: What it is sold as.
-        memory: Bytes.
-        bandwidth: Bytes per second, as printed.
-        flops: Operations per second in dense matrix products, by what they compute in, as printed.
-        cache: Bytes of the last cache before memory; 0 if it is not known.
-        source: Where the figures are printed.
-        measured: ``bandwidth`` and ``flops`` as they were measured, where they were; None if nothing was.
-        chip: What is on its chip, for explanations; None if the table does not say.
+    ``cache`` is the last one before memory, 0 if not known; ``measured`` has figures that were measured.
     """
 
     name: str
@@ -44,12 +36,7 @@ class Device:
     chip: Mapping[str, float] | None = None
 
     def roof(self, dtype: str = "bfloat16", *, measured: bool = False) -> Roof:
-        """Return what the device does at best.
-
-        Args:
-            dtype: What matrix products compute in. Weights that are only stored in fewer bits are expanded first, and
-                are computed with in the model's own type.
-            measured: Take measured figures where there are some, instead of the printed ones.
+        """Return what the device does at best: by measured figures, where there are some and they are asked for.
 
         Raises:
             ValueError: The device does not compute in this type.
@@ -62,11 +49,7 @@ class Device:
 
 
 def read_devices(path: Path = TABLE) -> dict[str, Device]:
-    """Return the devices of a file of the form that ``devices.yaml`` describes, by name.
-
-    Raises:
-        ValueError: The file cannot be read, or a row lacks something. Names the row and what is wrong.
-    """
+    """Return the devices of a file of the form that ``devices.yaml`` describes, by name."""
     import yaml  # not needed for arithmetic
 
     try:

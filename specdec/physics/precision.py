@@ -12,17 +12,7 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Bytes per number.
-
-    Attributes:
-        weights: In a layer's matrix, factors and zero points of its group included.
-        experts: In an expert's matrix; None for as many as in the others.
-        output: In the output layer.
-        tables: In the tables of embeddings, which quantizers leave alone.
-        kv: In the cache.
-        kv_vector: Of the factor that a quantized cache keeps with every vector.
-        activations: Between layers.
-    """
+    """Bytes per number: of weights (with factors and zero points), tables, the cache (with factors), activations."""
 
     weights: float = 2.0
     experts: float | None = None
@@ -35,7 +25,6 @@ class Precision:
 
     @property
     def of_experts(self) -> float:
-        """Bytes of a weight in an expert's matrix."""
         return self.weights if self.experts is None else self.experts
 
     def kept(self, part: Attention) -> float:
@@ -53,16 +42,11 @@ class Precision:
         output: str | None = None,
         kv: str | None = None,
     ) -> "Precision":
-        """Return the bytes of formats by name. Raises ValueError: there is no such format.
+        """Return the bytes of formats by name; what is None has that of ``dtype``, and the output that of ``weights``.
 
-        Args:
-            dtype: What the model computes in, and the format of everything else that is None.
-            weights: Format of the layers' matrices.
-            group: How many weights of a quantized matrix share a factor of 16 bits; None for a row, whose factor is
-                too small a part of it to count.
-            zero_points: Whether every group has a zero point of 16 bits, too.
-            output: Format of the output layer; None for that of ``weights``.
-            kv: Format of the cache; ``int8`` and ``fp8`` keep a factor of 32 bits with every vector.
+        ``group`` weights of a quantized matrix share a factor of 16 bits, and with ``zero_points`` a zero point, too;
+        None for a row, whose factor is too small a part to count. A cache in int8 or fp8 has a factor of 32 bits with
+        every vector.
         """
         factors = 0.0 if group is None else (4 if zero_points else 2) / group
         return cls(

@@ -36,12 +36,7 @@ class RoundCost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AffineRounds:
-    """Rounds by fitted constants, as a ``RoundCost`` and as ``RaggedCosts``.
-
-    Attributes:
-        drafter: Of drafting, whose tokens are those that it drafts; None if drafting takes no time.
-        deepest: The deepest drafts that the constants hold for; None for any.
-    """
+    """Rounds by fitted constants, as a ``RoundCost`` and as ``RaggedCosts``, for drafts of up to ``deepest`` tokens."""
 
     padded = False  # every token costs, and none that is not there: rows are packed
     follows = scattered = 0.0  # see ``CalibratedRounds``
@@ -59,7 +54,6 @@ class AffineRounds:
         return self.drafter.seconds(StepSize.of(rows=batch, queries=drafted, context=context))
 
     def check_depth(self, depth: int) -> None:
-        """Refuse drafts that are deeper than the constants hold for."""
         if self.deepest is not None and depth > self.deepest:
             raise ValueError(
                 f"the costs of rounds hold for drafts of up to {self.deepest} tokens, and drafts are {depth} deep: "
@@ -67,7 +61,6 @@ class AffineRounds:
             )
 
     def prefill_seconds(self, size: StepSize) -> float:
-        """Return the seconds of a forward over pieces of prompts."""
         return self.target.seconds(size)
 
     def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Shaped[np.ndarray, "*#size"]) -> Sizes:
@@ -101,11 +94,8 @@ of 128 rows with 4 tokens each.
 class TimedRounds:
     """Rounds whose verification was timed, and whose drafting takes a share of a plain step, as a ``RoundCost``.
 
-    Attributes:
-        nodes: Tokens per row that were timed, root included, ascending from 1. Between them, times lie on lines.
-        seconds: The times, by rows.
-        share: The time of a forward of the drafter over that of a plain step.
-        at_once: Whether one such forward drafts all tokens; else each drafts one.
+    Between the ``nodes`` that were timed, times lie on lines; ``share`` is the time of a forward of the drafter over
+    that of a plain step, and ``at_once`` whether one drafts all tokens.
     """
 
     nodes: Sequence[int]
@@ -124,12 +114,9 @@ class TimedRounds:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModel:
-    """What runs when tokens are drafted.
+    """The model that runs when tokens are drafted: ``at_once`` one forward drafts all of them, else one forward each.
 
-    Attributes:
-        shape: The drafting model, or the head with the output layer that it uses.
-        at_once: Whether one forward drafts all tokens, as a block drafter's; else one forward drafts one token.
-        catches_up: Whether the same forward reads what became final, in as many places again (PARD, P-EAGLE).
+    ``catches_up``: the same forward reads what became final, in as many places again (PARD, P-EAGLE).
     """
 
     shape: ModelShape
@@ -138,7 +125,6 @@ class DraftModel:
     catches_up: bool = False
 
     def work(self, *, batch: int, drafted: int, context: float) -> StepWork:
-        """Return the work of drafting so many tokens in every row."""
         if not drafted:
             return StepWork()
         if self.at_once:
@@ -151,12 +137,8 @@ class DraftModel:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofRounds:
-    """Rounds in the least time that a device allows: a ``RoundCost`` from bytes and operations alone.
+    """Rounds in the least time that a device allows, from bytes and operations; ``overhead`` in seconds per forward."""
 
-    Attributes:
-        drafter: What drafts; None if drafting takes no time, as a look-up.
-        overhead: Seconds per forward for everything that is not in the roof, such as launching its kernels.
-    """
 
     shape: ModelShape
     precision: Precision

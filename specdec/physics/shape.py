@@ -10,20 +10,12 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """A layer's attention.
+    """A layer's attention, in numbers: of the projections' weights, of a query's products, and per cached position.
 
     With latent attention (MLA), a position keeps one latent vector and one rotary key for all heads. While decoding,
-    queries are multiplied with the latents themselves (the absorbed form), so that the products are wider than the
-    heads; a prefill expands the latents first, and multiplies as many numbers as there are in the heads.
-
-    Attributes:
-        weights: Numbers in the projections' matrices.
-        heads: Query heads.
-        key_dim: Length of the product of a query and a key; ``prefill_key_dim`` in a prefill.
-        value_dim: Length of the vector that a query takes up per position; ``prefill_value_dim`` in a prefill.
-        kept: Numbers that the cache keeps per position.
-        vectors: How many vectors these numbers form; a quantized cache stores a factor with each.
-        window: How many positions a query sees at most; None for all.
+    queries are multiplied with the latents themselves (the absorbed form), so that the products (``key_dim``,
+    ``value_dim``) are wider than the heads; a prefill expands the latents first. The numbers that are ``kept`` per
+    position form so many ``vectors``; ``window`` is how many positions a query sees at most.
     """
 
     weights: int
@@ -40,7 +32,7 @@ class Attention:
     def grouped(
         cls, *, weights: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None
     ) -> "Attention":
-        """Return attention with a key and a value for each of ``kv_heads`` heads: as many as query heads, or fewer."""
+        """Return attention with a key and a value for each of ``kv_heads`` heads."""
         dims = dict.fromkeys(("key_dim", "value_dim", "prefill_key_dim", "prefill_value_dim"), head_dim)
         kept = {"kept": 2 * kv_heads * head_dim, "vectors": 2 * kv_heads}
         return cls(weights=weights, heads=heads, window=window, **dims, **kept)
@@ -64,11 +56,7 @@ class Attention:
 class Recurrence:
     """A layer's state of constant size, in place of keys and values per position (Mamba, linear attention).
 
-    Attributes:
-        weights: Numbers in the projections' matrices and convolutions.
-        state: Numbers that a row keeps, however long it is.
-        flops: Operations per token on the state, besides the products with weights.
-        matrix: Numbers of the state that are in float32 in any precision; the others belong to convolutions.
+    ``matrix`` numbers of the state are in float32 in any precision; ``flops`` are operations per token on the state.
     """
 
     weights: int
@@ -79,14 +67,7 @@ class Recurrence:
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp:
-    """A layer's feed-forward part, dense or a mixture of experts.
-
-    Attributes:
-        weights: Numbers in the matrices that every token uses: a dense MLP, shared experts, the router.
-        experts: How many experts there are to choose among; 0 for a dense MLP.
-        chosen: How many of them a token uses.
-        expert_weights: Numbers in the matrices of one expert.
-    """
+    """A layer's feed-forward part; ``weights`` are what every token uses: a dense MLP, shared experts, the router."""
 
     weights: int
     experts: int = 0
@@ -95,14 +76,10 @@ class Mlp:
 
     @property
     def active(self) -> int:
-        """Numbers in the matrices that one token uses."""
         return self.weights + self.chosen * self.expert_weights
 
     def hit(self, tokens: float) -> float:
-        """Return how many of the experts' weights a step with so many tokens reads, if all are equally likely.
-
-        Real routers have favourites, so that a step hits fewer experts than this.
-        """
+        """Return how many of the experts' weights a step reads, if all are equally likely; routers have favourites."""
         return experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
 
 
@@ -115,9 +92,7 @@ def experts_hit(tokens: float, *, experts: int, chosen: int) -> float:
 class Layer:
     """One decoder layer: what mixes tokens (attention, a recurrence, or both side by side), and an MLP.
 
-    Attributes:
-        indexer: Chooses the positions that attention sees, by keys of its own for all positions (sparse attention,
-            whose ``window`` is how many it chooses); None in a layer that does not choose.
+    The ``indexer`` chooses the positions that attention sees (as many as its ``window``), by keys of its own.
     """
 
     attention: Attention | None = None
@@ -142,15 +117,10 @@ class ModelShape:
     """The sizes of a decoder.
 
     Attributes:
-        kind: The ``model_type`` of its configuration.
-        hidden: Width of the residual stream.
-        vocab: Width of the logits.
         table_weights: Numbers in tables of which a token reads one row: token and position embeddings.
-        output_weights: Numbers in the output layer, which may be the table of token embeddings.
         tied: Whether the output layer is that table, or belongs to another model, and is not to be counted again.
         borrowed: Whether it belongs to another model.
         other_weights: Numbers in matrices that belong to no layer, and that every token uses.
-        max_length: The longest sequence that the configuration allows; None if it does not say.
     """
 
     kind: str
@@ -176,7 +146,6 @@ class ModelShape:
 
     @cached_property
     def expert_weights(self) -> int:
-        """Numbers in the matrices of all experts."""
         return sum(layer.mlp.experts * layer.mlp.expert_weights * count for layer, count in self.groups)
 
     @property
@@ -197,7 +166,6 @@ class ModelShape:
 
     @property
     def is_mixture(self) -> bool:
-        """Whether there are experts to choose among."""
         return any(layer.mlp.experts for layer, _ in self.groups)
 
     @cached_property
@@ -212,13 +180,7 @@ class ModelShape:
 
 
 def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim: int = 128) -> ModelShape:
-    """Return the shape of a model of exactly so many parameters, all in its layers, as round numbers are worked out.
-
-    It has no table and no output layer: a forward reads every parameter once.
-
-    Raises:
-        ValueError: The parameters are no multiple of the layers.
-    """
+    """Return the shape of a model of exactly so many parameters, all in its layers, as round numbers are worked out."""
     each, rest = divmod(parameters, layers)
     if rest:
         raise ValueError(f"{parameters:,} parameters are no multiple of {layers} layers")

@@ -23,14 +23,7 @@ def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
 
 
 def rate_for(tokens: float, drafted: int) -> float | None:
-    """Return the acceptance of every drafted token at which rounds bring so many tokens (``chain_tokens``).
-
-    For the tokens that a round must bring to pay, its seconds over those of a plain step, it is the break-even
-    acceptance.
-
-    Returns:
-        0 if fewer than the last token suffice; None if not even drafts that are always accepted bring so many.
-    """
+    """Return the acceptance at which rounds bring so many tokens; None if none does, 0 if the last token suffices."""
     if tokens > drafted + 1:
         return None
     low, high = 0.0, 1.0
@@ -90,12 +83,9 @@ def gain(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, c
 def break_even_batch(
     cost: RoundCost, acceptance: Acceptance, *, drafted: int, context: float, most: int = 1 << 14
 ) -> int | None:
-    """Return the largest batch, of those up to ``most``, at which speculation is no slower than plain decoding.
+    """Return the largest batch up to ``most`` at which speculation is no slower; 0 for none, None if it pays there.
 
     With experts it may be slower for few rows, too, which this does not say.
-
-    Returns:
-        0 if it is slower at every power of two; None if it pays at ``most``.
     """
 
     def pays(batch: int) -> bool:
@@ -118,12 +108,8 @@ def critical_context(
     With very many rows, reading the weights costs nothing per row: what is left per row is its keys and values, and
     the operations of its tokens. From this context on, their ratio stays below the ridge (MagicDec, arXiv 2408.11049).
 
-    Args:
-        flops: Operations per token in products with weights.
-        pair_flops: Operations of attention per token and position.
-        kv_bytes: Bytes that the cache keeps per position.
-        ridge: Operations per byte above which the device is bound by operations.
-        drafted: Drafted nodes per row.
+    ``flops`` are operations per token with weights, ``pair_flops`` of attention per token and position, ``kv_bytes``
+    what the cache keeps per position, ``ridge`` operations per byte.
     """
     left = ridge * kv_bytes - pair_flops * (drafted + 1)
     return flops * (drafted + 1) / left if left > 0 else None
@@ -135,16 +121,5 @@ def latency(first: float, per_token: float, tokens: int) -> float:
 
 
 def price_per_million(price: float, tokens_per_second: float) -> float:
-    """Return the price of a million tokens of a device, from its price per hour and what it makes over all rows."""
+    """Return the price of a million tokens, from a device's price per hour."""
     return price * 1e6 / (3600 * tokens_per_second)
-
-
-def all_reduce_seconds(
-    *, devices: int, tokens: float, hidden: int, number_bytes: float, bandwidth: float, latency: float = 0.0
-) -> float:
-    """Return the seconds of one sum over devices that share a model, of which a layer needs two.
-
-    ``bandwidth`` is that of the link, ``latency`` the seconds until its first byte arrives.
-    """
-    share = 2 * (devices - 1) / devices
-    return share * tokens * hidden * number_bytes / bandwidth + latency if devices > 1 else 0.0

@@ -60,17 +60,7 @@ class Roof:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a forward must move and compute.
-
-    Attributes:
-        weight_bytes: Weights that are read.
-        kv_read_bytes: Keys, values and states that are read, once for all queries of a row.
-        kv_write_bytes: Those that are written.
-        activation_bytes: The residual stream, once written and once read per layer.
-        logit_bytes: Logits that are written.
-        linear_flops: Operations in products with weights.
-        attention_flops: Operations in attention's two products, and on states.
-    """
+    """What a forward must move and compute. Keys, values and states are read once for all queries of a row."""
 
     weight_bytes: float = 0.0
     kv_read_bytes: float = 0.0
@@ -82,17 +72,15 @@ class StepWork:
 
     @property
     def linear(self) -> Work:
-        """The part of the products with weights."""
         return Work(self.weight_bytes + self.activation_bytes + self.logit_bytes, self.linear_flops)
 
     @property
     def attention(self) -> Work:
-        """The part of attention: keys and values, and the products with them."""
         return Work(self.kv_read_bytes + self.kv_write_bytes, self.attention_flops)
 
     @property
     def total(self) -> Work:
-        """Everything, as if it could overlap."""
+        """All of it, as if it could overlap."""
         return self.linear + self.attention
 
     def least_seconds(self, roof: Roof) -> float:
@@ -100,10 +88,7 @@ class StepWork:
         return roof.least_seconds(self.total)
 
     def by_parts(self, roof: Roof) -> float:
-        """Return the least time if attention and the linear layers take turns, as they do in a model.
-
-        It is more than ``least_seconds`` where one of them is bound by memory and the other one by operations.
-        """
+        """Return the least time if attention and the linear layers take turns, as they do in a model."""
         return roof.least_seconds(self.linear) + roof.least_seconds(self.attention)
 
     def bound(self, roof: Roof) -> str:
@@ -114,7 +99,6 @@ class StepWork:
         return StepWork(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def times(self, count: float) -> "StepWork":
-        """Return the work of so many such forwards, one after the other."""
         return StepWork(**{f.name: getattr(self, f.name) * count for f in fields(self)})
 
 

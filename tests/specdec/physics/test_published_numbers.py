@@ -11,7 +11,7 @@ from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.precision import Precision, bytes_of
 from specdec.physics.rounds import RoofRounds
 from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
-from specdec.physics.speculation import all_reduce_seconds, latency, price_per_million, target_efficiency
+from specdec.physics.speculation import latency, price_per_million, target_efficiency
 from specdec.physics.work import Roof, StepWork, prefill_work, step_work
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B, SHAPES
 
@@ -33,10 +33,7 @@ def seconds(work: StepWork, roof: Roof = H100) -> float:
     return roof.least_seconds(work.linear)
 
 
-SUMS = {"devices": 2, "tokens": 8, "hidden": 8192, "number_bytes": 2, "bandwidth": 450e9, "latency": 5e-6}
 NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
-    "sums over two devices, us": (lambda: 1e6 * all_reduce_seconds(**SUMS), 8 * 8192 * 2 / 450e3 + 5),
-    "sums over one device": (lambda: all_reduce_seconds(**SUMS | {"devices": 1}), 0),
     "prefill, FLOP": (lambda: PREFILL.linear_flops, 5.734e14),
     "prefill, FLOP per byte (printed as 4,093 = 573 / 0.14)": (lambda: PREFILL.linear.intensity, 4096),
     "prefill, s": (lambda: seconds(PREFILL), 0.5795),
