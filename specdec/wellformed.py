@@ -43,7 +43,7 @@ FATAL = frozenset({Form.TENSORS, Form.PARENTS, Form.VALID, Form.ROOT, Form.TOKEN
 
 @dataclass(frozen=True)
 class Flaw:
-    """What is wrong with a tree: the check that it fails, where first (None for the whole tree), and the remedy."""
+    """A flaw of a tree: the check that it fails, where first (None for the whole tree), and the remedy."""
 
     check: Form
     row: int | None
@@ -67,7 +67,7 @@ def _shown(name: str, value: Tensor) -> str:
 
 
 def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
-    """Return what is wrong with a drafter's proposal, at most one flaw per check, up to the first ``FATAL`` one.
+    """Return the flaws of a drafter's proposal, at most one per check, up to the first ``FATAL`` one.
 
     Rows that do not draft may hold any valid tree, so only the structure of those is checked. ``leaf_probs`` says
     whether the drafter was bound with it.
@@ -213,10 +213,9 @@ def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw
 def draft_probs_flaws(
     tree: DraftTree, drafted: Bool[Tensor, "batch node"], *, every: Bool[Tensor, "batch node"] | None = None
 ) -> list[Flaw]:
-    """Return what is wrong with q, and with the tokens that were drawn from it.
+    """Return flaws of q, and of the tokens that were drawn from it.
 
-    ``drafted`` marks the nodes whose law counts, ``every`` nodes that need a row of q whether they have children or
-    not.
+    ``drafted`` marks the nodes whose law counts, ``every`` nodes that need a row of q, with children or not.
     """
     drawn = drafted & ((tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT))
     q = tree.draft_probs

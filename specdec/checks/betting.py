@@ -70,7 +70,6 @@ class Question:
         return max((self.ratio(prompt, law, most) for most in MOSTS), key=lambda log: float(law @ log))
 
     def growth(self, prompt: int, name: str) -> float:
-        """How much the logarithm of a mistake's bet grows per output, if the subject makes the mistake."""
         return float(self.mistakes[name][prompt] @ self.named(prompt, name))
 
     def ratio(
@@ -87,12 +86,7 @@ class Question:
 
 
 class Bets:
-    """The wealth of every bet, in audits that go on at the same time.
-
-    Attributes:
-        logs: The logarithm of the wealth.
-        level: Largest probability of a false alarm, half of which is theirs.
-    """
+    """The wealth of every bet, in audits that go on at the same time; half of the ``level`` is theirs."""
 
     bets: list[str]
     logs: Float[np.ndarray, "audit bet"]
@@ -122,7 +116,6 @@ class Wealth(Bets):
         ]
 
     def estimate(self, prompt: int) -> Float[np.ndarray, "audit cell"]:
-        """The law that the outputs so far look like."""
         seen, law = self.seen[prompt], self.question.laws[prompt]
         return (seen + FAITH * len(law) * law) / (seen.sum(1, keepdims=True) + FAITH * len(law))
 

@@ -90,9 +90,6 @@ def check_drafter(
         max_length: Tokens per request; None for what the target has, at most 1024.
         options: More arguments of the engines. By default no weights are packed, which does not pay in runs this short.
         progress: Called with the name of a check when it begins.
-
-    Raises:
-        ValueError: The arguments do not fit each other, such as a verifier that does not take such drafts.
     """
     length = max_length or min(target.max_length, 1024)
     sampled = replace(
@@ -175,7 +172,6 @@ def _finding(check: str, tried: Callable[[], str]) -> Finding:
 
 
 def _words(error: Exception) -> str:
-    """Return an error in words, with the last line outside of this package that led to it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
     text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

@@ -40,11 +40,8 @@ MOST_NUMBERS = 200_000_000
 class WeightedDrafts:
     """All possible drafts, one per row, or a random sample of equal probabilities.
 
-    Attributes:
-        tree: The drafts as a verifier gets them.
-        prefixes: The path to every node as a number (see ``Tables``).
-        probability: Probability of every row.
-        target_probs: p at every node; NaN at nodes that are not drafted, because a rule must not read them.
+    ``prefixes`` is the path to every node as a number (see ``Tables``); ``target_probs`` is NaN at nodes that are not
+    drafted, because a rule must not read them.
     """
 
     tree: DraftTree

@@ -55,10 +55,7 @@ Tests = dict[str, tuple[float, int]]
 
 
 class ByRule:
-    """The tokens that rules would have emitted in the rounds that were played.
-
-    Rules with another noise than the engine's own (``noise``) are left out.
-    """
+    """The tokens that rules would have emitted in the rounds that were played, but for rules with another noise."""
 
     def __init__(self, rules: Sequence[Verifier], noise: Noise):
         self.rules = [rule for rule in rules if rule.noise is noise is not Noise.SHARED]
@@ -113,7 +110,6 @@ class Draws:
         accepting: The engine's two numbers of every round.
         first: Counts of first tokens and their q, by prompt: all from round 0, where the context is the prompt.
         chosen: The different drafts of round 0, by prompt.
-        laws: The laws of all drafted nodes.
     """
 
     adapts: bool
@@ -259,7 +255,7 @@ def played(
 
 
 def _limit(tests: dict[str, Tests]) -> float:
-    """Return the p-value from which on a test is no proof: it is made several times while draws come in."""
+    """The p-value from which on a test is no proof: it is made several times while draws come in."""
     return LEVEL / (max(sum(map(len, tests.values())), 1) * len(LOOKS))
 
 

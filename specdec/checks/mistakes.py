@@ -66,8 +66,7 @@ class Place:
         whole_q: The drafter's without top-p.
         raw_q: The drafter's at temperature 1.
         served: The target's with the settings of ``OF_SERVERS``.
-        edges: The target's, with slightly less and slightly more in the nucleus: where rounding decides, they differ
-            from p.
+        edges: The target's with slightly less and more in the nucleus, which differ from p where rounding decides.
     """
 
     p: Row
@@ -203,11 +202,9 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Cells:
-    """A partition of the next tokens.
+    """A partition of the next tokens into ``count`` cells.
 
-    Attributes:
-        opened: By opened prefix: the cell of every next token, -1 where that token opens another prefix.
-        count: The number of cells.
+    By opened prefix: the cell of every next token, -1 where that token opens another prefix.
     """
 
     opened: Mapping[Path, np.ndarray]
@@ -236,10 +233,7 @@ def joint(
 ) -> tuple[Cells, dict[str, Float[np.ndarray, " cell"]]]:
     """Returns the cells of the next ``horizon`` tokens, and the laws of ``HONEST``, ``EDGES`` and mistakes (or all).
 
-    Args:
-        drafted: Tokens of a round's chain.
-        undrafted: The first tokens, which come without drafts.
-        ends: Tokens behind which nothing follows.
+    ``drafted`` tokens are a round's chain; the first ``undrafted`` come without drafts; nothing follows ``ends``.
     """
     rules = {HONEST: lambda at: _round(at.p, at.q), **EDGES, **{name: MISTAKES[name] for name in names or MISTAKES}}
     opened: dict[Path, np.ndarray] = {}

@@ -48,8 +48,8 @@ class Outcome:
     Attributes:
         joint: Joint distribution of the next depth + 1 tokens, flat. Where a round emits fewer, the rest is drawn from
             the distribution that the rule states (``Verifier.stated_law``).
-        tv: Total variation between ``joint`` and the distribution that the rule states: the target's, unless the rule
-            is ``EXACT_WRT`` another.
+        tv: Total variation between ``joint`` and that distribution, which is the target's unless the rule is
+            ``EXACT_WRT`` another.
         target_tv: Total variation between ``joint`` and the target's distribution.
         expected_accepted: Expected number of accepted draft tokens in a round.
     """
@@ -113,13 +113,12 @@ def enumerate_outcome(verifier: Verifier, tables: Tables, shape: TreeShape, laws
 
 @dataclass(frozen=True)
 class SharedOutcome:
-    """What a sample of seeds shows.
+    """Figures of a sample of seeds.
 
     Attributes:
         differing: The number of outputs that differ from plain decoding's with the same seed; 0 for an exact rule.
         p_value: Of a chi-square test of plain decoding's outputs against the target's joint distribution.
-        accepted: Mean number of accepted draft tokens in a round.
-        error: Standard error of ``accepted``.
+        accepted: Mean number of accepted draft tokens in a round, with its standard ``error``.
     """
 
     differing: int

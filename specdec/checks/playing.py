@@ -53,14 +53,13 @@ class MalformedError(Exception):
 
 @dataclass
 class Log:
-    """What was seen of a drafter, in all of its sessions.
+    """Everything that was seen of a drafter, in all of its sessions.
 
     Attributes:
-        flaws: The first flaw of every kind, by the name of its check.
+        flaws: The first flaw of every kind.
         changed: The array of the batch that ``propose`` changed, if any.
-        trees, nodes, drawn: The numbers of trees, of valid drafted nodes, and of those drawn at random from a q.
-        top_tokens: The number of successors of every node that its session wants.
-        told: The number of nodes for which it was told the target's likeliest successors.
+        drawn: The number of valid drafted nodes that were drawn at random from a q.
+        told: The number of nodes for which it was told the target's likeliest successors (``top_tokens`` of each).
         untold: What was wrong with these, if anything.
         spoiled: Whether some rows' hidden states or logits are NaN, so that their q may be no distribution.
     """
@@ -165,12 +164,7 @@ def _arrays(batch: Batch) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """The valid nodes of one row.
-
-    Attributes:
-        nodes: Token, parent and law of each, the root first; parents are indices into this draft.
-        draft_probs: q after the first of them; None if the tree has none.
-    """
+    """The valid nodes of one row: token, parent and law of each, the root first; and q after the first of them."""
 
     nodes: tuple[tuple[int, int, int], ...]
     draft_probs: Float[Tensor, "node vocab"] | None
@@ -239,10 +233,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a drafter is tried: how to make it, and what it works with.
-
-    ``log`` takes what all of its trees show, ``options`` are more arguments of the engines.
-    """
+    """Where a drafter is tried: how to make it, what it works with, and more arguments of the engines (``options``)."""
 
     make: Callable[[], Drafter]
     target: Target
@@ -288,7 +279,6 @@ def run(
     Args:
         stop_after: Drop the requests after this many turns of the engine.
         rows_of_q: The number of nodes after which q is kept, which takes memory; None for all.
-        on_round: Called with every round that speculates.
         watch: Whether drafts are kept; nobody may look at rounds that are to be recorded.
         may_fail: Whether a failed request is no error here; else it is a ``ValueError``.
     """

@@ -38,11 +38,8 @@ def reference_decode(
 ) -> list[int]:
     """Return the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
 
-    Args:
-        sampling: Its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
-        stop_ids: Tokens that end the output.
-        noise: The noise of the verifier with which the engine is compared.
-        kv_cache: The format in which the engine stores keys and values; here they are rounded to it.
+    Its seed and stream give the engine's random numbers. ``noise`` is that of the verifier with which the engine is
+    compared, ``kv_cache`` the format in which it stores keys and values; here they are rounded to it.
     """
     sampling = sampling.seeded(0)
     sequence, name = list(prompt_ids), cache_argument(signature(type(model).forward).parameters)
@@ -90,9 +87,8 @@ def _scores(
 class RoundedCache(DynamicCache):
     """transformers' growing cache, whose entries are rounded to a format when they are stored, and kept as numbers.
 
-    Args:
-        shake: How far numbers are moved at random before, as a fraction of the largest number in their vector. What
-            lies that close to the border of two codes may then get either.
+    ``shake``: how far numbers are moved at random before, as a fraction of the largest number in their vector. What
+    lies that close to the border of two codes may then get either.
     """
 
     def __init__(self, model: PreTrainedModel, format: Format, *, shake: float = 0.0, seed: int = 0):

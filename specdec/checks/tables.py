@@ -20,9 +20,8 @@ _TOLERANCE = 1e-6  # how far a row's sum may be from 1: tables may come from flo
 class Tables:
     """The next-token distributions of a target and a drafter, after every prefix up to some length.
 
-    Attributes:
-        p: ``p[d][i]`` follows the prefix of length d whose tokens, read as digits in base ``vocab``, make the number i.
-        q: The drafter's, in the same order; None if drafts are ``DETERMINISTIC`` and made elsewhere.
+    ``p[d][i]`` follows the prefix of length d whose tokens, read as digits in base ``vocab``, make the number i; ``q``
+    is in the same order, and None if drafts are ``DETERMINISTIC`` and made elsewhere.
 
     Raises:
         ValueError: A row is not a distribution, or a level has the wrong number of rows; says which.
@@ -65,10 +64,9 @@ class Tables:
 
     @classmethod
     def random(cls, vocab: int, depth: int, *, seed: int, kinds: Sequence[str] = ("dense",)) -> "Tables":
-        """Return random tables; the kinds of rows (``ROW_KINDS``) take turns over the prefixes.
+        """Return random tables; the kinds of rows take turns over the prefixes of up to ``depth`` tokens.
 
         Args:
-            depth: Length of the longest prefix.
             kinds: ``dense``: all probabilities positive; ``zeros``: one zero in p and one in q; ``disjoint``: no token
                 has a positive probability in both; ``equal``: q is p; ``one_hot``: p has a single token; ``exhausted``:
                 q has two tokens, so a third draw without replacement finds none.

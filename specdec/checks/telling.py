@@ -24,12 +24,7 @@ KEPT = 0.25
 
 @dataclass(frozen=True)
 class Telling:
-    """A prompt, and the laws of what follows it.
-
-    Attributes:
-        laws: By mistake, and ``HONEST``: the law of the cells.
-        best_for: The mistakes that show most here.
-    """
+    """A prompt, the laws of what follows it by mistake (and ``HONEST``), and the mistakes that show most here."""
 
     id: str
     ids: tuple[int, ...]

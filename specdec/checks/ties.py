@@ -49,13 +49,10 @@ LONGEST_TAIL = 64
 
 @dataclass(frozen=True)
 class Tie:
-    """How far two tokens are apart at a place, and how far the dtype explains.
+    """How far two tokens are apart at a place, in nats, and how far the dtype explains.
 
-    Attributes:
-        margin: How far the lower of the two logits is below the largest one of that place, in nats. None if one of the
-            two tokens is impossible there (a logits processor forbids it) or the logits are not finite.
-        bound: The largest margin that the dtype explains there, in nats; None without a margin, or if none was asked
-            for.
+    ``margin`` is how far the lower of the two logits is below the largest one there, None if a token is impossible; the
+    ``bound`` is None without a margin, or if none was asked for.
     """
 
     margin: float | None
@@ -84,9 +81,7 @@ def examine(
 
     Args:
         sequence: Prompt and output up to the place.
-        tokens: What the two methods went on with.
-        sampling: How they decoded, greedily.
-        prompt_length: How many tokens of the sequence are the prompt's.
+        tokens: What the two methods went on with, greedily.
         runner: The engine's; None leaves its passes out.
         bounded: False leaves the bound out, which costs a forward instead of many.
         kv_cache: The format in which the engine stores keys and values. The model's passes round to it, too, and passes
@@ -144,7 +139,7 @@ def _run_model(
     *,
     cache: DynamicCache | None = None,
 ) -> Float[Tensor, " vocab"]:
-    """Return the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
+    """The logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
     parameters = signature(type(model).forward).parameters
     name, options = cache_argument(parameters), {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
     past, start = cache_like(model, kv_cache) if cache is None else cache, 0
@@ -159,7 +154,7 @@ def _run_model(
 
 
 def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
-    """Return the logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
+    """The logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
     rows, start = runner.cache.slots, 0
     cache = make_cache(
         runner.facts, max_batch_size=rows, max_length=len(sequence), max_nodes=0, kv_cache=runner.kv_cache

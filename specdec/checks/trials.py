@@ -41,7 +41,7 @@ _MIXED = (3, 7)  # slots, and pieces of prompts, of a ragged batch
 
 
 class Trials:
-    """What is tried with a drafter on one stage.
+    """Trials of a drafter on one stage.
 
     Args:
         prompts: At least two.
@@ -269,7 +269,7 @@ class Trials:
         return f"{len(self._mixed)} requests go as in rounds that are not recorded"
 
     def drawn(self, check: str) -> str:
-        """Return what many draws show about q and their independence, and whether chosen drafts are drawn after all."""
+        """What many draws show about q and their independence, and whether chosen drafts are drawn after all."""
         if check == q.FIRST:
             self._draws = q.played(self.stage, self.prompts, self.sampling, self._by_rule, self._num_draws)
         if self._draws is None:

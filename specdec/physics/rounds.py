@@ -139,7 +139,6 @@ class DraftModel:
 class RoofRounds:
     """Rounds in the least time that a device allows, from bytes and operations; ``overhead`` in seconds per forward."""
 
-
     shape: ModelShape
     precision: Precision
     roof: Roof
