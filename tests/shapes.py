@@ -1,9 +1,9 @@
-"""When the shapes of arrays are checked: at the beginning of every test, and not where other tests check the same code.
+"""When the shapes of arrays are checked: in the first calls of a function in every test.
 
 A check takes as long as a small operation on tensors, and to prepare the checks of a function takes as long as a round.
 So only functions whose annotations name shapes are checked (pyright knows all other types), their checks are prepared
-when they are first called, and two numbers limit the rest: the checks of a test, and the copies of a function that is
-defined inside another one, which is made anew at every call of the outer one.
+when they are first called, and two numbers limit the rest: the checked calls of a function in one test, and the copies
+of a function that is defined inside another one, which is made anew at every call of the outer one.
 """
 
 import dataclasses
@@ -16,34 +16,20 @@ from typing import Any, get_args
 
 import jaxtyping
 
-MOST_CHECKS = 2_000
-"""Checks in one test, two for each call of a function that returns something: some hundredths of a second."""
+MOST_CALLS = 8
+"""Calls of a function that are checked in one test: each of its shapes occurs among them, or in another test."""
 MOST_COPIES = 20
 """Copies of an inner function that are checked, in one process."""
 
-_made = 0
+_tests = 0
 _copies: Counter[CodeType] = Counter()
 _jaxtyped: Any = jaxtyping.jaxtyped
 
 
-def counted(check: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a check that switches all checks off when the test has made enough of them."""
-
-    @wraps(check)
-    def checking(*arguments: Any, **named: Any) -> Any:
-        global _made
-        _made += 1
-        if _made > MOST_CHECKS:
-            jaxtyping.config.update("jaxtyping_disable", True)
-        return check(*arguments, **named)
-
-    return checking
-
-
 def begin_checks() -> None:
     """Switch the checks on, for a new test."""
-    global _made
-    _made = 0
+    global _tests
+    _tests += 1
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
@@ -58,12 +44,16 @@ def _prepared_late(function: Callable[..., Any], decorate: Callable[..., Any]) -
     if hasattr(function, "_checked") or not any(map(_has_shapes, getattr(function, "__annotations__", {}).values())):
         return function
     made: Callable[..., Any] | None = None
+    test = left = 0
 
     @wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
-        nonlocal made
-        if jaxtyping.config.jaxtyping_disable:
+        nonlocal made, test, left
+        if test != _tests:
+            test, left = _tests, MOST_CALLS
+        if not left or jaxtyping.config.jaxtyping_disable:
             return function(*arguments, **named)
+        left -= 1
         if made is None:
             made = decorate(function)
         return made(*arguments, **named)

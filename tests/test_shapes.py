@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tests import check_types
-from tests.shapes import shapes_unchecked
+from tests.shapes import MOST_CALLS, begin_checks, shapes_unchecked
 
 RIGHT, WRONG = (torch.zeros(2), torch.zeros(2)), (torch.zeros(2), torch.zeros(3))
 
@@ -36,7 +36,9 @@ def test_a_wrong_shape_is_noticed() -> None:
     assert noticed(function) and torch.equal(function(*RIGHT), torch.zeros(2))
     with shapes_unchecked():
         assert not noticed(function)
-    assert noticed(function)
+    assert [noticed(function) for _ in range(MOST_CALLS)] == [True] * (MOST_CALLS - 2) + [False] * 2
+    begin_checks()
+    assert noticed(function), "in the next test again"
 
 
 def test_fields_and_what_stands_inside_of_other_types_are_checked_and_nothing_without_shapes_is() -> None:
