@@ -34,7 +34,7 @@ from specdec.drafting.vocabulary import check_same_vocabulary
 from specdec.interfaces import Description, Drafter
 from specdec.placement import main_device
 from specdec.quantization.base import output_width
-from specdec.target.facts import check_model, check_tokenizer
+from specdec.target.configuration import check_model, check_tokenizer
 from specdec.target.loading import load, load_model, load_tokenizer
 from specdec.target.target import Target
 

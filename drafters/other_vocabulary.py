@@ -24,7 +24,7 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import SamplingParams
-from specdec.target.facts import check_tokenizer, position_limit
+from specdec.target.configuration import check_tokenizer, position_limit
 from specdec.target.spelling import Spelling
 from specdec.target.target import Target
 from specdec.topology import Topology

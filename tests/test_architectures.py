@@ -19,9 +19,9 @@ import specdec.attention.masks
 import specdec.target.facts
 from specdec import DraftTree, ModelRunner
 from specdec.attention import BACKENDS
+from specdec.attention.facts import Reach
 from specdec.cache.transformers_cache import CACHE
 from specdec.native import native_library
-from specdec.target.facts import Reach
 from tests import architectures
 from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
 from tests.forwards import verify

@@ -18,7 +18,7 @@ from specdec.engine.parts import check_component
 from specdec.generation.config import DECODING_FIELDS, check_fields, for_row, sampling_fields, token_ids
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
-from specdec.target.facts import check_tokenizer
+from specdec.target.configuration import check_tokenizer
 from specdec.target.target import Target
 from specdec.types import Completion, Step
 

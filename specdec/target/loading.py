@@ -23,8 +23,8 @@ from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import ran_out, shortage
 from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread
-from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
-from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by
+from specdec.quantization import check_fast, check_quantization, quantize
+from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by, stored_scheme
 from specdec.target import parallel
 from specdec.target.adapters import config_of, merge
 
@@ -40,6 +40,22 @@ _TOKENIZERS = re.compile(r"token|vocab|merges|piece|bpe|spm|tekken")
 
 _DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")
 """The names of drafters' tensors that are stored with their target."""
+
+
+_ONE_DEVICE = "the whole model must be on one device, with its weights as they were trained"
+_EXCLUDED = {
+    ("device", "device_map"): "both say where the model goes",
+    ("device_map", "tensor_parallel"): "both say where the model's parts go",
+    ("device", "tensor_parallel"): "every process uses its own device",
+    ("quantization", "device_map"): _ONE_DEVICE,
+    ("quantization", "tensor_parallel"): _ONE_DEVICE,
+    ("inflate", "device_map"): _ONE_DEVICE,
+    ("inflate", "tensor_parallel"): _ONE_DEVICE,
+    ("adapters", "device_map"): _ONE_DEVICE,
+    ("adapters", "tensor_parallel"): _ONE_DEVICE,
+    ("adapters", "inflate"): _ONE_DEVICE,
+}
+"""Options that exclude each other, and why."""
 
 
 class Loaded(NamedTuple):
@@ -74,12 +90,15 @@ def load(
     if inflate is not None:
         inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
     size = parallel.check_processes(tensor_parallel)
-    for folder in (*adapters, *([] if adapter is None else [adapter])):
-        _check_adapted(size, device_map, inflate)
+    elsewhere = str(device) not in ("auto", parallel.accelerator() if size > 1 else "auto")
+    folders = [*adapters, *([] if adapter is None else [adapter])]
+    _check_together(
+        device=device if elsewhere else None, device_map=device_map, tensor_parallel=size if size > 1 else None,
+        quantization=quantization, inflate=inflate, adapters=folders or None,
+    )  # fmt: skip
+    for folder in folders:
         config_of(folder)
-    if size > 1:
-        parallel.check_options(device=device, device_map=device_map, quantization=quantization, inflate=inflate)
-    where = _place(device, device_map, max_memory, quantization=quantization, inflate=inflate)
+    where = _place(device, device_map, max_memory)
     asked = resolve_dtype(dtype)
     path = _located(name_or_path, options.get("subfolder") or "")
     try:
@@ -88,10 +107,13 @@ def load(
             config = AutoConfig.from_pretrained(config or path, **hub_options(options))
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
-        method = quantized_by(config, options.get("quantization_config"))
+        method, stored = quantized_by(config, options.get("quantization_config")), stored_scheme(config)
         if method is not None:
             check_packages(method)
             check_alone(method, quantization=quantization, inflate=inflate)
+        for option, given, kept in (("inflate", inflate, stored), ("adapter", adapter, stored or method)):
+            if given is not None and kept is not None:
+                raise ValueError(f"{option}={given!r}: it is stored in {kept}; give the checkpoint it was made of")
         if size > 1:
             parallel.check_shares(config, size)
             options |= parallel.join(size)
@@ -110,40 +132,27 @@ def load(
                 # Loaded again instead of cast, because a cast would also round tables that stay in float32.
                 del model
                 model, report = _read(path, dtype=choice.dtype, **options)
+        _check_complete(type(model).__name__, report, packed=method is not None)
+        if stored is not None and is_spread(model):  # device_map="auto" has found no room on one device
+            raise ValueError(
+                f"it is stored in this project's {stored}, whose layers have to be on one device: give device instead "
+                f"of device_map, or the checkpoint that it was made of"
+            )
+        if size == 1 and "device_map" not in options:
+            model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
     # A missing package (flash-attn, say) is an ImportError, an option that the model does not have a TypeError; a
     # quantizer that wants a GPU raises a RuntimeError.
     except (OSError, ValueError, ImportError, TypeError, RuntimeError) as error:
+        failed = f"cannot load the model {str(name_or_path)!r}"
+        if ran_out(error):
+            remedy = "give device_map='auto', a smaller dtype, or a checkpoint in fewer bits"
+            raise ValueError(f"{failed}: {shortage(error, where)}; {remedy}") from error
         nowhere = "" if Path(path).exists() else ", which is no local folder"
         attention = "attn_implementation"
         remedy = f"; leave {attention} out, the engine computes attention itself" if options.get(attention) else ""
-        if ran_out(error):
-            raise ValueError(_too_large(name_or_path, error, where)) from error
-        reason = first_sentence(error).rstrip(".")
-        message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
-        raise ValueError(message) from error
-    _check_complete(str(name_or_path), type(model).__name__, report, packed=method is not None)
-    if size == 1 and "device_map" not in options:
-        try:
-            model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
-        except RuntimeError as error:
-            if not ran_out(error):
-                raise
-            raise ValueError(_too_large(name_or_path, error, where)) from error
+        raise ValueError(f"{failed}{nowhere}: {first_sentence(error).rstrip('.')}{remedy}") from error
     model = model.eval()
-    stored = quantization_of(model)
-    if stored is not None and is_spread(model):  # device_map="auto" has found no room on one device
-        raise ValueError(
-            f"cannot load the model {str(name_or_path)!r}: it is stored in this project's {stored}, whose layers have "
-            f"to be on one device: give device instead of device_map, or the checkpoint that it was made of"
-        )
-    if stored is not None and inflate is not None:
-        raise ValueError(f"inflate={inflate!r}: {name_or_path!r} is stored in {stored}; inflate what it was made of")
     if adapter is not None:
-        if stored is not None or method is not None:
-            raise ValueError(
-                f"adapter={adapter!r}: {name_or_path!r} is stored in {stored or method}, and an adapter is merged into "
-                f"weights in full precision; give the checkpoint that it was made of"
-            )
         model = merge(model, adapter)
     if inflate is not None:
         model = inflation.inflate(model, inflate)
@@ -154,10 +163,14 @@ def load(
     return Loaded(model, choice.reason)
 
 
-def _check_adapted(size: int, device_map: object, inflate: object) -> None:
-    for option, given in (("tensor_parallel", size > 1), ("device_map", device_map), ("inflate", inflate)):
-        if given:
-            raise ValueError(f"adapters need the whole model on one device, as it was trained: leave {option} out")
+def _check_together(**given: object) -> None:
+    for (one, other), why in _EXCLUDED.items():
+        if given[one] is not None and given[other] is not None:
+            raise ValueError(f"{one}={_said(given[one])} and {other}={_said(given[other])}: {why}; leave one out")
+
+
+def _said(value: object) -> str:
+    return repr(str(value) if isinstance(value, torch.device) else value)
 
 
 def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
@@ -188,7 +201,7 @@ def _read(path: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     return read(path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True})
 
 
-def _check_complete(name: str, kind: str, report: Mapping[str, Any], *, packed: bool) -> None:
+def _check_complete(kind: str, report: Mapping[str, Any], *, packed: bool) -> None:
     """Refuse a model of which some weights are random numbers, or whose files are another model's.
 
     ``report`` leaves out what is tied or computed. Packages that quantize (``packed``) store tensors of their own.
@@ -201,8 +214,8 @@ def _check_complete(name: str, kind: str, report: Mapping[str, Any], *, packed: 
     wrong = [f"{what}: {listed(sorted(names))}" for what, names in parts.items() if names]
     if wrong:
         raise ValueError(
-            f"cannot load the model {name!r} as {kind}: {'; '.join(wrong)}; give the files of a whole model as it was "
-            f"saved, and those of a head to its own drafter (eagle, block, mtp, medusa)"
+            f"as {kind} {'; '.join(wrong)}; give the files of a whole model as it was saved, and those of a head to "
+            f"its own drafter (eagle, block, mtp, medusa)"
         )
 
 
@@ -251,12 +264,7 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
 
 
 def _place(
-    device: str | torch.device,
-    device_map: str | Mapping[str, Any] | None,
-    max_memory: Mapping[Any, Any] | None,
-    *,
-    quantization: object,
-    inflate: object,
+    device: str | torch.device, device_map: str | Mapping[str, Any] | None, max_memory: Mapping[Any, Any] | None
 ) -> torch.device:
     """Return the device whose arithmetic counts: the one that was asked for, or the main one of a map."""
     if device_map is None:
@@ -264,17 +272,7 @@ def _place(
             raise ValueError("max_memory limits what device_map='auto' gives to a device: give that too")
         return resolve_device(device)
     check_device_map(device_map)
-    if str(device) != "auto":
-        raise ValueError(f"device={str(device)!r} and device_map both say where the model goes: leave one of them out")
-    for option, value in (("quantization", quantization), ("inflate", inflate)):
-        if value is not None:
-            raise ValueError(f"{option}={value!r} needs the whole model on one device: leave device_map out")
     return resolve_device("auto") if isinstance(device_map, str) else device_of_map(device_map)
-
-
-def _too_large(name_or_path: str, error: BaseException, device: torch.device) -> str:
-    remedy = "give device_map='auto', a smaller dtype, or a checkpoint in fewer bits"
-    return f"cannot load the model {str(name_or_path)!r}: {shortage(error, device)}; {remedy}"
 
 
 def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:

@@ -36,37 +36,19 @@ def check_processes(tensor_parallel: Any) -> int:
     if tensor_parallel is None or tensor_parallel is False:
         return 1
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    if tensor_parallel is True:
-        wanted = started
-    else:
+    wanted = started
+    if tensor_parallel is not True:
         wanted = whole("tensor_parallel", tensor_parallel, least=1, remedy="give the number of processes, or True")
-    if wanted == 1 and tensor_parallel is True:
-        raise ValueError("tensor_parallel=True: start the processes with torchrun --nproc-per-node 2 (one per GPU)")
-    if wanted != started and wanted > 1:
-        there = "this process was started alone" if started == 1 else f"torchrun has started {started} processes"
+    if wanted == 1 and tensor_parallel is not True:
+        return 1
+    missing = next((name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ), None)
+    if wanted == 1 or wanted != started or missing is not None:
+        there = f"{missing} is not set" if wanted == started > 1 else f"the number of processes is {started}"
+        number = max(wanted, 2)
         raise ValueError(
-            f"tensor_parallel={wanted}: {there}; start the program with torchrun --nproc-per-node {wanted}"
+            f"tensor_parallel={tensor_parallel}: {there}; start the program with torchrun --nproc-per-node {number}"
         )
-    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if wanted > 1 and name not in os.environ]
-    if missing:
-        raise ValueError(f"tensor_parallel={wanted}: {missing[0]} is not set; start the program with torchrun")
     return wanted
-
-
-def check_options(*, device: Any, device_map: Any, quantization: Any, inflate: Any) -> None:
-    """Refuse what a shared model cannot have."""
-    if device_map is not None:
-        raise ValueError("tensor_parallel and device_map both say where the model's parts go: leave one of them out")
-    if str(device) not in ("auto", _accelerator()):
-        raise ValueError(
-            f"device={str(device)!r}: with tensor_parallel every process uses its own {_accelerator()} device; leave "
-            f"device out"
-        )
-    for option, value in (("quantization", quantization), ("inflate", inflate)):
-        if value is not None:
-            raise ValueError(
-                f"{option}={value!r} needs whole weights, and tensor_parallel splits them: leave one of them out"
-            )
 
 
 def check_shares(config: PreTrainedConfig, size: int) -> None:
@@ -92,7 +74,7 @@ def join(size: int) -> dict[str, Any]:
     if not torch.distributed.is_initialized():
         local = int(os.environ["LOCAL_RANK"])
         device = None
-        if _accelerator() == "cuda":
+        if accelerator() == "cuda":
             if local >= torch.cuda.device_count():
                 raise ValueError(
                     f"tensor_parallel={size}: process {local} has no GPU of its own, because this machine has "
@@ -117,7 +99,8 @@ def group_of(model: Any) -> Any | None:
     return mesh.get_group("tp") if mesh.mesh_dim_names and "tp" in mesh.mesh_dim_names else mesh.get_group()
 
 
-def _accelerator() -> str:
+def accelerator() -> str:
+    """Return the kind of device that every process has one of."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

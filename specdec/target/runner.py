@@ -18,7 +18,8 @@ from specdec.memory import one_sentence_if_short
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read
 from specdec.target.adapters import Adapters
-from specdec.target.facts import check_length, check_model, find, make_cache
+from specdec.target.configuration import check_length, check_model
+from specdec.target.facts import find, make_cache
 from specdec.target.invariance import settle
 from specdec.target.parallel import Agreement, group_of
 from specdec.tree import DraftTree

@@ -14,7 +14,7 @@ from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import num_weights, output_width, weights_read
 from specdec.target.adapters import Adapters
-from specdec.target.facts import check_model, check_tokenizer
+from specdec.target.configuration import check_model, check_tokenizer
 from specdec.target.grammars import Grammars
 from specdec.target.loading import find_tokenizer, load, load_tokenizer
 

@@ -225,8 +225,8 @@ def test_processes_that_are_not_there(given: Any, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (tiny_model, {"tensor_parallel": 2}, "torchrun .*3 processes"),
-        (tiny_model, {"device_map": "auto"}, "tensor_parallel and device_map"),
+        (tiny_model, {"tensor_parallel": 2}, "processes is 3; .*torchrun"),
+        (tiny_model, {"device_map": "auto"}, "device_map='auto' and tensor_parallel=3"),
         (tiny_model, {"device": "cuda:1"}, "device"),
         (tiny_model, {"quantization": "int8"}, "quantization='int8'"),
         (tiny_model, {"inflate": "110m"}, "inflate='110m'"),
