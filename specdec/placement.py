@@ -12,23 +12,23 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Returns whether hooks of accelerate move a model's inputs, or its weights, between its parts."""
+    """Return whether hooks of accelerate move a model's inputs, or its weights, between its parts."""
     return hasattr(model, "_hf_hook")
 
 
 def is_shared(model: nn.Module) -> bool:
-    """Returns whether other processes hold the rest of this model (tensor parallelism of transformers)."""
+    """Return whether other processes hold the rest of this model (tensor parallelism of transformers)."""
     return (getattr(model, "_tp_size", None) or 1) > 1
 
 
 def is_divided(model: Any) -> bool:
-    """Returns whether a model's layers run on several devices, or in several processes."""
+    """Return whether a model's layers run on several devices, or in several processes."""
     device_map = (getattr(model, "hf_device_map", None) or {}) if is_spread(model) else {}
     return is_shared(model) or len({_device(place) for place in device_map.values() if not _is_offloaded(place)}) > 1
 
 
 def main_device(model: Any) -> torch.device:
-    """Returns the device on which a model takes its tokens and returns its logits."""
+    """Return the device on which a model takes its tokens and returns its logits."""
     if not is_spread(model):
         return model.device  # of a spread one, offloaded parameters stand on the meta device until their layer runs
     device_map = getattr(model, "hf_device_map", None)
@@ -37,12 +37,12 @@ def main_device(model: Any) -> torch.device:
 
 
 def device_of_map(device_map: Mapping[str, Any]) -> torch.device:
-    """Returns a map's main device: the first that is no place for offloaded weights, or else the CPU."""
+    """Return a map's main device: the first that is no place for offloaded weights, or else the CPU."""
     return next((_device(place) for place in device_map.values() if not _is_offloaded(place)), torch.device("cpu"))
 
 
 def _is_offloaded(place: Any) -> bool:
-    """Returns whether weights only wait at a place of a map: their layers run on the main device."""
+    """Return whether weights only wait at a place of a map: their layers run on the main device."""
     return str(place) in _OFFLOADED
 
 

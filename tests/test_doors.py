@@ -69,7 +69,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: outgrown(x.model), "the drafter llama"),
     (lambda x: Engine(x.target, ModelDrafter(x.small, attention="fast"), RejectionVerifier()), "the drafter llama"),
     (lambda x: Target("gpt2"), "model is the text 'gpt2'"),
-    (lambda x: Target(x.tokenizer, x.model), "in each other's place"),
+    (lambda x: Target(x.tokenizer, x.model), "a loaded causal LM"),
     (lambda x: Target(x.target), "model is a Target"),
     (lambda x: Target(x.model, "gpt2"), "tokenizer is the text 'gpt2'"),
     (lambda x: Target(x.model, x.tokenizer.backend_tokenizer), "tokenizer is a Tokenizer"),

@@ -1,13 +1,14 @@
 """LoRA adapters of a target (Hu et al. 2021, arXiv 2106.09685), in the layout of peft.
 
-One adapter can be merged into the weights: the model is then an ordinary one, as fast as without. Several can stand
-beside the weights, and every request, or even every token of a forward, chooses among them: all their low-rank
-products are computed in one, and those of other adapters are multiplied by zero.
+One adapter can be merged into the weights, as fast as without. Several can stand beside them, and every request, or
+even every token of a forward, chooses among them: all their low-rank products are computed in one, and those of other
+adapters are multiplied by zero.
 """
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,12 +56,7 @@ class Choice:
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer, and the products of all adapters that change it.
-
-    Args:
-        parts: The number of each adapter, and its two matrices, whose product it adds.
-        choice: Which one counts.
-    """
+    """A linear layer, and the products of all adapters that change it: their numbers, and two matrices of each."""
 
     def __init__(self, base: nn.Module, parts: list[tuple[int, Tensor, Tensor]], choice: Choice):
         super().__init__()
@@ -75,7 +71,7 @@ class AdaptedLinear(nn.Module):
         self.register_buffer("owner", torch.tensor(owner, device=like.device), persistent=False)
 
     def forward(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows output"]:
-        """Returns the layer's output, with the chosen adapter's for each token."""
+        """Return the layer's output, with the chosen adapter's for each token."""
         chosen = self._choice.now
         if inputs.dim() != 3 and chosen.numel() > 1:
             raise ValueError(
@@ -113,7 +109,7 @@ class Adapters:
             setattr(model.get_submodule(parent), own, AdaptedLinear(model.get_submodule(layer), several, self.choice))
 
     def number(self, name: str | None) -> int:
-        """Returns the number of an adapter by its name, 0 for None; refuses an unknown name."""
+        """Return the number of an adapter by its name, 0 for None; refuses an unknown name."""
         if name is None:
             return 0
         if name not in self._numbers:
@@ -122,7 +118,7 @@ class Adapters:
 
 
 def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """Returns the model with an adapter added to its weights."""
+    """Return the model with an adapter added to its weights."""
     _read(model, folder)
     from peft import PeftModel
 
@@ -133,40 +129,54 @@ def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
 
 
 def matrices(model: PreTrainedModel, folder: str) -> Matrices:
-    """Returns both matrices of every linear layer that an adapter changes, the second one scaled."""
+    """Return both matrices of every linear layer that an adapter changes, the second one scaled."""
     config, tensors = _read(model, folder)
-    pairs = _pairs(model, folder, config, tensors)
-    return {layer: (down, up * _scale(config, layer, len(down))) for layer, (down, up) in pairs.items()}
+    output: Any = model.get_output_embeddings()  # drafters read its weight, too
+    heads = tuple(f"{_PREFIX}{name}." for name, module in model.named_modules() if module is output)
+    others = [name for name in tensors if not name.endswith(_SIDES) or name.startswith(heads)]
+    if others or config.use_dora or config.fan_in_fan_out or config.bias != "none":
+        what = f"has {others[0]}" if others else "changes more than linear layers"
+        raise ValueError(
+            f"the adapter {folder!r} {what}, which no request can choose: merge it into the weights with adapter="
+        )
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in (name.removesuffix(_SIDES[0]) for name in tensors if name.endswith(_SIDES[0])):
+        layer, (down, up) = name.removeprefix(_PREFIX), (tensors[name + side] for side in _SIDES)
+        named = (alpha for key, alpha in config.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", layer))
+        alpha, rank = next(named, config.lora_alpha), len(down)
+        found[layer] = down, up * (alpha / (rank**0.5 if config.use_rslora else rank))
+    return found
 
 
 def config_of(folder: str) -> Any:
-    """Returns an adapter's configuration. Raises ValueError: peft is missing, or there is no LoRA."""
+    """Return an adapter's configuration. Raises ValueError: peft is missing, or there is no LoRA."""
     try:
         from peft import PeftConfig, PeftType
     except ImportError as error:
         raise ValueError("adapters need peft: pip install 'specdec-research[peft]'") from error
-    try:
-        config = PeftConfig.from_pretrained(text("adapter", folder))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _missing(folder, error) from error
+    folder = text("adapter", folder)
+    with _there(folder):
+        config = PeftConfig.from_pretrained(folder)
     if config.peft_type != PeftType.LORA:
         raise ValueError(f"the adapter {folder!r} is of type {config.peft_type}: give a LoRA")
     return config
 
 
-def _missing(folder: str, error: Exception) -> ValueError:
-    return ValueError(f"no adapter at {folder!r}: {first_sentence(error).rstrip('.')}")
+@contextmanager
+def _there(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"no adapter at {folder!r}: {first_sentence(error).rstrip('.')}") from error
 
 
 def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
-    """Returns an adapter's configuration and tensors, which fit the model."""
+    """Return an adapter's configuration and tensors, which fit the model."""
     config = config_of(folder)
     from peft.utils import load_peft_weights
 
-    try:
+    with _there(folder):
         tensors = load_peft_weights(folder, device="cpu")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _missing(folder, error) from error
     layers = dict(model.named_modules())
     for name, tensor in tensors.items():
         layer, side = next(((name.removesuffix(side), side) for side in _SIDES if name.endswith(side)), (name, ""))
@@ -187,7 +197,7 @@ def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _widths(layer: nn.Module) -> tuple[int, int] | None:
-    """Returns the widths of a linear layer's input and output; None for other layers."""
+    """Return the widths of a linear layer's input and output; None for other layers."""
     if isinstance(layer, AdaptedLinear):
         return _widths(layer.base)
     if hasattr(layer, "in_features"):
@@ -195,26 +205,3 @@ def _widths(layer: nn.Module) -> tuple[int, int] | None:
     weight = getattr(layer, "weight", None)
     is_table = isinstance(weight, Tensor) and weight.dim() == 2 and type(layer).__name__ == "Conv1D"
     return (weight.shape[0], weight.shape[1]) if is_table and weight is not None else None
-
-
-def _pairs(
-    model: PreTrainedModel, folder: str, config: Any, tensors: Mapping[str, Tensor]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns both matrices of every layer that an adapter changes."""
-    output: Any = model.get_output_embeddings()  # drafters read its weight, too
-    heads = tuple(f"{_PREFIX}{name}." for name, module in model.named_modules() if module is output)
-    others = [name for name in tensors if not name.endswith(_SIDES) or name.startswith(heads)]
-    if others or config.use_dora or config.fan_in_fan_out or config.bias != "none":
-        what = f"has {others[0]}" if others else "changes more than linear layers"
-        raise ValueError(
-            f"the adapter {folder!r} {what}, which no request can choose: merge it into the weights with adapter="
-        )
-    layers = [name.removesuffix(_SIDES[0]) for name in tensors if name.endswith(_SIDES[0])]
-    return {name.removeprefix(_PREFIX): (tensors[name + _SIDES[0]], tensors[name + _SIDES[1]]) for name in layers}
-
-
-def _scale(config: Any, layer: str, rank: int) -> float:
-    """Returns what an adapter's product is multiplied by."""
-    named = (alpha for key, alpha in config.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", layer))
-    alpha = next(named, config.lora_alpha)
-    return alpha / (rank**0.5 if config.use_rslora else rank)

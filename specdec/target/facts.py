@@ -1,7 +1,6 @@
 """Finds out what is known about a model, once, and whether it can decode over our cache.
 
-No list of models is needed. A configuration rules some models out at once, with the best reason. For all others,
-``find`` compares a forward over the cache with the model's own (``differs``).
+No list of models is needed: ``find`` compares a forward over the cache with the model's own (``differs``).
 """
 
 import inspect
@@ -62,14 +61,7 @@ HALF_TOLERANCE = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A way to run a model that gives its own logits.
-
-    Attributes:
-        facts: The model's.
-        backend: Computes its attention.
-        name: The backend's name in ``BACKENDS``.
-        reason: The name; with ``"auto"`` also why those before it were passed over.
-    """
+    """A way to run a model that gives its own logits; ``reason`` also says why other backends were passed over."""
 
     facts: Facts
     backend: AttentionBackend
@@ -83,7 +75,7 @@ class ShapeProbe(OwnLayout):
     Attributes:
         shapes: One shape per layer that stores keys and values. (A layer may store none, or use another layer's.)
         indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
-        states: What recurrent layers have stored.
+        states: The states of recurrent layers, which find nothing here that came before.
     """
 
     def __init__(self, num_layers: int, device: torch.device):
@@ -92,16 +84,13 @@ class ShapeProbe(OwnLayout):
         self.shapes: dict[int, LayerShape] = {}
         self.indexers: dict[int, LayerShape] = {}
         self.states = view = StateView(None)
-        # Recurrent layers find nothing here that came before.
         self.get_conv_state, self.get_recurrent_state = view.get_conv_state, view.get_recurrent_state
         self.update_conv_state, self.update_recurrent_state = view.update_conv_state, view.update_recurrent_state
         self.get_linear_cache, self.set_linear_cache = view.get_linear_cache, view.set_linear_cache
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
-        (key_heads, key_dim), (value_heads, value_dim) = key_states.shape[1::2], value_states.shape[1::2]
-        self.shapes[layer_idx] = LayerShape(
-            key_heads, key_dim, value_heads, value_dim, key_states.dtype, self._elsewhere(key_states)
-        )
+        sizes: Any = *key_states.shape[1::2], *value_states.shape[1::2], key_states.dtype
+        self.shapes[layer_idx] = LayerShape(*sizes, device=self._elsewhere(key_states))
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
@@ -122,8 +111,8 @@ class ShapeProbe(OwnLayout):
 def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
     """Return a way to run the model that gives its own logits, by an attention backend's name or the first that works.
 
-    It is found by trying, because nobody knows what every model type needs. This costs the model's own forward and
-    three forwards over a small cache, of a few tokens each, for every backend and way of running experts.
+    This costs the model's own forward and five forwards over a small cache, of a few tokens each, for every backend and
+    way of running experts.
 
     Raises:
         ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
@@ -159,14 +148,9 @@ def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
 
 
 def make_cache(
-    facts: Facts,
-    *,
-    max_batch_size: int,
-    max_length: int,
-    max_nodes: int,
-    kv_cache: str | None = None,
+    facts: Facts, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None,
     paging: Paging | None = None,
-) -> Cache:
+) -> Cache:  # fmt: skip
     """Return an empty cache; for the arguments and errors see ``ModelRunner``."""
     format = check_format(kv_cache)
     sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
@@ -186,9 +170,8 @@ def make_cache(
 def own_cache_class(model: PreTrainedModel) -> type:
     """Return the class of caches that a model's own code defines; transformers' general one if it defines none."""
     module = type(model).__module__
-    classes = (each for each in vars(sys.modules[module]).values() if isinstance(each, type))
-    own = (each for each in classes if issubclass(each, TransformersCache) and each.__module__ == module)
-    return next(own, TransformersCache)
+    classes = [each for each in vars(sys.modules[module]).values() if isinstance(each, type)]
+    return next((c for c in classes if issubclass(c, TransformersCache) and c.__module__ == module), TransformersCache)
 
 
 @torch.inference_mode()
@@ -293,8 +276,7 @@ def noted_masks(configs: list[PreTrainedConfig]) -> Iterator[set[int | None]]:
 
     The functions are the process's, so one thread looks at a time, and only at its own calls.
     """
-    asked: set[int | None] = set()
-    here = threading.get_ident()
+    asked, here = set[int | None](), threading.get_ident()
     names = {config._attn_implementation for config in configs} & set(ALL_MASK_ATTENTION_FUNCTIONS)
 
     def noting(function: Any) -> Any:

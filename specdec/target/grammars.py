@@ -39,7 +39,7 @@ class Grammars:
         self.compiled = lru_cache(maxsize=MOST_COMPILED)(self._compile)
 
     def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "GrammarMatcher":
-        """Returns a matcher for a request's output, which one of ``stop_ids`` ends.
+        """Return a matcher for a request's output, which one of ``stop_ids`` ends.
 
         Raises:
             ValueError: xgrammar is missing, the grammar is none, or tokens cannot spell it or its end.
@@ -98,7 +98,7 @@ class GrammarMatcher(Matcher):
     def masks(
         self, tokens: Int[np.ndarray, " node"], paths: Bool[np.ndarray, "some node"]
     ) -> Int32[np.ndarray, "some word"]:
-        """Returns masks as ``Matcher`` says. Behind what the grammar forbids, and behind its end, all is allowed.
+        """Return masks as ``Matcher`` says. Behind what the grammar forbids, and behind its end, all is allowed.
 
         No output comes there: p of such a node is zero, or its request has ended.
         """
@@ -129,7 +129,7 @@ class GrammarMatcher(Matcher):
 
 
 def dead_end(compiled: Any) -> str | None:
-    """Returns the longest text behind which no token goes on, if tokens spell no text of a grammar at all.
+    """Return the longest text behind which no token goes on, if tokens spell no text of a grammar at all.
 
     With a token for every byte they spell everything. Otherwise some thousand are tried, depth first: returns None if
     one text was found, or none within these.

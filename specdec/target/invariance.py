@@ -1,7 +1,6 @@
 """Makes sure that a model's logits do not depend on what else is in a forward, by trying it on the model itself.
 
-The invariant executor fixes the order and the shapes of everything that is computed. Two things remain for the
-kernels, and both are looked at here, because a promise that fails silently would be worse than none:
+The invariant executor fixes the order and the shapes of everything that is computed. Two things remain for the kernels:
 
 * A row of a block must get the same bits at every place of the block. Torch's elementwise functions on a CPU divide a
   tensor among threads, and compute what does not fill a vector at the end of each part by other code, whose ``silu`` or
@@ -14,6 +13,7 @@ Where a block of many rows fails, blocks of one token are tried: then every toke
 import itertools
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 _VECTOR = 64
 """Numbers that a vectorized loop of torch takes at once, at most: two vectors of 512 bits of 16-bit numbers."""
-
 _GRAIN = 32768
 """Numbers from which on torch divides an elementwise function among threads, at least so many for each."""
 
@@ -75,8 +74,9 @@ def settle(executor: InvariantExecutor) -> None:
         refusal = f"this {kind} model runs on several devices or in several processes, which add up in their own ways"
     if refusal is not None:
         raise ValueError(f"invariant=True: {refusal}; leave invariant at False")
-    # The products of experts have as many rows as tokens of the block are routed to them.
-    candidates = (1,) if _has_experts(model) else (ROWS, 1)
+    # The products of experts (transformers' names) have as many rows as tokens of the block are routed to them.
+    names = {type(module).__name__.lower() for module in model.modules()}
+    candidates = (1,) if any("expert" in name or "moe" in name for name in names) else (ROWS, 1)
     finding = ""
     with model_lock(model), torch.inference_mode():
         for rows in candidates:
@@ -149,20 +149,16 @@ class _Run:
         """Return the logits of a line of tokens behind the first ``start`` ones."""
         if not start:
             self.cache.vacate(slot)
-        counts = np.array([len(tokens)])
-        return self.forward(tokens[None], [slot], [start], Topology.chain(len(tokens), self.device), counts)[0]
+        topology, counts = Topology.chain(len(tokens), self.device), np.array([len(tokens)])
+        return self.forward(tokens[None], [slot], [start], topology, counts=counts)[0]
 
     def forward(
-        self,
-        tokens: Int[Tensor, "batch node"],
-        slots: Sequence[int],
-        starts: Sequence[int],
-        topology: Topology,
-        counts: np.ndarray | None = None,
-    ) -> Float[Tensor, "batch node vocab"]:
+        self, tokens: Int[Tensor, "batch node"], slots: Sequence[int], starts: Sequence[int], topology: Topology,
+        **more: Any,
+    ) -> Float[Tensor, "batch node vocab"]:  # fmt: skip
         """Return the logits of one tree per slot, behind the first tokens of each; with counts, of prompts' pieces."""
         index, lengths = (torch.tensor(each, device=self.device) for each in (slots, starts))
-        batch = ForwardBatch(tokens=tokens, slots=index, lengths=lengths, topology=topology, counts=counts)
+        batch = ForwardBatch(tokens=tokens, slots=index, lengths=lengths, topology=topology, **more)
         return self.executor.run(batch, self.cache).scores
 
 
@@ -212,17 +208,12 @@ def _part(executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
     for pieces in ([(0, len(tokens))], [(0, last), (last, len(tokens))]):
         run, noted = _Run(executor, slots=1), {}
         place = (pieces[-1][1] - pieces[-1][0] - 1) % executor.rows
-        hooks = [
-            module.register_forward_hook(partial(_note, noted, name, place))
-            for name, module in executor.model.named_modules()
-            if not any(module.children())
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in executor.model.named_modules():
+                if not any(module.children()):
+                    hooks.enter_context(module.register_forward_hook(partial(_note, noted, name, place)))
             for start, stop in pieces:
                 run.chain(0, tokens[start:stop], start)
-        finally:
-            for hook in hooks:
-                hook.remove()
         outputs.append(noted)
     among, alone = outputs
     first = next((name for name in among if not torch.equal(among[name], alone[name])), None)
@@ -238,9 +229,3 @@ def _tokens(executor: InvariantExecutor, count: int) -> Int[Tensor, " node"]:
     """Return some tokens; fewer for a short model."""
     config, facts = executor.model.config.get_text_config(decoder=True), executor.facts
     return trial_tokens(config, facts.vocab_size, facts.device, rows=1, length=count)[0]
-
-
-def _has_experts(model: nn.Module) -> bool:
-    """Return whether a model routes tokens to experts: transformers calls such parts experts or MoE."""
-    names = {type(module).__name__.lower() for module in model.modules()}
-    return any("expert" in name or "moe" in name for name in names)

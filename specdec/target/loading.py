@@ -174,7 +174,7 @@ def _said(value: object) -> str:
 
 
 def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
-    """Return only the model that ``load`` loads."""
+    """Return the model that ``load`` loads."""
     return load(name_or_path, **options).model
 
 
@@ -234,23 +234,15 @@ def resolve_device(device: str | torch.device) -> torch.device:
     """Return the device of a name, which torch must be able to use; ``"auto"`` is the GPU if there is one."""
     if isinstance(device, str) and device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    remedy = "give 'auto', 'cpu', 'cuda' or 'cuda:1'"
     try:
-        if not isinstance(device, str | torch.device):
-            raise TypeError("neither a name nor a device of torch")
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r}: {remedy}") from error
-    if found.type == "meta":
-        raise ValueError(f"device={device!r} holds shapes and no numbers: {remedy}")
-    try:
-        torch.empty(1, device=found)
+        found = torch.device(device) if isinstance(device, str | torch.device) else None
+        if found is not None and found.type != "meta":  # which holds shapes and no numbers
+            torch.empty(1, device=found)
+            return found
+        reason = "no device with numbers"
     except Exception as error:  # every kind of device has an error of its own where it is missing
         reason = first_sentence(error).split(". ", 1)[0]
-        raise ValueError(
-            f"device={str(device)!r} is not there, or torch cannot use it ({reason}): give 'auto' or 'cpu'"
-        ) from error
-    return found
+    raise ValueError(f"device={_said(device)}: {reason}; give 'auto', 'cpu', 'cuda' or 'cuda:1', if torch can use it")
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
@@ -292,16 +284,15 @@ def _located(name_or_path: str | Path, subfolder: str) -> str:
     if not looks_local(path):
         return path
     folder = Path(path) / subfolder
-    where = f"{str(name_or_path)!r}" + (f", subfolder {subfolder!r}" if subfolder else "")
+    if (folder / "config.json").is_file():
+        return path
+    reason = "the folder has no config.json" if folder.is_dir() else "there is no such folder"
     if folder.is_file():
-        raise ValueError(f"no model at {where}: it is a file, give the folder that it is in")
-    if not folder.is_dir():
-        raise ValueError(f"no model at {where}: there is no such folder")
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ValueError(f"no model at {where}: it is an adapter, give the name of its model, and adapter={folder}")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"no model at {where}: the folder has no config.json")
-    return path
+        reason = "it is a file, give the folder that it is in"
+    if (folder / "adapter_config.json").is_file():
+        reason = f"it is an adapter, give the name of its model, and adapter={folder}"
+    where = f"{str(name_or_path)!r}" + (f", subfolder {subfolder!r}" if subfolder else "")
+    raise ValueError(f"no model at {where}: {reason}")
 
 
 def looks_local(path: str) -> bool:

@@ -16,7 +16,6 @@ from transformers import PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from specdec.arguments import whole
-from specdec.origin import first_sentence
 from specdec.placement import is_shared
 from specdec.quantization.checkpoint import stored_scheme
 from specdec.topology import Topology
@@ -24,8 +23,7 @@ from specdec.tree import DraftTree
 from specdec.types import Verdict
 
 TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for the others before it gives up. A process that ends is noticed at once; this is for one
-that hangs."""
+"""How long a process waits for one that hangs. A process that ends is noticed at once."""
 
 
 def check_processes(tensor_parallel: Any) -> int:
@@ -54,10 +52,7 @@ def check_processes(tensor_parallel: Any) -> int:
 def check_shares(config: PreTrainedConfig, size: int) -> None:
     """Refuse a model that cannot be split into so many equal shares."""
     if stored_scheme(config) is not None:
-        raise ValueError(
-            "its weights are quantized by this project, and tensor_parallel cannot split them: load the "
-            "checkpoint that it was made of"
-        )
+        raise ValueError("it is quantized by this project, and tensor_parallel cannot split that: load its checkpoint")
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None)
     if not plan:
@@ -75,19 +70,13 @@ def join(size: int) -> dict[str, Any]:
         local = int(os.environ["LOCAL_RANK"])
         device = None
         if accelerator() == "cuda":
-            if local >= torch.cuda.device_count():
-                raise ValueError(
-                    f"tensor_parallel={size}: process {local} has no GPU of its own, because this machine has "
-                    f"{torch.cuda.device_count()}; start as many processes as there are GPUs"
-                )
+            if local >= (count := torch.cuda.device_count()):
+                few = f"process {local} has no GPU of its own, because this machine has {count}"
+                raise ValueError(f"tensor_parallel={size}: {few}; start as many processes as there are GPUs")
             torch.cuda.set_device(local)
             device = torch.device("cuda", local)
         backend = "nccl" if device is not None else "gloo"
-        try:
-            torch.distributed.init_process_group(backend, timeout=TIMEOUT, device_id=device)
-        except (RuntimeError, ValueError) as error:
-            reason = first_sentence(error)
-            raise ValueError(f"tensor_parallel={size}: cannot reach the other processes ({reason})") from error
+        torch.distributed.init_process_group(backend, timeout=TIMEOUT, device_id=device)
     return {"distributed_config": DistributedConfig(tp_size=size)}
 
 
@@ -113,8 +102,7 @@ class Agreement:
     told. What stays apart (q, hidden states, a drafter's cache) decides nothing.
 
     Args:
-        group: The processes, a group of ``torch.distributed``; None for a model that this process has for itself, where
-            there is nothing to agree on.
+        group: The processes, a group of ``torch.distributed``; None for a model that this process has for itself.
 
     Attributes:
         shared: Whether other processes take part in every forward.

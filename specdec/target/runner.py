@@ -37,25 +37,16 @@ class ModelRunner:
         max_length: Committed positions per slot, at most as many as the model has.
         max_nodes: The largest number of drafted nodes in a tree.
         attention: Name of a backend (``specdec.attention``), or ``"auto"`` for the first one that the model takes.
-        optimize: On a CPU, pack linear weights and capture forwards (``specdec.execution``); False runs the model's own
-            code throughout.
+        optimize: Use the device's fastest executor (``specdec.execution``); False runs the model's own code throughout.
         kv_cache: ``"int8"`` or ``"fp8"`` stores keys and values in one byte per number (``specdec.cache.formats``),
             which changes the model's distribution a little; None stores them in the model's dtype.
         paging: The size and the number of the cache's pages; None for a row per slot.
-        invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower
-            (``specdec.execution.invariant``).
+        invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower.
         adapters: The adapters beside the model's weights; None if there are none.
         cache: The cache of a model of which this one is the first layers; None makes one.
 
     Attributes:
-        facts: What is known about the model.
-        backend: Computes attention.
-        attention_name: The backend's name (``specdec.attention.BACKENDS``).
-        attention_reason: The same; with ``"auto"`` also why others were passed over.
-        cache: The KV cache.
-        executor: Runs forwards.
-        kv_cache: Name of the format of keys and values; None for the model's dtype.
-        invariant: As given.
+        attention_name, attention_reason: The backend's name; with ``"auto"`` also why others were passed over.
         agreement: Keeps the processes that share the model in step.
 
     Raises:
@@ -90,9 +81,7 @@ class ModelRunner:
                 f"leave attention at 'auto'"
             )
         check_format(kv_cache)
-        self.model = model
-        self.kv_cache = kv_cache
-        self._adapters = adapters
+        self.model, self.kv_cache, self._adapters = model, kv_cache, adapters
         with torch.inference_mode(False):
             self._chosen = torch.zeros(max_batch_size, 1, dtype=torch.long, device=main_device(model))
         self._lock = model_lock(model)
@@ -132,22 +121,20 @@ class ModelRunner:
             self._look(thoroughly=False)
         return self._version
 
-    def weight_bytes(self) -> int:
-        """Return the bytes of weights that a forward reads at least once (``weights_read``).
-
-        Where the executor multiplies by copies of weights, which may have fewer bits, their bytes count.
-        """
-        return self._weights_read().bytes
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """The bytes that a forward of one token reads per weight, from copies where the executor has them."""
-        return self._weights_read().bytes_per_weight
-
-    def _weights_read(self) -> WeightsRead:
+    def weights_read(self) -> WeightsRead:
+        """Return what a forward reads of the weights at least once, from copies where the executor has them."""
         with self._lock:
             self._look()
             return weights_read(self.model, self.executor.copies())
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of ``weights_read``."""
+        return self.weights_read().bytes
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """The bytes that a forward of one token reads per weight."""
+        return self.weights_read().bytes_per_weight
 
     def run(self, batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
         """Run one forward, which leaves the keys and values of its nodes in the runner's cache, or in another one.
@@ -158,13 +145,14 @@ class ModelRunner:
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.run(batch, cache)
+        cache = self.cache if cache is None else cache
         with self._lock:
             self._look(thoroughly=batch.wants.logits == 0)  # for every prompt
             if self._adapters is None:
-                return self.executor.run(batch, self.cache if cache is None else cache)
+                return self.executor.run(batch, cache)
             self._adapters.choice.set(self._chosen[batch.slots] if batch.adapters is None else batch.adapters)
             try:
-                return self.executor.run(batch, self.cache if cache is None else cache)
+                return self.executor.run(batch, cache)
             finally:
                 self._adapters.choice.clear()
 
@@ -202,22 +190,17 @@ class ModelRunner:
 
     def _read_again(self) -> None:
         """Go on with a changed model and the same cache."""
-        before, model = self.facts, self.model
-        device = main_device(model)
-        if (model.dtype, device) != (before.dtype, before.device):
-            raise ValueError(
-                f"the {before.model_type} model was moved to {model.dtype} on {device} after this engine was "
-                f"built for {before.dtype} on {before.device}: build a new engine"
-            )
-        found = find(model, attention=self.attention_name)
-        missing = {layer for layer, shape in found.facts.layers.items() if before.layers.get(layer) != shape}
-        if missing or found.facts.indexers != before.indexers or found.facts.vocab_size != before.vocab_size:
-            raise ValueError(
-                f"the {before.model_type} model was changed after this engine was built, and its cache no longer fits "
-                f"(other layers, heads or vocabulary): build a new engine"
-            )
-        self.facts = found.facts
-        self.executor.read_again(self.facts)
+        before, device = self.facts, main_device(self.model)
+        changed = f"the {before.model_type} model was changed after this engine was built"
+        if (self.model.dtype, device) != (before.dtype, before.device):
+            raise ValueError(f"{changed}, and moved to {self.model.dtype} on {device}: build a new engine")
+        facts = find(self.model, attention=self.attention_name).facts
+        missing = {layer for layer, shape in facts.layers.items() if before.layers.get(layer) != shape}
+        if missing or facts.indexers != before.indexers or facts.vocab_size != before.vocab_size:
+            no_longer = "its cache no longer fits (other layers, heads or vocabulary)"
+            raise ValueError(f"{changed}, and {no_longer}: build a new engine")
+        self.facts = facts
+        self.executor.read_again(facts)
         self._version += 1
         self._settle()
 

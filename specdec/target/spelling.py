@@ -21,7 +21,7 @@ _PIECES = 1 << 16
 
 
 def token_bytes(tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
-    """Returns the text of each token inside a longer text, as UTF-8 bytes; special tokens by their names.
+    """Return the text of each token inside a longer text, as UTF-8 bytes; special tokens by their names.
 
     Ids that the tokenizer does not know are left out: a model's vocabulary may be padded.
     """
@@ -60,11 +60,7 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, width: int):
-        """Read a vocabulary.
-
-        Args:
-            width: The width of its model's logits: higher ids are left out.
-        """
+        """Read a vocabulary up to the width of its model's logits."""
         self._tokenizer: Any = tokenizer
         named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         named |= {str(added): token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -84,11 +80,9 @@ class Spelling:
         return sorted((token, other.tokens[text]) for text, token in self.tokens.items() if text in other.tokens)
 
     def of(self, pieces: Iterable[str | bytes], *, begins: bool = False) -> list[int]:
-        """Return the tokens of the pieces of a text; bytes without a token are left out.
+        """Return the tokens of a text's pieces (``split``), of which the first may be where it ``begins``.
 
-        Args:
-            pieces: See ``split``.
-            begins: Whether the first piece is where the text begins.
+        Bytes without a token are left out.
         """
         found: list[int] = []
         for place, piece in enumerate(pieces):
@@ -172,7 +166,7 @@ def split(text: bytes) -> Iterator[str | bytes]:
 
 
 def _decoder(tokenizer: Any) -> bytes:
-    """Returns how a fast tokenizer makes text of tokens, as JSON."""
+    """Return how a fast tokenizer makes text of tokens, as JSON."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return b'"ByteLevel"' if hasattr(tokenizer, "byte_decoder") else b""

@@ -50,19 +50,19 @@ class Target:
         dtype_reason: str = "",
         adapters: Mapping[str, str] | None = None,
     ):
-        if isinstance(model, PreTrainedTokenizerBase) and isinstance(tokenizer, PreTrainedModel):
-            raise ValueError("model and tokenizer are in each other's place: give Target(model, tokenizer)")
         check_model("model", model, "Target.from_pretrained")
         check_tokenizer(tokenizer)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
         self.dtype_reason = dtype_reason or f"{dtype_name(model.dtype)}, as given"
-        output = model.get_output_embeddings()
-        self.vocab_size = (
-            model.config.get_text_config(decoder=True).vocab_size if output is None else output_width(output)
+        output, self._text_config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+        self.vocab_size = self._text_config.vocab_size if output is None else output_width(output)
+        sources = getattr(model, "generation_config", None), model.config, tokenizer
+        ends = [getattr(source, "eos_token_id", None) for source in sources]
+        self.eos_token_ids = frozenset(
+            e for end in ends if end is not None for e in ([end] if isinstance(end, int) else end)
         )
-        self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self.adapters = Adapters(model, adapters) if adapters else None
 
     @classmethod
@@ -155,18 +155,9 @@ class Target:
     @property
     def num_layers(self) -> int | None:
         """The number of the model's layers; None if its configuration does not say."""
-        return getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+        return getattr(self._text_config, "num_hidden_layers", None)
 
     @property
     def max_length(self) -> int:
         """The number of positions that the model has."""
-        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 2**31 - 1
-
-
-def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    found: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
-        value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            found.update([value] if isinstance(value, int) else value)
-    return frozenset(found)
+        return getattr(self._text_config, "max_position_embeddings", None) or 2**31 - 1
