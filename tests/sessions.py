@@ -1,8 +1,13 @@
 """Sessions whose methods a test changes."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
+from typing import Any
 
-from specdec import Batch, Drafter, DraftTree, Outcome, SamplingParams, Session, Sizes, Target
+from specdec import Drafter, Session, Sizes, Target
+
+
+def _passed_on(name: str) -> Any:
+    return lambda session, *given: getattr(session.inner, name)(*given)
 
 
 class Wrapped(Session):
@@ -14,26 +19,9 @@ class Wrapped(Session):
         self.hidden_layers, self.top_tokens = inner.hidden_layers, inner.top_tokens
         self.caches, self.lookback = inner.caches, inner.lookback
 
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        self.inner.admit(slot, prompt_ids, sampling)
-
-    def observe(self, outcome: Outcome) -> None:
-        self.inner.observe(outcome)
-
-    def prepare(self, batch: Batch) -> Hashable:
-        return self.inner.prepare(batch)
-
-    def propose(self, batch: Batch) -> DraftTree:
-        return self.inner.propose(batch)
-
-    def trimmed(self, tree: DraftTree) -> DraftTree:
-        return self.inner.trimmed(tree)
-
-    def held(self, slot: int, length: int) -> int:
-        return self.inner.held(slot, length)
-
-    def release(self, slot: int) -> None:
-        self.inner.release(slot)
+    admit, observe, prepare, propose, trimmed, held, release = (
+        _passed_on(name) for name in ("admit", "observe", "prepare", "propose", "trimmed", "held", "release")
+    )
 
 
 class Wrapping(Drafter):

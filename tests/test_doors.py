@@ -55,6 +55,11 @@ def outgrown(model: Any) -> Engine:
     return Engine(Target(model), ModelDrafter(short), RejectionVerifier(), max_length=64)
 
 
+def closed(target: Target) -> Engine:
+    with Engine(target, max_length=64) as engine:
+        return engine
+
+
 MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: Engine(x.model), "target is the model LlamaForCausalLM itself"),
     (lambda x: Engine("gpt2"), "target is the text 'gpt2'"),
@@ -103,6 +108,18 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x.engine.generate("hi", {"temperature": 1}), "sampling is a dict"),
     (lambda x: x.engine.generate("hi", SamplingParams), "sampling is the class SamplingParams itself"),
     (lambda x: x.engine.generate("hi", GenerationConfig()), "sampling is a GenerationConfig"),
+    (lambda x: x.engine.generate([[]], SHORT), "prompt 0: the prompt is empty"),
+    (lambda x: x.engine.generate([[1], [2, VOCAB_SIZE]], SHORT), f"prompt 1: token id {VOCAB_SIZE}"),
+    (lambda x: x.engine.generate([[1] * 60], SamplingParams(max_new_tokens=5)), "exceed the engine's max_length=64"),
+    (lambda x: x.silent.generate([[1]], SamplingParams(max_new_tokens=3, stop="x")), "stop strings need a tokenizer"),
+    (lambda x: x.engine.generate([[1]], [SHORT] * 2), "1 prompts but 2"),
+    (lambda x: x.engine.generate([[1]], SamplingParams(max_new_tokens=4, logprobs=10**6)), "logprobs=1000000: the"),
+    (lambda x: closed(x.target).generate([[1]], SHORT), "this engine was closed"),
+    (lambda x: Engine(x.target, max_batch_size=0), "max_batch_size=0"),
+    (lambda x: Engine(x.target, prefill_chunk=0), "prefill_chunk=0"),
+    (lambda x: Engine(x.target, max_length=1), "max_length=1"),
+    (lambda x: Engine(x.target, max_length=10_000), "max_length=10000"),
+    (lambda x: Engine(x.target, attention="fast"), "attention='fast'"),
     (lambda x: SamplingParams(logits_processor=dict), "has a class itself"),
     (lambda x: x.engine.submit(["a", "b"]), "the prompt is a list with a str in it"),
     (lambda x: from_generation_config({"top_k": 3}), "config is a dict"),

@@ -138,34 +138,6 @@ def test_one_synchronization_per_round(target, drafter) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("prompts", "sampling", "words"),
-    [
-        ([[]], {}, "prompt 0: .*empty"),
-        ([[1], [2, VOCAB]], {"max_new_tokens": 3}, f"prompt 1: token id {VOCAB}"),
-        ([[1] * 60], {"max_new_tokens": 5}, "max_new_tokens=5 .*max_length=64"),
-        ("abc", {}, "prompt 0: .*tokenizer"),
-        ([[1]], {"stop": ("x",), "max_new_tokens": 3}, "stop"),
-        ([[1]], None, "1 prompts but 2"),
-    ],
-)
-def test_bad_input_is_one_sentence_before_any_work(target, prompts, sampling, words: str) -> None:
-    engine = make(target, None)
-    with pytest.raises(ValueError, match=words) as caught:
-        engine.generate(prompts, [SamplingParams()] * 2 if sampling is None else SamplingParams(**sampling))
-    assert "\n" not in str(caught.value)
-    assert engine.unfinished == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_batch_size", 0), ("prefill_chunk", 0), ("max_length", 1), ("max_length", 10_000), ("attention", "fast")],
-)
-def test_bad_engine_arguments(target, name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name}='?{value}"):
-        Engine(target, **{name: value})
-
-
 class Methods(Drafter):
     def bind(self, target, sizes): ...
 

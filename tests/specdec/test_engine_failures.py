@@ -179,13 +179,6 @@ def test_a_drafter_serves_several_engines_at_once(target: Target, wanted: list[t
     assert [[tuple(each[request]) for request in sorted(each)] for each in found] == [wanted] * 3
 
 
-def test_a_closed_engine_takes_no_requests(target: Target) -> None:
-    engine = Engine(target, max_length=64)
-    engine.close()
-    with pytest.raises(ValueError, match="this engine was closed"):
-        engine.generate(PROMPTS, SAMPLING)
-
-
 def test_an_aborted_request_is_complete_with_a_reason(target: Target, wanted: list[tuple[int, ...]]) -> None:
     engine = Engine(target, NGramDrafter(), RejectionVerifier(), max_batch_size=1, max_length=64)
     engine.on_round = lambda seen: engine.abort(2)  # it waits, and never gets a step

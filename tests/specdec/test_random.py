@@ -266,13 +266,6 @@ def test_stop_and_next_token_follow_the_two_laws_jointly() -> None:
     assert 0.5 * (counts / ROWS - JOINT).abs().sum() > 0.2, "the same uniform twice went unnoticed"
 
 
-def test_no_node_or_token_of_probability_zero_is_taken() -> None:
-    """Neither at the smallest nor at the largest uniform."""
-    rule = Given(torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([[0.0, 1.0, 0.0]] * 4))
-    verdict = accepted(torch.tensor([[0.0, 0.0], [1 - 2.0**-52] * 2], dtype=torch.float64), rule)
-    assert verdict.path.tolist() == [[1, -1], [1, -1]] and verdict.next_token.tolist() == [1, 1]
-
-
 def test_laws_that_are_not_finite_are_reported_per_row() -> None:
     stop_law = torch.tensor([[0.4, 0.1, 0.2, 0.3], [torch.nan] * 4, [1.0, 0.0, 0.0, 0.0]])
     rule = Given(stop_law, torch.tensor([[torch.nan, 0.5, 0.5], *NEXT_LAWS[1:].tolist()]))

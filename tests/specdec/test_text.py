@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specdec.engine.text import Detokenizer, encode_prompt
+from specdec.engine.text import Detokenizer
 
 CORPUS = [
     "Hello world, hello there! The naïve café served crème brûlée.",
@@ -138,14 +138,6 @@ def test_sentencepiece_style_pieces_make_up_the_decoded_text(data: st.DataObject
 def test_without_a_tokenizer_there_is_no_text() -> None:
     detokenizer = Detokenizer(None, [1, 2])
     assert detokenizer.push([3, 4]) == "" and detokenizer.flush() == "" and detokenizer.stopped_at is None
-
-
-def test_prompts_are_encoded() -> None:
-    assert decode(byte_level(), encode_prompt(byte_level(), "Hello é")) == "Hello é"
-    with pytest.raises(ValueError, match="tokenizer"):
-        encode_prompt(None, "Hello")
-    with pytest.raises(ValueError, match="the prompt ''"):
-        encode_prompt(byte_level(), "")
 
 
 def test_a_stop_string_within_a_token() -> None:

@@ -16,7 +16,7 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.launches import Work, counted
-from tests.verifiers.cases import IID, SWOR, TOP
+from tests.verifiers.cases import IID, SWOR, TOP, takes
 
 FOLDER = Path(__file__).parents[2] / "conf" / "verifier"
 SHAPES = {
@@ -28,7 +28,6 @@ SHAPES = {
     "8 paths of 8": TreeShape.branching(8, *[1] * 7),
 }
 """Trees by name. That of 12 nodes has 4 children at its root, is 5 deep, and is uneven, as trained tree shapes are."""
-LAWS = (DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 VOCAB = 32
 
 
@@ -40,11 +39,6 @@ def make_rules() -> dict[str, Verifier]:
         module, _, kind = options.pop("_target_").rpartition(".")
         made[path.stem] = getattr(importlib.import_module(module), kind)(**options)
     return made
-
-
-def fits(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
-    """Return whether a rule takes such drafts."""
-    return law in rule.samplings and (shape.is_chain or not rule.chain_only) and (shape.is_paths or not rule.paths_only)
 
 
 def drafted(
@@ -59,13 +53,9 @@ def drafted(
     p, q = torch.rand(2, batch, nodes, VOCAB, generator=generator).softmax(-1)
     tokens = torch.randint(0, VOCAB, (batch, nodes), generator=generator)
     # Without replacement, q may run out of tokens: drafters say which siblings exist.
-    marked = law is DraftSampling.WITHOUT_REPLACEMENT and not shape.is_chain
+    marked = law is SWOR and not shape.is_chain
     valid = torch.ones_like(tokens, dtype=torch.bool) if marked else None
-    drawn: dict[str, Any] = {
-        "sampling": law,
-        "draft_probs": None if law is DraftSampling.DETERMINISTIC else q,
-        "valid": valid,
-    }
+    drawn: dict[str, Any] = {"sampling": law, "draft_probs": None if law is TOP else q, "valid": valid}
     if not per_row:
         return DraftTree.from_shape(shape, tokens, **drawn), p
     parents = torch.tensor([shape.parents]).repeat(batch, 1)
@@ -119,9 +109,9 @@ def test_a_round_takes_few_operations(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_rule_looks_at_a_value(rule: str) -> None:
-    for law in LAWS:
+    for law in (TOP, IID, SWOR):
         for name, per_row in ((CHAIN, False), (TREE, False), (TREE, True), (PATHS, True)):
-            if fits(RULES[rule], SHAPES[name], law):
+            if law in RULES[rule].samplings and takes(RULES[rule], SHAPES[name]):
                 work_of(RULES[rule], *drafted(SHAPES[name], law))  # tables of a shape are made once
                 work = work_of(RULES[rule], *drafted(SHAPES[name], law, per_row=per_row))
                 assert work.synchronizations == 0, f"{name}, {law.name}: {dict(work.reads)}"
