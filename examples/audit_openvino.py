@@ -39,7 +39,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from experiments.contenders.openvino_cpu import OpenVinoCpu
+from experiments.contenders.peers import OpenVinoCpu
 from specdec.engine.text import encode_prompt
 from specdec.filters import nucleus
 from specdec.requests import SamplingParams

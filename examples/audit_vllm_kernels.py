@@ -58,7 +58,7 @@ from transformers.utils import logging
 from triton.runtime import interpreter
 
 from experiments.audit import audit
-from experiments.contenders.vllm_cpu import VllmCpu
+from experiments.contenders.peers import VllmCpu
 from specdec.requests import SamplingParams
 
 FOLDER = Path("outputs/tiny/vllm")

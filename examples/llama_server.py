@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 
-from experiments.contenders.llamacpp import LlamaCpp
+from experiments.contenders.peers import LlamaCpp
 from specdec import bundled
 
 WORKER = Path(__file__).parents[1] / "experiments/contenders/workers/llama_server_worker.py"

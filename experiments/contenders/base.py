@@ -35,31 +35,15 @@ class OtherEngine(ABC):
     max_length: int
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Prepare for a run.
-
-        Args:
-            max_batch_size: The largest number of prompts per call.
-            max_length: The largest number of tokens of prompt and output together.
-
-        Raises:
-            ValueError: It cannot decode with this target, or in batches of this size.
-        """
+        """Prepare for a run of calls of so many prompts, each of so many tokens, its output included."""
         self.target, self.max_batch_size, self.max_length = target, max_batch_size, max_length
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Refuse what cannot work, before any measurement.
-
-        Raises:
-            ValueError: It cannot decode with this target, or in batches of this size.
-        """
+        """Raise ValueError, before any measurement, if it cannot decode with this target in batches of this size."""
 
     def check_sampling(self, sampling: SamplingParams) -> None:  # noqa: B027 - most have nothing to check
-        """Refuse requests that this engine is known to decode wrongly, before any measurement.
-
-        Raises:
-            ValueError: It does not follow the target with such parameters.
-        """
+        """Raise ValueError, before any measurement, if it does not follow the target with such parameters."""
 
     @abstractmethod
     def generate(

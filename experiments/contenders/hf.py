@@ -76,12 +76,11 @@ class HfGenerate(OtherEngine):
                 f"transformers drafts at batch 1 only, and engine.max_batch_size={self.max_batch_size}: "
                 "leave this contender out, or set engine.max_batch_size=1"
             )
-        if self._assistant is None or self._name is None:
-            if self._name is not None:
+        if self._assistant is None:
+            if "assistant_model" in self.options:
                 self.options["assistant_model"].to(self.target.device)
-            return
-        if self._assistant.config.get_text_config(decoder=True).vocab_size != self.target.vocab_size:
-            tokenizer = load_tokenizer(self._name)
+        elif self._assistant.config.get_text_config(decoder=True).vocab_size != self.target.vocab_size:
+            tokenizer = load_tokenizer(str(self._name))
             if tokenizer is None or self.target.tokenizer is None:
                 raise ValueError(
                     f"assistant={self._name!r} has another vocabulary than {self.target.name}, "
@@ -111,7 +110,7 @@ class HfGenerate(OtherEngine):
             options |= {"stop_strings": list(first.stop), "tokenizer": self.target.tokenizer}
         ends = set(first.stop_token_ids) | (set() if first.ignore_eos else self.target.eos_token_ids)
         devices = [model.device] if model.device.type == "cuda" else []
-        with _quiet(), _generation_config(model, first, sorted(ends)), torch.random.fork_rng(devices=devices):
+        with _generation_config(model, first, sorted(ends)), torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed_of(sampling))
             output: Any = model.generate(ids, attention_mask=mask, streamer=watch, **options)  # type: ignore[operator]
         rounds = [len(each) for each in watch.emitted]
@@ -146,16 +145,14 @@ class _Rounds(BaseStreamer):
 
 @contextmanager
 def _generation_config(model: PreTrainedModel, sampling: SamplingParams, ends: list[int]) -> Iterator[None]:
-    """During the ``with`` block, the model's defaults are this request's: none of its own are mixed in."""
+    """During the ``with`` block, the model's defaults are this request's, and it warns of nothing in its own code."""
     drawn: dict[str, Any] = {}
     if not sampling.greedy:
-        drawn = {
-            "temperature": float(sampling.temperature),
-            "top_k": sampling.top_k,
-            "top_p": float(sampling.top_p),
-            "min_p": float(sampling.min_p) or None,
-        }
-    before = model.generation_config
+        drawn = {name: float(getattr(sampling, name)) for name in ("temperature", "top_p")}
+        drawn |= {"top_k": sampling.top_k, "min_p": float(sampling.min_p) or None}
+    before, logger = model.generation_config, logging.getLogger("transformers.generation.utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     model.generation_config = GenerationConfig(
         do_sample=not sampling.greedy,
         max_new_tokens=sampling.max_new_tokens,
@@ -168,15 +165,4 @@ def _generation_config(model: PreTrainedModel, sampling: SamplingParams, ends: l
         yield
     finally:
         model.generation_config = before
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """During the ``with`` block, transformers does not warn of what its own assisted generation does."""
-    logger = logging.getLogger("transformers.generation.utils")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+        logger.setLevel(level)

@@ -27,14 +27,22 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 """Fields of every request by whose server it is (``owned_by`` of its models): with them it names its tokens, and draws
 by the law that is asked for, whatever filters it has of its own. llama.cpp's would come before the temperature."""
+BEYOND = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "priority": 0,
+    "deadline": None,
+    "user": "",
+}
+"""Fields, and parameters of ``SamplingParams``, that are sent only where they differ from this."""
 
 
 class ServerError(RuntimeError):
-    """The server does not answer; says so in one sentence."""
-
-
-class RefusedError(ServerError):
-    """The server answers a request with an error."""
+    """The server does not answer, or with an error; says so in one sentence."""
 
 
 class OpenAIServer(OtherEngine):
@@ -72,48 +80,30 @@ class OpenAIServer(OtherEngine):
                 f"extra has {min(wrong)!r}: a request is answered by one output, in one piece; leave it out"
             )
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it has a line for every request
-        key = os.environ.get(KEY)
-        self.address, self.timeout, self.patience = base_url, timeout, patience
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(base_url=base_url.rstrip("/") + "/", timeout=timeout, headers=self.headers)
-        self._model, self._extra, self._owner = model, dict(extra or {}), ""
-
-    @property
-    def model(self) -> str:
-        """The model's name at the server, known after ``check``."""
-        return self._model or ""
-
-    def url(self, path: str) -> httpx.URL:
-        """The address of an endpoint."""
-        return self._client.base_url.join(path)
-
-    def metrics(self) -> str:
-        """The server's counters in Prometheus' format; empty where it has none."""
-        try:
-            answer = self._client.get(self._client.base_url.join("../metrics"))
-        except httpx.HTTPError:
-            return ""
-        return "" if answer.is_error else answer.text
+        headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
+        self._client = httpx.Client(base_url=base_url.rstrip("/") + "/", timeout=timeout, headers=headers)
+        self._address, self._patience, self._owner = base_url, patience, ""
+        self._model, self._extra = model, dict(extra or {})
 
     def check(self) -> None:
         """Ask the server for its models; it has to be there and to know ours."""
         try:
             answer = self._client.get("models")
             answer.raise_for_status()
-            models = {str(each["id"]): each for each in answer.json()["data"]}
+            models = {str(model["id"]): model for model in answer.json()["data"]}
         except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"no OpenAI-compatible server answers at {self.address}: start one, or give another base_url ({error})"
+                f"no OpenAI-compatible server answers at {self._address}: start one, or give another base_url ({error})"
             ) from error
         served = list(models)
         if self._model is None and len(served) != 1:
-            raise ValueError(f"the server at {self.address} has {len(served)} models: give model=…, of {served}")
+            raise ValueError(f"the server at {self._address} has {len(served)} models: give model=…, of {served}")
         if self._model is not None and self._model not in served:
-            raise ValueError(f"the server at {self.address} has no model {self._model!r}: choose among {served}")
+            raise ValueError(f"the server at {self._address} has no model {self._model!r}: choose among {served}")
         self._model = self._model or served[0]
-        said = models[self._model]
-        self._owner = str(said.get("owned_by"))
-        longest = said.get("max_model_len") or (said.get("meta") or {}).get("n_ctx")  # llama.cpp: of one sequence
+        facts = models[self._model]
+        self._owner = str(facts.get("owned_by"))
+        longest = facts.get("max_model_len") or (facts.get("meta") or {}).get("n_ctx")  # llama.cpp: of one sequence
         self.max_length = min(self.max_length, int(longest or self.max_length))
 
     def generate(
@@ -124,70 +114,57 @@ class OpenAIServer(OtherEngine):
             return list(pool.map(self._one, prompts, sampling))
 
     def _one(self, prompt: Sequence[int], sampling: SamplingParams) -> Completion:
-        choice = self.ask(self.body(prompt, sampling), own=self._owner == LLAMACPP)
-        tokens = choice["token_ids"]
+        choice, tokens = self._ask(self._body(prompt, sampling))
         if tokens is None:
-            tokens, self.tells_tokens = self._tokens(choice, sampling), False
+            self.tells_tokens, tokenizer = False, self.target.tokenizer
+            if tokenizer is None:
+                raise ValueError(f"the server at {self._address} returns no token ids, and the target has no tokenizer")
+            tokens = list(tokenizer(choice["text"], add_special_tokens=False)["input_ids"])
+            if choice.get("finish_reason") == "stop" and not sampling.stop and not sampling.ignore_eos:
+                tokens += sorted(self.target.eos_token_ids)[:1]  # it has stopped by itself
         return self.completion(prompt, sampling, tokens)
 
-    def ask(self, body: Mapping[str, Any], *, own: bool = False) -> dict[str, Any]:
-        """Send a request and return the first choice of its answer, with ``token_ids``: None where not all are named.
-
-        Args:
-            own: Ask llama.cpp's own endpoint, which names the parts of a character, too.
+    def _ask(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], list[int] | None]:
+        """Send a request; returns the first choice of its answer, and its tokens: None where not all are named.
 
         Raises:
-            RefusedError: The answer is an error.
-            ServerError: There is none, or one of another form.
+            ServerError: There is no answer, it is an error, or it has another form.
         """
+        own = self._owner == LLAMACPP  # its own endpoint names the parts of a character, too
         try:
             answer = self._posted("../completion" if own else "completions", body)
             if answer.is_error:
-                raise RefusedError(f"the server at {self.address} refused a request: {answer.text[:300]}")
-            told = answer.json()
-            choice = {"token_ids": told["tokens"]} if own else dict(told["choices"][0])
-            return choice | {"token_ids": _named(choice, (told.get("usage") or {}).get("completion_tokens"))}
+                raise ServerError(f"the server at {self._address} refused a request: {answer.text[:300]}")
+            whole = answer.json()
+            choice = {"token_ids": whole["tokens"]} if own else dict(whole["choices"][0])
+            return choice, _named(choice, (whole.get("usage") or {}).get("completion_tokens"))
         except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise ServerError(
-                f"the server at {self.address} gave no answer: {error or type(error).__name__}"
-            ) from error
+            cause = error or type(error).__name__
+            raise ServerError(f"the server at {self._address} gave no answer: {cause}") from error
 
     def _posted(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         """The answer to a request, which is sent again where the server limits rates: as late as it says."""
-        end, pause = time.monotonic() + self.patience, 1.0
+        end, pause = time.monotonic() + self._patience, 1.0
         while True:
-            answer = self._client.post(self.url(path), json=body)
+            answer = self._client.post(self._client.base_url.join(path), json=body)
             if answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
                 return answer
             after = answer.headers.get("Retry-After", "")
             pause = float(after) if after.isdecimal() else pause
             if time.monotonic() + pause > end:
-                raise RefusedError(
-                    f"the server at {self.address} limits rates, and wants {pause:g} more seconds where patience="
-                    f"{self.patience:g} is nearly over: ask less at once (engine.max_batch_size), or give more patience"
+                raise ServerError(
+                    f"the server at {self._address} limits rates, and wants {pause:g} more seconds where patience="
+                    f"{self._patience:g} is nearly over: ask less at once (engine.max_batch_size), or give more"
                 )
             time.sleep(pause)
             pause *= 1 if after else 2
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
+    def _body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
         """The body of a request. Fields beyond OpenAI's own are sent only where they change something."""
         if sampling.logits_processor is not None or sampling.grammar is not None:
             raise ValueError("a logits processor or a grammar is not sent to a server: leave this contender out")
-        stop_token_ids = list(sampling.stop_token_ids)
-        beyond = {
-            "top_k": (sampling.top_k, 0),
-            "min_p": (sampling.min_p, 0.0),
-            "repetition_penalty": (sampling.repetition_penalty, 1.0),
-            "stop_token_ids": (stop_token_ids, []),
-            "ignore_eos": (sampling.ignore_eos, False),
-            "priority": (sampling.priority, 0),
-            "deadline": (sampling.deadline, None),
-            "user": (sampling.user, ""),
-        }
+        params = {name: getattr(sampling, name) for name in BEYOND}
+        params |= {name: list(params[name]) for name in ("stop", "stop_token_ids")}
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": list(prompt),
@@ -196,22 +173,8 @@ class OpenAIServer(OtherEngine):
             "top_p": sampling.top_p,
             "seed": ((sampling.seed or 0) ^ (sampling.stream or 0)) & 0x7FFFFFFF,
         }
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        asked = {name: value for name, (value, default) in beyond.items() if value != default}
+        asked = {name: value for name, value in params.items() if value != BEYOND[name]}
         return body | PLAIN.get(self._owner, {}) | asked | self._extra
-
-    def _tokens(self, choice: Mapping[str, Any], sampling: SamplingParams) -> list[int]:
-        """The tokens of a text, with an EOS behind it where the server stopped by itself."""
-        tokens = self.tokenize(choice["text"])
-        own_end = choice.get("finish_reason") == "stop" and not sampling.stop and not sampling.ignore_eos
-        return [*tokens, *sorted(self.target.eos_token_ids)[:1]] if own_end else tokens
-
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text by the target's tokenizer."""
-        if self.target.tokenizer is None:
-            raise ValueError(f"the server at {self.address} returns no token ids, and the target has no tokenizer")
-        return list(self.target.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _named(choice: Mapping[str, Any], count: int | None) -> list[int] | None:
@@ -222,9 +185,9 @@ def _named(choice: Mapping[str, Any], count: int | None) -> list[int] | None:
     for field in ("token_ids", "response_token_ids"):  # SGLang renames it (sglang#38459)
         if choice.get(field) is not None:
             return [int(token) for token in choice[field]]
-    told = choice.get("logprobs") or {}
-    if "content" in told:
-        named = [at["id"] for at in told["content"]]
+    beside = choice.get("logprobs") or {}
+    if "content" in beside:
+        named = [at["id"] for at in beside["content"]]
     else:
-        named = [name[len(ID) :] for name in map(str, told.get("tokens") or ()) if name.startswith(ID)]
+        named = [name[len(ID) :] for name in map(str, beside.get("tokens") or ()) if name.startswith(ID)]
     return [int(token) for token in named] if named and count in (None, len(named)) else None

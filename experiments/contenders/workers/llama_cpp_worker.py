@@ -60,12 +60,6 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
     return {"versions": versions, "threads": llama.context_params.n_threads}, decode
 
 
-def converted(folder: Path, precision: str, *, spelled: bool = False) -> Path:
-    """Write what ``write_gguf`` does of a model in transformers' layout, into its folder."""
-    config, weights = read(folder)
-    return write_gguf(config, weights.__getitem__, folder / "model.gguf", precision, spelled=spelled)
-
-
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The configuration and the weights by name of a model in transformers' layout."""
     from safetensors.numpy import load_file
@@ -88,19 +82,10 @@ def head_width(config: Mapping[str, Any]) -> int:
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
-def write_gguf(
-    config: Mapping[str, Any],
-    weight: Callable[[str], np.ndarray],
-    path: Path,
-    precision: str,
-    *,
-    spelled: bool = False,
-) -> Path:
-    """Write a Llama's weights, without a tokenizer, for llama.cpp.
+def converted(folder: Path, precision: str, *, spelled: bool = False) -> Path:
+    """Write the weights of a Llama in transformers' layout for llama.cpp, without a tokenizer, into its folder.
 
     Args:
-        config: The model's ``config.json``.
-        weight: Returns the weight of a name in float32.
         precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
         spelled: Spell tokens as their numbers, without an end of text, for programs that want texts.
 
@@ -110,21 +95,19 @@ def write_gguf(
     import gguf  # pyright: ignore[reportMissingImports]
     from gguf import quants  # pyright: ignore[reportMissingImports]
 
+    (config, weights), path = read(folder), folder / "model.gguf"
     width = head_width(config)
     rotary = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_vocab_size(config["vocab_size"])
+    sizes = {
+        "context_length": config["max_position_embeddings"], "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"], "feed_forward_length": config["intermediate_size"],
+        "head_count": rotary["attn_q"], "head_count_kv": rotary["attn_k"], "key_length": width, "value_length": width,
+        "layer_norm_rms_eps": config["rms_norm_eps"], "rope_dimension_count": width,
+        "rope_freq_base": config["rope_parameters"]["rope_theta"], "vocab_size": config["vocab_size"],
+    }  # fmt: skip
+    for name, size in sizes.items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_tokenizer_model("rwkv" if spelled else "no_vocab")
     if spelled:
         writer.add_token_list([f" {token}" for token in range(config["vocab_size"])])
@@ -134,15 +117,13 @@ def write_gguf(
     for layer in range(config["num_hidden_layers"]):
         names |= {f"blk.{layer}.{theirs}": f"model.layers.{layer}.{ours}" for theirs, ours in _MATRICES.items()}
     for name, source in names.items():
-        array = weight(f"{source}.weight")
+        array = weights[f"{source}.weight"]
         if heads := rotary.get(name.rpartition(".")[2]):
             # transformers rotates the halves of a head against each other, ggml neighbours.
             parts = array.reshape(heads, 2, width // 2, array.shape[1])
             array = parts.swapaxes(1, 2).reshape(array.shape)
         of = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(f"{name}.weight", quants.quantize(np.ascontiguousarray(array), of), raw_dtype=of)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    for part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        part()
     return path

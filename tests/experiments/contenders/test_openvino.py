@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from experiments.contenders import workers
-from experiments.contenders.openvino_cpu import OpenVinoCpu
+from experiments.contenders.peers import OpenVinoCpu
 from specdec.target.target import Target
 
 

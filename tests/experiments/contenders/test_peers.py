@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from experiments.contenders import peer as module
-from experiments.contenders.llamacpp import LlamaCpp
 from experiments.contenders.peer import Peer
-from experiments.contenders.vllm_cpu import VllmCpu
+from experiments.contenders.peers import LlamaCpp, VllmCpu
 from experiments.contenders.workers import vllm_worker
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
