@@ -84,34 +84,6 @@ def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
     )
 
 
-def ingredients_of(engine: object, *, speculate: bool) -> dict[str, str]:
-    """Return what decides a method's speed, by name: its target, weights, forwards, drafter and batch.
-
-    Of another engine, only the name is known.
-    """
-    if not isinstance(engine, Engine):
-        return {"engine": type(engine).__name__}
-    runner, target = engine.runner, engine.target
-    dtype, quantization = str(target.dtype).removeprefix("torch."), quantization_of(target.model)
-    drafter = engine.drafter if speculate else None
-    name = (drafter_name(drafter) or "").removesuffix("Drafter")
-    faster = ["packed", "captured"] if target.device.type == "cpu" else ["fused"]
-    forwards = faster if runner.executor.captures else []
-    forwards += [f"{engine.recording} recorded"] if engine.recording != "off" else []
-    forwards += ["invariant"] if runner.invariant else []
-    return {
-        "target": target.name.removesuffix(f" in {quantization}"),
-        "attention": runner.attention_name,
-        "forwards": ", ".join(forwards) or "the model's own code",
-        "weights": quantization or dtype,
-        "dtype": dtype,
-        "KV cache": runner.kv_cache or dtype,
-        "drafter": "none" if drafter is None else f"{name}, up to {drafter.max_nodes} tokens",
-        "batch": str(engine.max_batch_size),
-        "threads": str(torch.get_num_threads()),
-    }
-
-
 def recordings_of(engine: Engine) -> dict[str, Any]:
     """Return what was recorded of an engine's rounds and how many were replayed, and what was not recorded, and why."""
     counts = engine.recording_counts

@@ -5,8 +5,7 @@ meets all of them alike, and a point counts with the lower quartile of its times
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,7 +14,6 @@ import torch
 
 from experiments.measuring.rounds import now
 from specdec.drafting.costs import smallest
-from specdec.execution import forwards
 from specdec.forward import ForwardBatch, bucket_of
 from specdec.physics.costs import StepSize
 from specdec.shape import TreeShape
@@ -83,11 +81,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A point that was timed: the lower quartile of its times, and how often it was timed.
-
-    Attributes:
-        drift: Its time in the later half of the passes over that in the earlier half.
-    """
+    """A point that was timed: the lower quartile of its times, and the later half's over that of the earlier half."""
 
     forward: Forward
     seconds: float
@@ -103,17 +97,12 @@ def measure_forwards(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Timed]:
-    """Return how long some forwards take.
-
-    Args:
-        runner: The target over a cache that is large enough.
-        seconds: About how long to measure; at least ``LEAST_PASSES`` passes are made.
-    """
+    """Return how long some forwards take, measured for about ``seconds``, and in at least ``LEAST_PASSES`` passes."""
     fill(runner)
     random = np.random.default_rng(seed)
     times: dict[Forward, list[float]] = {point: [] for point in points}
     began = time.perf_counter()
-    with captured_at_once():
+    with runner.executor.at_first_sight():
         calls = {point: _call(runner, point) for point in points}
         for number, point in enumerate(points):
             for _ in range(2):  # captures it, chooses kernels
@@ -128,13 +117,13 @@ def measure_forwards(
                 times[point].append(now(runner.device) - start)
             passes += 1
             progress(f"forwards: pass {passes}, {max(0.0, seconds - time.perf_counter() + began):.0f} s left")
-    return [_timed(point, found) for point, found in times.items()]
-
-
-def _timed(point: Forward, seconds: Sequence[float]) -> Timed:
-    half = len(seconds) // 2
-    drift = smallest(seconds[-half:]) / smallest(seconds[:half])
-    return Timed(forward=point, seconds=smallest(seconds), passes=len(seconds), drift=drift)
+    half = passes // 2
+    return [
+        Timed(
+            forward=point, seconds=smallest(took), passes=passes, drift=smallest(took[-half:]) / smallest(took[:half])
+        )
+        for point, took in times.items()
+    ]
 
 
 def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBatch:
@@ -165,23 +154,6 @@ def fill(runner: ModelRunner) -> None:
                 tensor.random_(0, 100)
 
 
-@contextmanager
-def captured_at_once(after: int = 1) -> Iterator[None]:
-    """During the ``with`` block, a forward is captured when it comes for the first time, as it is in a long run.
-
-    What is captured, and what a replay costs, is the same.
-
-    Args:
-        after: It is captured when it comes for this time; 2 spares the work for sizes that come once.
-    """
-    before = forwards.CAPTURE_AFTER
-    forwards.CAPTURE_AFTER = after
-    try:
-        yield
-    finally:
-        forwards.CAPTURE_AFTER = before
-
-
 def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
     """Return a function that runs a point as rounds do: on a GPU as a CUDA graph, if it can be captured."""
     batch = forward_batch(point, runner.vocab_size, runner.device)
@@ -200,11 +172,7 @@ def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
 
 
 def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object] | None:
-    """Return a function that replays a forward as a CUDA graph, as the engine's rounds do; None if it cannot be one.
-
-    Args:
-        batch: A forward whose lengths the host does not know.
-    """
+    """Return a function that replays a forward as a CUDA graph, as rounds do; None if it cannot be one."""
     return None if runner.invariant else graphed(lambda: runner.run(batch), runner.device)
 
 

@@ -31,24 +31,25 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
     """An engine in batches of ``size``; a request that fails, or tokens that are not its own, are a ``ValueError``."""
 
     def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
-        found: list[list[int]] = []
+        rows: list[list[int]] = []
         for first in range(0, len(streams), size):
-            asked = [replace(sampling, stream=stream) for stream in streams[first : first + size]]
+            part = slice(first, first + size)
+            asked = [replace(sampling, stream=stream) for stream in streams[part]]
             try:
-                done = engine.generate([list(each) for each in prompts[first : first + size]], asked)
+                done = engine.generate([list(prompt) for prompt in prompts[part]], asked)
             except ServerError as error:
                 raise ValueError(str(error)) from error
-            for each in done:
-                if each.error is not None:
-                    raise ValueError(f"a request failed: {each.error}")
-            found += [list(each.token_ids) for each in done]
+            for completion in done:
+                if completion.error is not None:
+                    raise ValueError(f"a request failed: {completion.error}")
+                rows.append(list(completion.token_ids))
         if not getattr(engine, "tells_tokens", True):
             raise ValueError(
                 "the tokens cannot be judged: a server has to return token ids, as text has several spellings (recent "
                 "vLLM, SGLang and llama.cpp do; where another one needs a field: '+contenders.openai.extra="
                 "{return_token_ids:true}'), and engines in processes of their own need target.dtype=float32"
             )
-        return found
+        return rows
 
     return outputs
 
@@ -92,10 +93,7 @@ Output = tuple[int, ...]
 
 
 class Audit(ABC):
-    """An audit under way.
-
-    ``steps`` are all that it has, ``done`` those so far; ``tokens`` is what subject and reference have returned.
-    """
+    """An audit under way, of ``steps`` steps; ``tokens`` is what subject and reference have returned so far."""
 
     steps: int
     done: int = 0
@@ -142,20 +140,13 @@ class Audit(ABC):
 
     def _take(self, row: Row) -> None:
         self.take(row)
-        self.tokens += sum(len(each) for name in ("outputs", "reference") for each in row.get(name, ()))
+        self.tokens += sum(len(output) for name in ("outputs", "reference") for output in row.get(name, ()))
         self.done += 1
 
 
 @dataclass
 class Sampled(Audit):
-    """Blocks of outputs of one prompt each.
-
-    Attributes:
-        order: The prompt of every block.
-        block: Outputs of a block.
-        horizon: Tokens of an output that are looked at.
-        ends: Tokens behind which nothing follows.
-    """
+    """Blocks of outputs of one prompt each (``order``), of which ``horizon`` tokens are looked at."""
 
     subject: Subject
     sampling: SamplingParams
@@ -166,10 +157,8 @@ class Sampled(Audit):
     vocab: int
     ends: frozenset[int]
     _blocks: set[Any] = field(default_factory=set, init=False)
-
-    @property
-    @abstractmethod
-    def wealth(self) -> Wealth | TwoSamples: ...
+    wealth: Any = field(init=False)
+    """The bets: ``Wealth`` or ``TwoSamples``."""
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -192,40 +181,43 @@ class Sampled(Audit):
     def p_value(self) -> float | None:
         """The fixed-sample test's, after the last block; None before."""
 
-    def ask(self) -> Row:
-        prompt, streams = int(self.order[self.done]), range(self.done * self.block, (self.done + 1) * self.block)
-        outputs = self.subject([self.prompts[prompt]] * self.block, self.sampling, streams)
-        return {"prompt": prompt, "ids": list(self.prompts[prompt]), "outputs": [list(each) for each in outputs]}
+    def outputs_of(self, subject: Subject, first: int = 0) -> list[list[int]]:
+        """Return the next block's outputs of a subject, whose streams begin at ``first``."""
+        streams = range(first + self.outputs, first + self.outputs + self.block)
+        prompt = self.prompts[self.order[self.done]]
+        return [list(output) for output in subject([prompt] * self.block, self.sampling, streams)]
 
-    def check_prompt(self, row: Row) -> None:
-        """Refuse an earlier attempt's outputs if the plan is another one now."""
-        prompt = int(self.order[self.done])
+    def ask(self) -> Row:
+        prompt = self.order[self.done]
+        return {"prompt": prompt, "ids": list(self.prompts[prompt]), "outputs": self.outputs_of(self.subject)}
+
+    def check(self, row: Row, name: str, whose: str) -> list[Output]:
+        """Return outputs; refuse those that cannot be judged, and an earlier attempt's of another plan."""
+        prompt = self.order[self.done]
         if (row["prompt"], row["ids"]) != (prompt, list(self.prompts[prompt])):
             raise ValueError(
                 f"{SAMPLES} has outputs of other prompts than are planned now, as another machine or version may plan "
                 f"them: begin anew with another out"
             )
-
-    def check(self, outputs: Sequence[Sequence[int]], whose: str = "subject") -> None:
-        """Refuse outputs that cannot be judged."""
-        for output in outputs:
+        for output in row[name]:
             _check_tokens(output, self.vocab, whose)
             if len(output) < self.horizon and not self.ends.intersection(output[-1:]):
                 raise ValueError(
                     f"the {whose} returned {len(output)} tokens where {self.horizon} are needed, and none that ends "
                     f"an output: return new tokens only, with the end of text, and do not cut them"
                 )
+        return [tuple(output[: self.horizon]) for output in row[name]]
 
     def check_noise(
-        self, prompt: int, outputs: Sequence[Sequence[int]], likely: Callable[[Sequence[int]], float], whose: str
+        self, prompt: int, outputs: Sequence[Output], likely: Callable[[Output], float], whose: str
     ) -> None:
         """Refuse outputs that are the same every time; ``likely`` is the probability of an output."""
-        block = (prompt, whose, *map(tuple, outputs))
-        same = len(set(block[2:])) == 1
-        often = f"one and the same output {len(outputs)} times" if same else "an earlier block's outputs again"
+        block = (prompt, whose, *outputs)
+        same = len(set(outputs)) == 1
         again = block in self._blocks or same
         self._blocks.add(block)
-        if again and (odds := math.prod(likely(output) for output in outputs)) < NEVER:
+        if again and (odds := math.prod(map(likely, outputs))) < NEVER:
+            often = f"one and the same output {len(outputs)} times" if same else "an earlier block's outputs again"
             raise ValueError(
                 f"the {whose} returned {often}, which has a probability of {odds:.2g}: it ignores the "
                 f"temperature, or the seed that every request has of its own"
@@ -240,20 +232,14 @@ class AgainstLaw(Sampled):
     telling: Sequence[Telling]
 
     def __post_init__(self) -> None:
-        self._wealth, self.impossible = Wealth(self.question), 0
-
-    @property
-    def wealth(self) -> Wealth:
-        return self._wealth
+        self.wealth, self.impossible = Wealth(self.question), 0
 
     @property
     def p_value(self) -> float | None:
-        return p_value(self.question, [each[0] for each in self.wealth.seen]) if self.done == self.steps else None
+        return p_value(self.question, [counts[0] for counts in self.wealth.seen]) if self.done == self.steps else None
 
     def take(self, row: Row) -> None:
-        prompt, outputs = row["prompt"], row["outputs"]
-        self.check_prompt(row)
-        self.check(outputs)
+        prompt, outputs = row["prompt"], self.check(row, "outputs", "subject")
         cells, law = self.telling[prompt].cells, self.question.laws[prompt]
         self.check_noise(prompt, outputs, lambda output: float(law[cells.cell(output)]), "subject")
         counts = np.bincount([cells.cell(output) for output in outputs], minlength=cells.count)
@@ -269,44 +255,32 @@ class AgainstReference(Sampled):
     level: float
 
     def __post_init__(self) -> None:
-        self._wealth = TwoSamples(len(self.prompts), self.horizon, self.level)
-        self._numbers: list[dict[tuple[int, ...], int]] = [{} for _ in range(len(self.prompts) * self.horizon)]
+        self.wealth = TwoSamples(len(self.prompts), self.horizon, self.level)
+        self._numbers: list[dict[Output, int]] = [{} for _ in range(len(self.prompts) * self.horizon)]
         self._lots: list[tuple[list[Output], list[Output]]] = [([], []) for _ in self.prompts]
-
-    @property
-    def wealth(self) -> TwoSamples:
-        return self._wealth
 
     @property
     def p_value(self) -> float | None:
         if self.done < self.steps:
             return None
-        found = [homogeneous(*lots) for lots in self._lots]
-        return min(1.0, len(found) * min(found))
+        return min(1.0, len(self._lots) * min(homogeneous(*lots) for lots in self._lots))
 
     def ask(self) -> Row:
-        row = super().ask()
-        streams = range(REFERENCE + self.done * self.block, REFERENCE + (self.done + 1) * self.block)
-        others = self.reference([self.prompts[row["prompt"]]] * self.block, self.sampling, streams)
-        return row | {"reference": [list(each) for each in others]}
+        return super().ask() | {"reference": self.outputs_of(self.reference, REFERENCE)}
 
     def take(self, row: Row) -> None:
-        prompt, sides, labels = row["prompt"], (row["outputs"], row["reference"]), []
-        self.check_prompt(row)
-        lots = self._lots[prompt]
-        for whose, outputs in zip(("subject", "reference"), sides, strict=True):
-            self.check(outputs, whose)
-        cut = [[tuple(output[: self.horizon]) for output in outputs] for outputs in sides]
+        prompt, lots = row["prompt"], self._lots[row["prompt"]]
+        sides = [self.check(row, *names) for names in (("outputs", "subject"), ("reference", "reference"))]
         for side, whose in enumerate(("subject", "reference")):
-            other = [*lots[1 - side], *cut[1 - side]]
-            likely = {path: (other.count(path) + 1) / (len(other) + 2) for path in set(cut[side])}
-            self.check_noise(prompt, cut[side], lambda output, likely=likely: likely[tuple(output)], whose)
-        for outputs in cut:
-            numbers = [self._numbers[prompt * self.horizon + length] for length in range(self.horizon)]
+            other = [*lots[1 - side], *sides[1 - side]]
+            likely = {path: (other.count(path) + 1) / (len(other) + 2) for path in set(sides[side])}
+            self.check_noise(prompt, sides[side], likely.__getitem__, whose)
+        labels = []
+        for outputs in sides:
+            numbers = self._numbers[prompt * self.horizon : (prompt + 1) * self.horizon]
             labels.append([[of.setdefault(path[: k + 1], len(of)) for path in outputs] for k, of in enumerate(numbers)])
-        ours, theirs = (np.array([each]) for each in labels)
-        self.wealth.advance(prompt, ours, theirs)
-        for lot, outputs in zip(lots, cut, strict=True):
+        self.wealth.advance(prompt, *(np.array([label]) for label in labels))
+        for lot, outputs in zip(lots, sides, strict=True):
             lot.extend(outputs)
 
 
@@ -359,10 +333,10 @@ class Greedy(Audit):
         _check_tokens(tokens, self.engine.target.vocab_size, "subject")
         stop = next((index + 1 for index, token in enumerate(tokens) if token in self.ends), None)
         tokens, plain = tokens[:stop][: job.sampling.max_new_tokens], self.plain[self.done]
-        found = find_divergence(self.engine, job, tokens, plain, exactness=EXACT)
-        self.compared += found.get("divergence", len(plain))
-        if found:
-            self.differences.append({"prompt": job.prompt.id, **found})
+        difference = find_divergence(self.engine, job, tokens, plain, exactness=EXACT)
+        self.compared += difference.get("divergence", len(plain))
+        if difference:
+            self.differences.append({"prompt": job.prompt.id, **difference})
 
 
 def _check_tokens(output: Sequence[int], vocab: int, whose: str) -> None:

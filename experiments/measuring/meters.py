@@ -4,15 +4,15 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
-from experiments.results.origin import Figures
 from specdec.cache.storage import Cache
 from specdec.engine.engine import Engine
 from specdec.quantization.base import stored_bytes
@@ -33,9 +33,6 @@ class EnergyMeter:
 
     An NVIDIA GPU counts its own energy, and its counter moves every 20 to 100 ms. A processor's package counts that of
     all programs on it. So only sums over seconds mean something.
-
-    Args:
-        counters: What to read, such as ``counters_of`` a device.
     """
 
     def __init__(self, counters: Sequence[Counter]):
@@ -65,16 +62,15 @@ def packages(folder: Path) -> tuple[Counter, ...]:
     """Return the counters of the processor's packages in a folder; none if any of them cannot be read."""
     # `intel-rapl:0` is a package (AMD's too), `intel-rapl:0:1` a part of it, which would count twice. `psys` is the
     # whole board, and `intel-rapl-mmio` the same package again.
-    zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
-    found: list[Counter] = []
-    for zone in zones:
-        if not (_text(zone / "name") or "").startswith("package"):
+    counters: list[Counter] = []
+    for zone in sorted(folder.glob("intel-rapl:*")):
+        if zone.name.count(":") != 1 or not (_text(zone / "name") or "").startswith("package"):
             continue
         full = _joules(zone / "max_energy_range_uj")
         if full is None or _joules(zone / "energy_uj") is None:
             return ()
-        found.append((lambda path=zone / "energy_uj": _joules(path), full))
-    return tuple(found)
+        counters.append((lambda path=zone / "energy_uj": _joules(path), full))
+    return tuple(counters)
 
 
 def _text(path: Path) -> str | None:
@@ -97,8 +93,7 @@ def _gpu_counter(index: int) -> tuple[Counter, ...]:
 
         pynvml.nvmlInit()
         # By its own name: CUDA_VISIBLE_DEVICES may give the devices other numbers here than there.
-        name = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
 
         def read() -> float | None:
             try:
@@ -149,11 +144,11 @@ def read_clocks() -> Clocks | None:
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         listed = [every[number] for number in usable if number < len(every)]
         ours = [psutil.Process(), *psutil.Process().children()]  # other engines decode in processes of their own
-        own = [each.cpu_times() for each in ours]
+        own = [process.cpu_times() for process in ours]
     except (OSError, psutil.Error, NotImplementedError, RuntimeError):
         return None
     busy = sum(getattr(times, name, 0.0) for times in listed for name in _BUSY)  # not every system has all of them
-    return time.monotonic(), busy, sum(each.user + each.system for each in own), len(listed)
+    return time.monotonic(), busy, sum(times.user + times.system for times in own), len(listed)
 
 
 # ---------------------------------------------------------------- memory
@@ -161,7 +156,7 @@ def read_clocks() -> Clocks | None:
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def held_by(engines: Sequence[Engine]) -> Figures:
+def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     """Return the bytes that some engines hold, each tensor once.
 
     Returns:
@@ -174,23 +169,23 @@ def held_by(engines: Sequence[Engine]) -> Figures:
     own = [engine.runner for engine in different]
     drafting = [part for engine in different if engine.session is not None for part in engine.session.models]
     theirs = [part for part in drafting if isinstance(part, ModelRunner)]
-    seen: set[int] = set()
     copies = {weight: size for each in [*own, *theirs] for weight, size in each.executor.copies().items()}
     caches = [runner.cache for runner in own]
     kv, nodes = _cache_bytes(caches)
     drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs if runner.cache not in caches)
-    found = Figures(
-        weights=_bytes((tensor for runner in own for tensor in _tensors(runner.model)), seen),
-        drafter=_bytes((t for p in drafting for t in _tensors(p.model if isinstance(p, ModelRunner) else p)), seen),
-        kv=kv,
-        drafter_kv=drafter_kv,
-        scratch=nodes + drafter_nodes,
-        copies=sum(copies.values()),
-    )
-    return found | {"total": sum(found.values())}
+    seen: set[int] = set()
+    held = {
+        "weights": _bytes((runner.model for runner in own), seen),
+        "drafter": _bytes((part.model if isinstance(part, ModelRunner) else part for part in drafting), seen),
+        "kv": kv,
+        "drafter_kv": drafter_kv,
+        "scratch": nodes + drafter_nodes,
+        "copies": sum(copies.values()),
+    }
+    return held | {"total": sum(held.values())}
 
 
-def drafter_cache(engine: Engine) -> Figures:
+def drafter_cache(engine: Engine) -> dict[str, int | None]:
     """Return what the caches of the drafting models hold, the target's left out.
 
     Returns:
@@ -198,39 +193,36 @@ def drafter_cache(engine: Engine) -> Figures:
     """
     parts = engine.session.models if engine.session is not None else ()
     own = [part for part in parts if isinstance(part, ModelRunner) and part.cache is not engine.runner.cache]
-    reaches = [reach.window or reach.chunk for part in own for reach in part.facts.distinct_reaches]
-    return Figures(
-        bytes_per_position=sum({part.cache: part.bytes_per_token for part in own}.values()),
-        window=None if None in reaches else max((reach for reach in reaches if reach is not None), default=None),
-    )
+    windows = [reach.window or reach.chunk for part in own for reach in part.facts.distinct_reaches]
+    return {
+        "bytes_per_position": sum({part.cache: part.bytes_per_token for part in own}.values()),
+        "window": None if None in windows else max((size for size in windows if size is not None), default=None),
+    }
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
-
-
-def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
+def _bytes(modules: Iterable[nn.Module], seen: set[int]) -> int:
     """Return the bytes of tensors that have not been seen; two names of one table are one tensor."""
-    size = 0
-    for tensor in tensors:
-        key = id(tensor) if tensor.is_meta or hasattr(tensor, "__tensor_flatten__") else tensor.data_ptr()
-        if key not in seen:
-            seen.add(key)
-            size += stored_bytes(tensor)
-    return size
+
+    def key(tensor: Tensor) -> int:
+        return id(tensor) if tensor.is_meta or hasattr(tensor, "__tensor_flatten__") else tensor.data_ptr()
+
+    tensors = {key(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
+    new = tensors.keys() - seen
+    seen.update(new)
+    return sum(stored_bytes(tensors[number]) for number in new)
 
 
 def _cache_bytes(caches: Iterable[Cache]) -> tuple[int, int]:
     """Return the bytes of caches: of committed positions, and of those for the nodes of drafts."""
     kept = nodes = 0
-    for each in caches:
-        whole = sum(tensor.numel() * tensor.element_size() for tensor in each.tensors)
-        behind = whole * (each.positions - each.max_length) // each.positions
+    for cached in caches:
+        drafted = cached.positions - cached.max_length
+        whole = sum(tensor.numel() * tensor.element_size() for tensor in cached.tensors)
+        behind = whole * drafted // cached.positions
+        if cached.states is not None:  # a state for every node, beside those of the row and its root
+            whole += cached.states.bytes
+            behind += cached.slots * drafted * cached.states.bytes_per_state
         kept, nodes = kept + whole - behind, nodes + behind
-        if each.states is not None:  # a state for every node, beside those of the row and its root
-            drafted = each.slots * (each.positions - each.max_length) * each.states.bytes_per_state
-            kept, nodes = kept + each.states.bytes - drafted, nodes + drafted
     return kept, nodes
 
 
@@ -251,7 +243,7 @@ class PeakMeter:
             pass
         self._before = psutil.Process().memory_info().rss
 
-    def peak(self) -> Figures:
+    def peak(self) -> dict[str, Any]:
         """Return the most so far.
 
         Returns:
@@ -260,12 +252,11 @@ class PeakMeter:
             None elsewhere.
         """
         if self._device.type == "cuda":
-            used, reserved = (
-                most(self._device) for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
-            )
-            return Figures(used=used, reserved=reserved, before=0, fragmentation=reserved - used)
+            used = torch.cuda.max_memory_allocated(self._device)
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            return {"used": used, "reserved": reserved, "before": 0, "fragmentation": reserved - used}
         used = max(0, _peak_of_process() - self._before)
-        return Figures(used=used, reserved=None, before=self._before, fragmentation=None)
+        return {"used": used, "reserved": None, "before": self._before, "fragmentation": None}
 
 
 def _peak_of_process() -> int:

@@ -15,7 +15,6 @@ from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, in_sweep, job_overrides, plain, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
-from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
@@ -107,7 +106,6 @@ def measure_methods(
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
     facts["memory"] = {"held": held}
-    facts["ingredients"] = {each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed}

@@ -25,7 +25,7 @@ from experiments.reporting.run_tables import (
 from experiments.reporting.studies.policies import calibration_table
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
-from experiments.results.frame import Figures, frame_of
+from experiments.results.frame import frame_of
 from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.origin import read_manifest
@@ -90,7 +90,7 @@ class Measurement:
     report: Report
     title: str
     mirror: Mirror
-    held: Figures
+    held: Mapping[str, int]
     meter: PeakMeter
     before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None

@@ -86,16 +86,16 @@ def test_what_engines_share_counts_once() -> None:
     engine = Engine(target, ModelDrafter(small, shape=[2, 2], kv_cache="int8"), RejectionVerifier(), **SIZES)
     alone = Engine(target, **SIZES)
     held = held_by([engine, engine, alone])
-    assert held.kv == 2 * held_by([alone]).kv, "an engine that is named twice counts once"
-    for model, found in ((target.model, held.weights), (small, held.drafter)):
+    assert held["kv"] == 2 * held_by([alone])["kv"], "an engine that is named twice counts once"
+    for model, found in ((target.model, held["weights"]), (small, held["drafter"])):
         tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}.values()
         assert found == sum(t.numel() * t.element_size() for t in tensors), "a table that is shared counts once"
-    assert held_by([alone, Engine(target, **SIZES)]).copies == sum(alone.runner.executor.copies().values())
+    assert held_by([alone, Engine(target, **SIZES)])["copies"] == sum(alone.runner.executor.copies().values())
     heads = medusa_heads(target.model)
     drafter = MergedDrafter(lookup=NGramDrafter(), model=MedusaDrafter(heads))
     held = held_by([Engine(target, drafter, RejectionVerifier(), **SIZES)])
-    assert held.drafter == sum(p.numel() * p.element_size() for p in heads.parameters()) > 0
-    assert held.drafter_kv == 0, "heads and parts of other drafters count"
+    assert held["drafter"] == sum(p.numel() * p.element_size() for p in heads.parameters()) > 0
+    assert held["drafter_kv"] == 0, "heads and parts of other drafters count"
 
 
 def test_a_drafters_cache_is_its_own_and_has_its_largest_window() -> None:
@@ -114,8 +114,8 @@ def test_the_peak_is_that_since_the_meter_began() -> None:
     meter = PeakMeter(torch.device("cpu"))
     torch.ones(size, dtype=torch.uint8)
     peak = meter.peak()
-    assert 0.9 * size < peak.used, "it is gone by now"
-    assert peak.before > 0 and peak.fragmentation is None
+    assert 0.9 * size < peak["used"], "it is gone by now"
+    assert peak["before"] > 0 and peak["fragmentation"] is None
 
 
 DEVICES = read_devices()
