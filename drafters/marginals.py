@@ -5,8 +5,6 @@ The tokens per round are what it is for. They say how much of what a parallel dr
 much is due to filling all places at once.
 """
 
-from collections.abc import Hashable
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,9 +14,8 @@ from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
-from specdec.drafting.scorer import Scorer, forward_of
+from specdec.drafting.scorer import Follower, forward_of
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.forward import ForwardBatch, Wants
 from specdec.interfaces import Sizes
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import GREEDY_BELOW
@@ -31,7 +28,7 @@ from specdec.types import DraftSampling, Outcome
 _PAIR = 2  # nodes above the continuations: the last committed token, and the root
 
 
-class MarginalScorer(Scorer):
+class MarginalScorer(Follower):
     """Scores every depth with the average of what the target says after many continuations.
 
     Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
@@ -59,8 +56,7 @@ class MarginalScorer(Scorer):
         temperature: float,
         max_batch_size: int,
     ):
-        self.model = self.runner = runner
-        self.caches = (runner.cache,)
+        super().__init__(runner, slots=max_batch_size)
         self.max_depth = depth
         self._knows_root, self._temperature = knows_root, temperature
         self._greedy = temperature < GREEDY_BELOW
@@ -69,7 +65,6 @@ class MarginalScorer(Scorer):
         first = [int(knows_root)] * samples if self._unknown else []
         below = range(_PAIR, _PAIR + samples * (self._unknown - 1))
         with torch.inference_mode(False):
-            self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
             parents = torch.tensor([[-1, 0, *first, *below]], device=runner.device)
             self._stairs = torch.arange(samples, dtype=torch.float64, device=runner.device)
         self._bush = Topology(parents, max_depth=depth, max_children=samples + 1)
@@ -118,25 +113,9 @@ class MarginalScorer(Scorer):
         bound = None if batch.key_bound is None else batch.key_bound + topology.width
         return self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound)).scores
 
-    def prepare(self, batch: Batch) -> Hashable:
-        return self.runner.version
-
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Forward what has become final, and keep every row's last token.
-
-        In rows without any, keys are written behind what they have, where nothing is read before it is written.
-        """
-        slots, tokens = outcome.slots, outcome.tokens
-        self.runner.run(
-            ForwardBatch(
-                tokens=tokens,
-                slots=slots,
-                lengths=outcome.starts,
-                topology=Topology.chain(tokens.shape[1], tokens.device),
-                wants=Wants(logits=0),
-            )
-        )
-        self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
+        self.read(outcome.tokens, outcome.slots, outcome.starts)
+        self.keep_last(outcome)
 
 
 class MarginalDrafter(ScoredDrafter):

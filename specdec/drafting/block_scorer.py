@@ -8,42 +8,35 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Scorer, forward_of
-from specdec.forward import ForwardBatch, Wants
+from specdec.drafting.scorer import Follower, forward_of
+from specdec.forward import Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
 
 Condition = Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
 """A place's logits behind tokens: ``(its own logits, tokens, their depth, hidden, state) -> (logits, state below)``."""
-
 Prepare = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """What ``Condition`` takes: ``(hidden states of a block, tokens before its roots) -> (hidden, first state)``."""
-
 Refine = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """A block's logits made better as a whole: ``(logits, hidden states, roots, tokens before them) -> logits``."""
-
 Confidence = Callable[[Tensor, Tensor], Tensor]
 """How likely a place's token is to be accepted: ``(tokens before, hidden) -> probability``."""
-
-_READS_NOTHING = 1
-"""The positions that attention reads in a forward of context, which has no attention."""
+_READS_NOTHING = 1  # positions that attention reads in a forward of context, which has no attention
 
 
-class BlockScorer(Scorer):
+class BlockScorer(Follower):
     """Scores with a head that reads the target's hidden states into its cache and fills a block of places at once.
 
     Its cache holds committed positions alone. A block stands behind them during the round, and the next context is
     written over it, so nothing is moved or taken back.
 
     Args:
-        runner: Runs the head (``features`` are context, tokens are places).
         block: What the places of a block see of each other.
         shifted: Whether every place, the root's too, predicts the next token; else its own.
         mask_token: What the other places hold.
         layers: The target's hidden states that make up the context, in their order.
         last_state: The number of the head's hidden state that the logits are computed from.
-        max_shown: The largest number of nodes that a builder shows.
         to_head: Turns the target's token ids into rows of the head's embeddings.
         embed: The embeddings of a block's tokens, for a head that is given these; None gives it tokens.
         condition, prepare, refine, confidence: None for a head without them.
@@ -72,8 +65,7 @@ class BlockScorer(Scorer):
         confidence: Confidence | None = None,
         version: Callable[[], Hashable] = lambda: None,
     ):
-        self.model = self.runner = runner
-        self.caches = (runner.cache,)
+        super().__init__(runner, slots=slots_before)
         self.per_depth, places = condition is None, block.width
         self._tokens = self.max_depth = places if shifted else places - 1
         self._layers, self._max_shown, self._to_head = tuple(layers), max_shown, to_head
@@ -87,31 +79,17 @@ class BlockScorer(Scorer):
         self._wants = Wants(logits=self._tokens, hidden_layers=(last_state,) if watched else ())
         with torch.inference_mode(False):
             self._masks = torch.full((1, places - 1), mask_token, dtype=torch.long, device=runner.device)
-            self._last_token = torch.zeros(slots_before, dtype=torch.long, device=runner.device)
 
     def prepare(self, batch: Batch) -> Hashable:
         return self.runner.version, self._version()
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Read the context of positions that have become final.
-
-        Rows without any get it behind what they have, where nothing is read before it is written.
-        """
-        states = [outcome.hidden_states[layer] for layer in self._layers]
-        tokens, slots = outcome.tokens, outcome.slots
+        """Read the context of positions that have become final."""
         if self.lookback:
-            self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
-        self.runner.run(
-            ForwardBatch(
-                tokens=tokens,
-                slots=slots,
-                lengths=outcome.starts,
-                topology=Topology.chain(tokens.shape[1], tokens.device),
-                key_bound=_READS_NOTHING,
-                features=torch.cat(states, dim=-1).to(self.runner.facts.dtype),
-                wants=Wants(logits=0),
-            )
-        )
+            self.keep_last(outcome)
+        states = torch.cat([outcome.hidden_states[layer] for layer in self._layers], dim=-1)
+        features = states.to(self.runner.facts.dtype)
+        self.read(outcome.tokens, outcome.slots, outcome.starts, key_bound=_READS_NOTHING, features=features)
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         width = self._topology.width

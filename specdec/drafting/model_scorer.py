@@ -12,15 +12,14 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.cache.states import States
-from specdec.drafting.scorer import Logits, Scorer, forward_of
+from specdec.drafting.scorer import Follower, Logits, forward_of
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import HostOutcome, Outcome
 
 LAST = Wants(logits=1)
-_IN_STEP = np.iinfo(np.int64).max
-"""Stands for a row that lacks the last committed token at most."""
+_IN_STEP = np.iinfo(np.int64).max  # of a row that lacks the last committed token at most
 
 
 def chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ForwardBatch:
@@ -28,7 +27,7 @@ def chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndar
     return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=starts, host_counts=counts)
 
 
-class ModelScorer(Scorer):
+class ModelScorer(Follower):
     """Scores with a model whose cache is kept in step with what the target has committed.
 
     The last committed token may be missing there, because leaves are never forwarded: ``root_logits`` forwards it with
@@ -41,11 +40,8 @@ class ModelScorer(Scorer):
     def __init__(
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
     ):
-        self.model = self.runner = runner
-        self.caches = (runner.cache,)
+        super().__init__(runner, slots=max_batch_size)
         self._to_model = to_model
-        with torch.inference_mode(False):
-            self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
         self._pair = Topology.chain(2, runner.device)
         # By slot: up to where keys and values are right, and whether a tree was grown since the last round.
         self._known = np.full(max_batch_size, _IN_STEP)
@@ -59,17 +55,17 @@ class ModelScorer(Scorer):
         return max(min(length - 1, int(self._known[slot])), 0)
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        slots, host = outcome.slots, outcome.host
+        host = outcome.host
         if outcome.path is None:
             assert host is not None, "pieces of prompts come with the host's numbers"
-            self._read(self._to_model(outcome.tokens), host)
+            self._prefill(self._to_model(outcome.tokens), host)
         else:
             self._commit(outcome, nodes)
-        self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
+        self.keep_last(outcome)
         if host is not None and host.path is not None:  # another session decides who drafts
             self._follow(host, host.path)
 
-    def _read(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
+    def _prefill(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
         self.runner.run(chunk(tokens, host.slots, host.starts, host.counts))
 
     def _commit(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
@@ -160,7 +156,7 @@ class RecurrentScorer(ModelScorer):
         assert self.runner.cache.states is not None, "the model has recurrent layers"
         return self.runner.cache.states
 
-    def _read(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
+    def _prefill(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
         """Prefill a piece of a prompt, but for its last token."""
         counts = host.counts - (host.starts + host.counts == self._lengths[host.slots])
         if counts.any():
@@ -204,7 +200,7 @@ def _below_last(topology: Topology) -> Topology:
 _kept_below_last = lru_cache(maxsize=1024)(_below_last)
 
 
-class ExitScorer(Scorer):
+class ExitScorer(Follower):
     """Scores with the target's first layers, whose output goes to its own output layer (early exit).
 
     Nothing is prefilled, committed or kept: their keys and values are in the target's cache, and those of drafted nodes
@@ -214,11 +210,9 @@ class ExitScorer(Scorer):
     lookback = 0
 
     def __init__(self, runner: ModelRunner):
-        self.model = self.runner = runner
+        super().__init__(runner)
+        self.caches = ()
         self._root = Topology.chain(1, runner.device)
-
-    def prepare(self, batch: Batch) -> int:
-        return self.runner.version
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         return self.runner.run(forward_of(batch, batch.roots[:, None], self._root, wants=LAST)).scores

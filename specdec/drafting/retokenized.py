@@ -9,14 +9,14 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.drafting.model_scorer import LAST
-from specdec.drafting.scorer import Logits, Scorer, forward_of
+from specdec.drafting.scorer import Follower, Logits, forward_of
 from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.target.spelling import Retokenized, Spelling
 from specdec.topology import Topology
 
 
-class RetokenizedScorer(Scorer):
+class RetokenizedScorer(Follower):
     """Scores with a model that has another tokenizer than the target.
 
     Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps what it begins with of the
@@ -25,10 +25,9 @@ class RetokenizedScorer(Scorer):
     ``reads_host``.
 
     Args:
-        source: Spells the target's tokens.
-        own: Spells the model's.
-        max_tokens: Of a text, so many of the model's tokens are in its cache at most.
-        width: The last so many tokens of a text are forwarded in every round.
+        source, own: Spell the target's tokens and the model's.
+        max_tokens: The most tokens of a text in the model's cache.
+        width: The number of a text's last tokens that are forwarded in every round.
         to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
         columns: The columns of the model's logits that count, in order; None for all.
 
@@ -55,7 +54,8 @@ class RetokenizedScorer(Scorer):
                 f"{runner.facts.model_type} has recurrent layers, whose states cannot go back to where a text is read "
                 f"in other tokens than before: draft with a model of attention alone"
             )
-        self.model = self.runner = runner
+        super().__init__(runner)
+        self.caches = ()
         self._spellings, self._most, self._width = (source, own), max_tokens, width
         self._to_model, self._columns = to_model, columns
         self.texts = [Retokenized(source, own) for _ in range(max_batch_size)]

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from specdec.batch import Batch
 from specdec.cache.storage import Cache
-from specdec.forward import ForwardBatch
+from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
@@ -20,9 +21,8 @@ LevelScores = Callable[[Int[Tensor, "batch node"], Topology | None, int], Float[
 class Scorer:
     """Gives logits for the children of a draft tree's nodes, level by level, and follows what becomes final.
 
-    A small model, an EAGLE head, an MTP module and a block drafter are scorers; a tree builder asks them. One tree is
-    grown at a time: first ``prepare``, then ``root_logits``, then ``level_logits`` from level to level. All but
-    ``admit``, ``prepare``, ``skip`` and ``release`` may be recorded and replayed without its Python.
+    A tree builder asks it for one tree at a time: ``prepare``, ``root_logits``, then ``level_logits`` from level to
+    level. All but ``admit``, ``prepare``, ``skip`` and ``release`` may be recorded and replayed without its Python.
 
     Attributes:
         per_depth: Whether the logits depend on the depth alone. The scorer then has ``all_logits`` in place of
@@ -107,6 +107,36 @@ class Scorer:
 
     def skip(self, batch: Batch) -> None:
         """Note that no tree is grown in this round, which is not recorded."""
+
+
+class Follower(Scorer):
+    """Scores with a model that follows the target: what became final is in its cache, and each slot's last token kept.
+
+    Args:
+        runner: Runs the model.
+        slots: Slots whose last token is kept; 0 for none.
+    """
+
+    def __init__(self, runner: ModelRunner, *, slots: int = 0):
+        self.model = self.runner = runner
+        self.caches = (runner.cache,)
+        with torch.inference_mode(False):
+            self._last_token = torch.zeros(slots, dtype=torch.long, device=runner.device)
+
+    def prepare(self, batch: Batch) -> Hashable:
+        return self.runner.version
+
+    def keep_last(self, outcome: Outcome) -> None:
+        slots = outcome.slots
+        self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
+
+    def read(
+        self, tokens: Int[Tensor, "batch position"], slots: Int[Tensor, " batch"], starts: Tensor, **more: Any
+    ) -> None:
+        """Put tokens into the cache. Padding lands behind a row's own, where nothing is read before it is written."""
+        chain = Topology.chain(tokens.shape[1], tokens.device)
+        inputs: Any = {"tokens": tokens, "slots": slots, "lengths": starts, "topology": chain, **more}
+        self.runner.run(ForwardBatch(wants=Wants(logits=0), **inputs))
 
 
 def forward_of(

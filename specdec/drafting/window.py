@@ -1,14 +1,4 @@
-"""Scorers that forward each row's newest entries together, when a tree is grown: a window at addresses that stay.
-
-``FeatureScorer``: a head that reads pairs (the target's hidden state at t, token t+1), such as EAGLE's and MTP modules.
-The pair of position t stands at position t of the head's own cache. With L committed tokens the newest complete pair,
-(state at L-1, root), is node 0 of the tree. A drafted node's pair is (its parent's output, its token); the pairs of
-accepted tokens are forwarded again, with the target's hidden states.
-
-``ParallelScorer``: a model that fills mask tokens, one forward for all depths (PARD, P-EAGLE). Masks stand behind the
-newest complete entry: the root's, or for a head that reads pairs (state at L-1, root). It predicts depth 1, and mask i
-depth i + 1.
-"""
+"""Scorers that forward each row's newest entries together, when a tree is grown: a window at addresses that stay."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -19,20 +9,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Logits, Scorer, forward_of
-from specdec.forward import ForwardBatch, Wants
+from specdec.drafting.scorer import Follower, Logits, forward_of
+from specdec.forward import Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
 
 _FORWARDED = -1
-"""Stands for a window of entries that are all in the cache, until ``observe`` counts new ones."""
+"""A window of entries that are all in the cache, until ``observe`` counts new ones."""
 
 Fuse = Callable[[list[Tensor]], Tensor]
 """Makes features, ``[batch, position, width]``, of the target's hidden states, one tensor per layer."""
 
 
-class WindowScorer(Scorer):
+class WindowScorer(Follower):
     """Scores with a model whose cache holds one entry per committed position.
 
     The entry of position t is the token there, or a *pair*: a feature of the target's hidden state at t, and the token
@@ -41,13 +31,11 @@ class WindowScorer(Scorer):
     Nothing of a tree is committed.
 
     Args:
-        runner: The model. Its forward takes ``features`` if there are any.
         window: The most entries that a round can add: one more than the trees' depth.
-        width: Of a feature; 0 for entries that are tokens alone.
-        layers: The hidden states of the target that a feature is made of.
-        fuse: Makes features of them; None for entries that are tokens alone.
+        width: Width of a feature; 0 for entries that are tokens alone.
+        layers, fuse, fuse_version: The hidden states of the target that a feature is made of, what makes it (None for
+            entries that are tokens alone), and what tells when this has changed.
         to_model: Turns the target's token ids into the model's.
-        fuse_version: Tells when ``fuse`` has changed.
     """
 
     def __init__(
@@ -62,9 +50,8 @@ class WindowScorer(Scorer):
         to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens,
         fuse_version: Callable[[], Hashable] = lambda: None,
     ):
-        self.model = self.runner = runner
-        self.needs_state = fuse is not None
-        self.caches, self.lookback = (runner.cache,), window
+        super().__init__(runner)
+        self.needs_state, self.lookback = fuse is not None, window
         self._window, self._layers, self._fuse, self._to_model = window, tuple(layers), fuse, to_model
         self._fuse_version = fuse_version
         device, dtype = runner.device, runner.facts.dtype
@@ -82,8 +69,7 @@ class WindowScorer(Scorer):
     def admit(self, slot: int, length: int) -> None:
         self._waiting[slot] = 0
 
-    def held(self, slot: int, length: int) -> int:
-        """See ``Session.held``: entries in the window may not be in the cache yet."""
+    def held(self, slot: int, length: int) -> int:  # entries in the window may not be in the cache yet
         return max(length - self._window, 0)
 
     def release(self, slot: int) -> None:
@@ -99,7 +85,7 @@ class WindowScorer(Scorer):
         if outcome.path is None:
             assert outcome.host is not None, "pieces of prompts come with the host's numbers"
             host = outcome.host
-            self._forward(tokens, features, slots, starts)
+            self._put(tokens, features, slots, starts)
             self._push(slots, features, tokens, counts)
             self._waiting[host.slots] = 0
             return
@@ -110,7 +96,7 @@ class WindowScorer(Scorer):
             self._waiting[where] = self._waiting[where].clip(min=0)
             if (self._waiting[where] + new > self._window).any():  # no room for more
                 newest, states, begins, _ = self._newest(slots, starts + counts.clamp(max=first))
-                self._forward(newest, states, slots, begins)
+                self._put(newest, states, slots, begins)
                 self._waiting[where] = 0
             self._push(slots, features[:, piece], tokens[:, piece], (counts - first).clamp(0, self._window))
             self._waiting[where] += new
@@ -121,13 +107,7 @@ class WindowScorer(Scorer):
         states = [outcome.hidden_states[layer] for layer in self._layers]
         return following(outcome), self._fuse(states).to(self._features.dtype)
 
-    def _push(
-        self,
-        slots: Int[Tensor, " batch"],
-        features: Float[Tensor, "batch position width"],
-        tokens: Int[Tensor, "batch position"],
-        counts: Int[Tensor, " batch"],
-    ) -> None:
+    def _push(self, slots: Tensor, features: Tensor, tokens: Tensor, counts: Int[Tensor, " batch"]) -> None:
         """Put the first ``counts`` entries of every row behind those in its window, whose oldest ones drop out."""
         index = counts[:, None] + self._cells
         tokens = torch.cat([self._tokens[slots], tokens], dim=1)
@@ -147,24 +127,9 @@ class WindowScorer(Scorer):
         index = (self._window - have[:, None] + self._cells).clamp_(max=self._window - 1)
         return tokens.gather(1, index), take(features, index), (lengths - self._window).clamp(min=0), have
 
-    def _forward(
-        self,
-        tokens: Int[Tensor, "batch position"],
-        features: Float[Tensor, "batch position width"],
-        slots: Int[Tensor, " batch"],
-        starts: Int[Tensor, " batch"],
-    ) -> None:
-        """Put entries into the cache. Padding is written behind them; later ones overwrite it before it is read."""
-        self.runner.run(
-            ForwardBatch(
-                tokens=self._to_model(tokens),
-                features=given(features),
-                slots=slots,
-                lengths=starts,
-                topology=Topology.chain(tokens.shape[1], tokens.device),
-                wants=Wants(logits=0),
-            )
-        )
+    def _put(self, tokens: Tensor, features: Tensor, slots: Tensor, starts: Tensor) -> None:
+        """Put entries into the cache."""
+        self.read(self._to_model(tokens), slots, starts, features=given(features))
 
     def prepare(self, batch: Batch) -> Hashable:
         """See whether every row that drafts has a full window; no entry can be missing."""
@@ -182,11 +147,12 @@ class WindowScorer(Scorer):
 
 
 class FeatureScorer(WindowScorer):
-    """Scores level by level with a head that reads its own output where the target has not been run yet.
+    """Scores level by level with a head that reads its own output where the target has not been run yet: EAGLE, MTP.
+
+    With L committed tokens the newest complete pair, (state at L-1, root), is node 0 of the tree. A drafted node's pair
+    is (its parent's output, its token); the pairs of accepted tokens are forwarded again, with the target's states.
 
     Args:
-        runner: The head. Its forward takes ``features`` and can return what is fed back.
-        fuse: Makes features of the target's hidden states.
         fed_back: Which of the head's hidden states is the feature of a node's children.
         **window: See ``WindowScorer``.
     """
@@ -227,9 +193,10 @@ class FeatureScorer(WindowScorer):
 
 
 class ParallelScorer(WindowScorer):
-    """Scores all depths at once: the logits of a depth do not depend on the tokens drafted above.
+    """Scores all depths at once: the logits of a depth do not depend on the tokens drafted above (PARD, P-EAGLE).
 
     A round's forward holds the window, the root if entries are tokens alone, and a mask for every depth but the first.
+    The newest complete entry predicts depth 1, and mask i depth i + 1.
 
     Args:
         mask_token: The token of masks, as the model counts tokens.
@@ -260,7 +227,6 @@ class ParallelScorer(WindowScorer):
             self._feature = torch.zeros_like(self._features[0, 0])
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Also make the masks' feature, if what makes it has changed."""
         version = self._fuse_version()
         if self._mask_feature is not None and version != self._made_at:
             self._feature.copy_(self._mask_feature())
