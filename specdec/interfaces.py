@@ -28,7 +28,7 @@ class Sizes:
         leaf_probs: Whether q is wanted at every node, leaves included (``Verifier.needs_leaf_probs``). Only a drafter
             that ``has_leaf_probs`` is asked for it.
         paging: The size and the number of the pages of every cache; None for a row per slot.
-        runner: Runs the target. A session may read its cache, and must not change it (``drafting.target_keys``).
+        runner: Runs the target. A session may read its cache, and must not change it (``TargetKeys`` of an assistant).
     """
 
     max_batch_size: int

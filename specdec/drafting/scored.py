@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.arguments import instance
-from specdec.arguments import number as checked_number
+from specdec.arguments import instance, number
 from specdec.batch import Batch
 from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.drawing import Drawing
@@ -52,11 +51,8 @@ class ScoredDrafter(Drafter):
         self.sampling = law_of(sampling)
         if temperature is not None:
             remedy = "give 0 (top-k), a positive number, or None (the request's)"
-            temperature = checked_number("drafter temperature", temperature, remedy)
-            if not 0 <= temperature < float("inf"):
-                raise ValueError(f"drafter temperature={temperature}: {remedy}")
-        if temperature is not None and temperature < GREEDY_BELOW:
-            self.sampling = DraftSampling.DETERMINISTIC
+            temperature = number("drafter temperature", temperature, remedy, lambda value: 0 <= value < float("inf"))
+            self.sampling = DraftSampling.DETERMINISTIC if temperature < GREEDY_BELOW else self.sampling
         self.temperature = temperature
         self.max_nodes = tree.max_nodes
         self.max_depth = tree.max_depth
@@ -181,11 +177,12 @@ class ScoredSession(Session):
 
 def law_of(sampling: DraftSampling | str) -> DraftSampling:
     """Return a law by its name."""
-    choices = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC, DraftSampling.COUPLED
-    for law in choices:
-        if sampling is law or (isinstance(sampling, str) and sampling.upper() == law.name):
-            return law
-    raise ValueError(f"drafter sampling={sampling!r}: give one of {', '.join(law.name.lower() for law in choices)}")
+    if isinstance(sampling, DraftSampling):
+        return sampling
+    if str(sampling).upper() not in DraftSampling.__members__:
+        names = ", ".join(name.lower() for name in DraftSampling.__members__)
+        raise ValueError(f"drafter sampling={sampling!r}: give one of {names}")
+    return DraftSampling[sampling.upper()]
 
 
 def without_tail(tree: DraftTree) -> DraftTree:

@@ -11,13 +11,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-from drafters.assistant import AssistantDrafter
+from drafters.assistant import AssistantDrafter, TargetKeys
 from specdec import Engine, SamplingParams, Sizes, Target
 from specdec.attention.facts import Reach
 from specdec.cache.transformers_cache import CACHE
 from specdec.checks.drafter import assert_conforms
 from specdec.drafting.builders import ExpansionTree
-from specdec.drafting.target_keys import TargetKeys
 from specdec.interfaces import Round
 from tests.drafters.agreeing import agreements
 from tests.gemma4 import KINDS, VOCAB, assistant, gemma

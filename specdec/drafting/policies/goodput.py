@@ -75,24 +75,21 @@ class CostAwareLength(LengthPolicy):
         explore: int = 16,
         budget: float = 0.005,
     ):
-        self.costs = read_costs(costs)
-        self.memory = number("memory", memory, "give a number of rounds, such as 300")
-        self.prior = number("prior", prior, "give a number of rounds, such as 16")
-        if not self.memory > 0 or not self.prior > 0:
-            raise ValueError(f"memory={memory} and prior={prior} are numbers of rounds: give positive numbers")
+        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
+        positive = "give a positive number of rounds, such as 16"
+        self.memory = number("memory", memory, positive, lambda rounds: rounds > 0)
+        self.prior = number("prior", prior, positive, lambda rounds: rounds > 0)
         self.explore = whole("explore", explore, least=0)
-        self.budget = number("budget", budget, "give a share of the time, such as 0.005")
-        if not 0 <= self.budget <= 1:
-            raise ValueError(f"budget={budget}: give a share of the time from 0 to 1")
+        remedy = "give a share of the time from 0 to 1, such as 0.005"
+        self.budget = number("budget", budget, remedy, lambda share: 0 <= share <= 1)
 
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        self._known = needed(self.costs)
+    def begin(self, rows: int) -> None:
+        max_depth, self._known = self._max_depth, needed(self.costs)
         self._known.check_depth(max_depth)
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._keep = float(np.exp(-1 / self.memory))
         # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
-        self._tried = np.zeros((max_batch_size, max_depth))
-        self._right = np.zeros((max_batch_size, max_depth))
+        self._tried = np.zeros((rows, max_depth))
+        self._right = np.zeros((rows, max_depth))
         self._played = 0  # rounds
         self._spent = 0.0  # expected seconds of all rounds
         self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
@@ -163,13 +160,12 @@ class OracleLength(LengthPolicy):
     foresees = "accepted"
 
     def __init__(self, costs: RaggedCosts | str | Path | None = None):
-        self.costs = read_costs(costs)
+        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
 
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+    def begin(self, rows: int) -> None:
         if self.costs is not None:
-            self.costs.check_depth(max_depth)
-        self._accepted = np.zeros(max_batch_size, dtype=np.int64)
+            self.costs.check_depth(self._max_depth)
+        self._accepted = np.zeros(rows, dtype=np.int64)
 
     def foresee(self, slots: Slots, values: Slots) -> None:
         self._accepted[slots] = values
@@ -180,8 +176,3 @@ class OracleLength(LengthPolicy):
             return accepted
         survival = (np.arange(self._max_depth) < accepted[:, None]).astype(float)
         return np.minimum(best_depths(survival, self.costs, float(lengths.sum())), accepted)
-
-
-def read_costs(costs: RaggedCosts | str | Path | None) -> RaggedCosts | None:
-    """Return the costs, read from their file if a file is named."""
-    return RoundCosts.load(costs) if isinstance(costs, str | Path) else costs

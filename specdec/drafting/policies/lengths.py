@@ -31,6 +31,10 @@ class LengthPolicy(ABC):
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin with a new engine, whose drafter makes drafts of ``max_depth`` at most."""
         self._max_depth = max_depth
+        self.begin(max_batch_size)
+
+    def begin(self, rows: int) -> None:  # noqa: B027
+        """Begin with so many empty slots."""
 
     def admit(self, slot: int) -> None:  # noqa: B027
         """Begin a request in ``slot``."""
@@ -57,24 +61,18 @@ class FixedLength(LengthPolicy):
 
 
 class AdditiveLength(LengthPolicy):
-    """Drafts deeper after a round in which everything was accepted, and less deep after any other.
+    """Drafts ``up`` deeper after a round in which everything was accepted, and ``down`` less deep after any other.
 
-    This is the ``"heuristic"`` schedule of transformers' assisted generation, for every request by itself.
-
-    Args:
-        start: The first round's depth.
-        up: How much deeper after a round in which all was accepted.
-        down: How much less deep after any other round.
-        least: The smallest depth; at least 1, because nothing is learned from rounds without drafts.
+    This is the ``"heuristic"`` schedule of transformers' assisted generation, for every request by itself. It begins at
+    ``start``. The smallest depth, ``least``, is at least 1, because nothing is learned from rounds without drafts.
     """
 
     def __init__(self, start: int = 4, up: int = 2, down: int = 1, least: int = 1):
         self.start, self.least = whole("start", start, least=1), whole("least", least, least=1)
         self.up, self.down = whole("up", up, least=0), whole("down", down, least=0)
 
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self._depths = np.full(max_batch_size, min(self.start, max_depth))
+    def begin(self, rows: int) -> None:
+        self._depths = np.full(rows, min(self.start, self._max_depth))
 
     def admit(self, slot: int) -> None:
         self._depths[slot] = min(self.start, self._max_depth)
@@ -93,8 +91,7 @@ class RandomLength(LengthPolicy):
     def __init__(self, seed: int = 0):
         self.seed = whole("seed", seed, least=0)
 
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+    def begin(self, rows: int) -> None:
         self._draws = np.random.default_rng(self.seed)
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
@@ -105,10 +102,8 @@ class TableLength(LengthPolicy):
     """Drafts to the depth that a table has for the number of running rows.
 
     The table is vLLM's ``num_speculative_tokens_per_batch_size``: entries of fewest rows, most rows (inclusive) and
-    depth. Numbers of rows between two entries, and above the last one, take the depth of the entry before.
-
-    Args:
-        table: The entries, such as ``[[1, 64, 3], [65, 128, 1], [129, 512, 0]]``.
+    depth, such as ``[[1, 64, 3], [65, 128, 1], [129, 512, 0]]``. Numbers of rows between two entries, and above the
+    last one, take the depth of the entry before.
     """
 
     def __init__(self, table: Sequence[Sequence[int]]):
@@ -132,9 +127,8 @@ class SwitchedLength(LengthPolicy):
     """Drafts to one depth, and not at all while many rows run or little is accepted.
 
     Args:
-        above: With more running rows than this, nothing is drafted.
-        back: With so many or fewer, it is again; None for seven eighths of ``above`` (at least one row), so that a load
-            around the threshold does not switch back and forth.
+        above, back: With more running rows than ``above`` nothing is drafted, until there are ``back`` or fewer; None
+            for seven eighths of ``above``, so that a load around the threshold does not switch back and forth.
         depth: How deep drafts are; None for as deep as the drafter can.
         least: Where fewer tokens than this are accepted of a draft, on average of the last rounds, nothing is drafted
             either; 0 to look at the rows alone.
@@ -160,9 +154,8 @@ class SwitchedLength(LengthPolicy):
         self.least = number("least", least)
         self.dwell, self.probe = whole("dwell", dwell, least=0), whole("probe", probe, least=0)
 
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self._depth = max_depth if self.depth is None else min(self.depth, max_depth)
+    def begin(self, rows: int) -> None:
+        self._depth = self._max_depth if self.depth is None else min(self.depth, self._max_depth)
         self._on, self._since, self._accepted = True, self.dwell, float(self._depth)
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
@@ -200,9 +193,8 @@ class TieredLength(LengthPolicy):
 
     Args:
         tiers: Pairs of the fewest running rows that a tier is for and the depths to choose from, ascending.
-        weight: Of a round in the average.
-        warm_up: Rounds of a tier before its first choice.
-        every: Rounds from one choice to the next.
+        weight: Weight of a round in the average.
+        warm_up, every: Rounds of a tier before its first choice, and from one to the next.
     """
 
     def __init__(
@@ -227,12 +219,11 @@ class TieredLength(LengthPolicy):
         self.warm_up, self.every = whole("warm_up", warm_up, least=0), whole("every", every, least=1)
         self.down, self.up = number("down", down), number("up", up)
 
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+    def begin(self, rows: int) -> None:
         """Begin every tier in the middle of its depths, of which those that the drafter does not reach become one."""
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._tiers = []
         for depths in self.depths_of:
-            candidates = tuple(sorted({min(depth, max_depth) for depth in depths}))
+            candidates = tuple(sorted({min(depth, self._max_depth) for depth in depths}))
             middle = len(candidates) // 2
             self._tiers.append(_Tier(candidates, middle, candidates[middle] - 1.0))
         self._tier = self._tiers[0]

@@ -38,8 +38,7 @@ class NodePolicy(ABC):
 
     Args:
         source: Where confidence comes from (``Rater``), or ``"auto"`` for the drafter's confidence head if it has one,
-            and ``"top"`` otherwise. In trees of the most probable paths it is always the probability of the node
-            itself.
+            and ``"top"`` otherwise. In trees of the most probable paths it is the probability of the node itself.
         calibration: A file of an earlier run; None to begin with the confidence as it is.
         learn: Whether to go on counting. Drafts then depend on other requests.
         explore: Every so many rounds nothing is left out, or nothing would be learned of nodes that are. 0 for never.
@@ -60,12 +59,10 @@ class NodePolicy(ABC):
 
     @property
     def adapts(self) -> bool:
-        """Whether drafts depend on other requests."""
         return self.learn
 
     @property
     def explores(self) -> bool:
-        """Whether some rounds leave nothing out."""
         return self.learn and self.explore > 0
 
     @property
@@ -175,18 +172,16 @@ class ConfidenceNodes(NodePolicy):
     2410.18351, stops by the entropy of q). Every branch ends by itself.
 
     Args:
-        threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays for itself where
-            its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 for a
-            fifteenth of a round that brings two tokens.
+        threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays where its
+            survival is more than the tokens that the other nodes bring in the time that it takes.
     """
 
     unseen = ("learn", "explore", "threshold")
 
     def __init__(self, threshold: float = 0.15, **learning: Unpack[Learning]):
         super().__init__(**learning)
-        self.threshold = number("threshold", threshold, "give a probability, such as 0.15")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold={threshold}: give a probability from 0 (all nodes) to 1")
+        remedy = "give a probability from 0 (all nodes) to 1, such as 0.15"
+        self.threshold = number("threshold", threshold, remedy, lambda share: 0 <= share <= 1)
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         return survival >= self.threshold
