@@ -1,5 +1,6 @@
 """What scores the tokens that may follow the nodes of a growing draft tree."""
 
+from abc import ABC
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -109,7 +110,7 @@ class Scorer:
         """Note that no tree is grown in this round, which is not recorded."""
 
 
-class Follower(Scorer):
+class Follower(Scorer, ABC):
     """Scores with a model that follows the target: what became final is in its cache, and each slot's last token kept.
 
     Args:
