@@ -15,8 +15,7 @@ from experiments.results.rows import Row
 from experiments.results.runs import find_folders
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
-from experiments.tracing.figures import RAN, figures
-from experiments.tracing.orderings import orderings
+from experiments.tracing.figures import RAN, figures, orderings
 from experiments.tracing.scoring import score
 from specdec.interfaces import Verifier
 

@@ -7,12 +7,13 @@ began at. Rounds with another tree begin elsewhere in the text, and then the rat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas
 import torch
 
-from experiments.results.statistics import Bootstrap, Interval, totals
+from experiments.results.statistics import Bootstrap, Interval
 from experiments.tracing.draft_sets import DraftSet, refusal
 from experiments.tracing.scoring import batches
 from specdec.drafting.best_shapes import AcceptanceRates
@@ -23,6 +24,7 @@ from specdec.tree import DraftTree
 PRIOR = 8.0
 """So many nodes' worth of the rank's average over all depths is added to each rate: a few nodes alone say little."""
 _SAME = 1e-6
+Frame = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,56 +95,43 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
         ValueError: The drafts had no siblings, or trees that changed from round to round, or the rule cannot be asked.
     """
     first = sets[0]
-    reason = refusal(rule, first)
-    if reason is not None:
+    if (reason := refusal(rule, first)) is not None:
         raise ValueError(reason)
-    wide = [each for each in sets if not each.is_chain]
-    if not wide:
+    if all(drafts.is_chain for drafts in sets):
         raise ValueError(
             f"the trace of {first.folder} has chains only ({first.method}, T={first.temperature:g}), from which no "
             f"rank but the first is known: record one with a wide tree, such as experiments.run trace=true "
             f"drafter={first.method} 'drafter.shape=[4,3,2,2]' sampling.temperature={first.temperature:g}"
         )
-    parts = [_rounds_of(drafts, rule) for drafts in sets]
-    shapes = [part.shape for part in parts]
-    size = max(shape.max_depth for shape in shapes), max(1 + max(shape.ranks) for shape in shapes)
-    names = [name for part in parts for name in part.prompts]
-    order = list(dict.fromkeys(names))
-    tables = np.zeros((len(names), 2, *size))
-    for part, end in zip(parts, np.cumsum([len(part.prompts) for part in parts]), strict=True):
-        depth, rank = part.tables.shape[2:]
-        tables[end - len(part.prompts) : end, :, :depth, :rank] = part.tables
-    by_prompt = np.stack([totals(names, column, order) for column in tables.reshape(len(tables), -1).T], axis=1)
-    by_prompt = by_prompt.reshape(len(order), 2, *size)
-    whole = [value for part in parts for value in part.whole]
+    frames, shapes, whole, top_down = zip(*(_nodes_of(drafts, rule) for drafts in sets), strict=True)
+    nodes: Frame = pandas.concat(frames)
+    order, depths, ranks = nodes.prompt.unique(), int(nodes.depth.max()), 1 + int(nodes["rank"].max())
+    places = pandas.MultiIndex.from_product([order, range(1, depths + 1), range(ranks)])
+    sums = nodes.groupby(["prompt", "depth", "rank"])[["accepted", "offered"]].sum().reindex(places, fill_value=0.0)
+    accepted, offered = (sums[name].to_numpy().reshape(len(order), depths, ranks) for name in sums)
     return Recorded(
         drafts=first,
         shape=max(shapes, key=lambda shape: shape.num_nodes),
         prompts=tuple(order),
-        accepted=by_prompt[:, 0],
-        offered=by_prompt[:, 1],
-        rounds=len(names),
-        tokens=float(np.mean(whole)) if whole else float("nan"),
-        top_down=all(part.top_down for part in parts),
+        accepted=accepted,
+        offered=offered,
+        rounds=sum(frame["round"].nunique() for frame in frames),
+        tokens=float(np.mean(np.concatenate(whole))) if any(map(len, whole)) else float("nan"),
+        top_down=all(top_down),
     )
 
 
-class _Rounds(NamedTuple):
-    """The rounds of one set of drafts.
+def _nodes_of(drafts: DraftSet, rule: Verifier) -> tuple[Frame, TreeShape, list[float], bool]:
+    """Ask the rule about the drafts of one set.
 
-    ``shape`` is the static tree of all, of which the end of an output has cut some; ``tables`` the accepted and the
-    offered nodes of every round, by depth and rank; ``whole`` the expected tokens of those that drafted to full depth.
+    Returns:
+        A row per round and node of the static tree: prompt, round, depth, rank, and by how much it was accepted and
+        offered; that tree, of which the end of an output has cut some; the expected tokens of the rounds that drafted
+        to full depth; and whether the rule decides from the top down.
+
+    Raises:
+        ValueError: The trees change from round to round.
     """
-
-    prompts: list[str]
-    shape: TreeShape
-    tables: np.ndarray
-    whole: list[float]
-    top_down: bool
-
-
-def _rounds_of(drafts: DraftSet, rule: Verifier) -> _Rounds:
-    """Ask the rule about the drafts of one set. Raises ValueError: the trees change from round to round."""
     prompts: list[str] = []
     rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # parents, valid nodes, how likely each is reached
     top_down = True
@@ -154,8 +143,8 @@ def _rounds_of(drafts: DraftSet, rule: Verifier) -> _Rounds:
         for columns in zip(tree.parents.numpy(), tree.valid.numpy(), reached.numpy(), strict=True):
             end = int(np.flatnonzero(columns[1])[-1]) + 1  # without the padding behind its last node
             rounds.append((columns[0][:end], columns[1][:end], columns[2][:end]))
-    parents = max((each[0] for each in rounds), key=len)
-    if any((own != parents[: len(own)]).any() for own, _, _ in rounds):
+    parents = max((above for above, _, _ in rounds), key=len)
+    if any((above != parents[: len(above)]).any() for above, _, _ in rounds):
         raise ValueError(
             f"the drafts in the trace of {drafts.folder} ({drafts.method}, T={drafts.temperature:g}) have another "
             f"tree in every round, so that how often a rank was drafted depends on how good it looked: record a "
@@ -164,17 +153,23 @@ def _rounds_of(drafts: DraftSet, rule: Verifier) -> _Rounds:
     paths: list[tuple[int, ...]] = [()]
     for node, parent in enumerate(parents[1:].tolist(), start=1):
         paths.append((*paths[parent], int((parents[:node] == parent).sum())))
-    depths, ranks = np.array([len(path) for path in paths]), np.array([path[-1] for path in paths[1:]])
-    deepest = [int(depths[: len(own)][valid].max()) for own, valid, _ in rounds]
-    padded = np.stack([np.pad(reached, (0, len(parents) - len(reached))) for *_, reached in rounds])
+    depths = np.array([len(path) for path in paths])
+    deepest = np.array([depths[: len(above)][valid].max() for above, valid, _ in rounds])
+    reached = np.stack([np.pad(reached, (0, len(parents) - len(reached))) for *_, reached in rounds])
     # A child that q had nothing left for is missing in a round that drafted others of its depth.
-    offered = depths[1:] <= np.array(deepest)[:, None]
-    tables = np.zeros((len(rounds), 2, depths.max(), ranks.max() + 1))
-    for table, values in zip(tables.swapaxes(0, 1), (padded[:, 1:], padded[:, parents[1:]]), strict=True):
-        for node in range(len(ranks)):
-            table[:, depths[node + 1] - 1, ranks[node]] += values[:, node] * offered[:, node]
-    whole = [float(each[2].sum()) for each, depth in zip(rounds, deepest, strict=True) if depth == drafts.max_depth]
-    return _Rounds(prompts, TreeShape(paths[1:]), tables, whole, top_down)
+    offered = depths[1:] <= deepest[:, None]
+    frame = pandas.DataFrame(
+        {
+            "prompt": np.repeat(prompts, len(paths) - 1),
+            "round": np.repeat(np.arange(len(rounds)), len(paths) - 1),
+            "depth": np.tile(depths[1:], len(rounds)),
+            "rank": np.tile([path[-1] for path in paths[1:]], len(rounds)),
+            "accepted": (reached[:, 1:] * offered).ravel(),
+            "offered": (reached[:, parents[1:]] * offered).ravel(),
+        }
+    )
+    whole = reached.sum(1)[deepest == drafts.max_depth].tolist()
+    return frame, TreeShape(paths[1:]), whole, top_down
 
 
 def _rates(accepted: np.ndarray, offered: np.ndarray) -> np.ndarray:

@@ -1,12 +1,14 @@
-"""Single rounds of a trace, node by node, for those who look at them."""
+"""Single rounds of a trace, node by node, and the outputs of a run with them, for those who look at them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.tracing.trace import LIKELY, Shard, TraceKey, read_trace
+from experiments.results.records import Record
+from experiments.results.sources import SourcedToken, sourced
+from experiments.tracing.trace import FOLDER, LIKELY, Shard, TraceKey, read_trace, shards
 
 MOST_LIKELY = 5
 """Tokens that are listed at a node of the accepted path, at most."""
@@ -146,3 +148,44 @@ class _Tables:
     def _at(self, node: int, at: int) -> Odds:
         q = float(self._q[at]) if self._has_q[node] else None
         return Odds(int(self._ids[at]), float(self._p[at]), q)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a run.
+
+    Attributes:
+        tokens: Its tokens, each with its source.
+        rounds: What each of its rounds drafted; empty without a trace.
+    """
+
+    record: Record
+    tokens: Sequence[SourcedToken]
+    rounds: Sequence[DraftedRound] = ()
+
+
+def outputs_of(folder: Path, records: Sequence[Record]) -> tuple[list[Output], list[str]]:
+    """Some outputs of a run, and sentences on what is not to be seen and why."""
+
+    def key(record: Record) -> OutputKey:
+        return record.method, record.temperature, record.prompt, record.turn, record.sample
+
+    rounds: dict[OutputKey, list[DraftedRound]] = {}
+    notes: list[str] = []
+    if not shards(folder / FOLDER):
+        notes.append("No trace: drafts, rejected proposals, p and q are kept by experiments.run trace=true.")
+    else:
+        wanted = {key(record) for record in records if not record.failed}
+        try:
+            rounds = read_rounds(folder, wanted.__contains__)
+        except ValueError as error:
+            notes.append(f"No drafts: {error}")
+    outputs, unfit = [], 0
+    for record in records:
+        drafted = rounds.get(key(record), [])
+        if drafted and [len(one.path) for one in drafted] != list(record.accepted):
+            drafted, unfit = [], unfit + 1
+        outputs.append(Output(record, sourced(record, [one.at_leaf for one in drafted]), drafted))
+    if unfit:
+        notes.append(f"{unfit} outputs have rounds that failed or were not traced: their drafts are not shown.")
+    return outputs, notes

@@ -12,8 +12,7 @@ import torch
 from experiments.replay import replay
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts, refusal
-from experiments.tracing.figures import figures
-from experiments.tracing.orderings import orderings
+from experiments.tracing.figures import figures, orderings
 from experiments.tracing.scoring import score, sibling_bound
 from specdec import DraftSampling, DraftTree, Noise, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts

@@ -23,8 +23,7 @@ from experiments.results.lossless import explained
 from experiments.results.records import Record
 from experiments.results.sources import Source
 from experiments.results.texts import in_context, text_of
-from experiments.tracing.outputs import Output
-from experiments.tracing.rounds import DraftedRound, Odds
+from experiments.tracing.rounds import DraftedRound, Odds, Output
 
 SOURCES = tuple(Source)
 """Sources by their numbers in the data."""

@@ -21,7 +21,7 @@ from experiments.results.origin import replace_text
 from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import Run, read_summary
 from experiments.results.texts import read_prompts
-from experiments.tracing.outputs import Output, outputs_of
+from experiments.tracing.rounds import Output, outputs_of
 
 MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""

@@ -13,8 +13,7 @@ from experiments.results.records import Record, read_records
 from experiments.results.sources import Source
 from experiments.run import run
 from experiments.tracing.draft_sets import find_drafts
-from experiments.tracing.outputs import outputs_of
-from experiments.tracing.rounds import read_rounds
+from experiments.tracing.rounds import outputs_of, read_rounds
 from experiments.tracing.scoring import score
 from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.types import DraftSampling
