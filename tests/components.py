@@ -230,15 +230,19 @@ def peagle_head(model: PreTrainedModel) -> PEagleHead:
     return wide(PEagleHead.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=token), 1.0)
 
 
+def model_drafter(*given: Any, **options: Any) -> Callable[..., Drafter]:
+    return lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), *given, **options)
+
+
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
-    "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
-    "lookahead": lambda target, distance=DISTANCE: LookaheadDrafter(ngram=4, window=3, guesses=2),
-    "rest": lambda target, distance=DISTANCE: RestDrafter(corpus(target), max_nodes=6, max_depth=3, min_match=1),
-    "sam": lambda target, distance=DISTANCE: SamDrafter(
+    "ngram": lambda target, **_: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "lookahead": lambda target, **_: LookaheadDrafter(ngram=4, window=3, guesses=2),
+    "rest": lambda target, **_: RestDrafter(corpus(target), max_nodes=6, max_depth=3, min_match=1),
+    "sam": lambda target, **_: SamDrafter(
         corpus(target), max_draft_tokens=4, threshold=1, corpus_bias=1, factor=2.0, corpus_tree=True
     ),
-    "recycling": lambda target, distance=DISTANCE: TokenRecyclingDrafter(TREE, scope="request"),
-    "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
+    "recycling": lambda target, **_: TokenRecyclingDrafter(TREE, scope="request"),
+    "suffix": lambda target, **_: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "choice": lambda target, distance=DISTANCE: ChoiceDrafter(
         SuffixDrafter(4, factor=2.0), ModelDrafter(perturbed(target, 5 * distance), TREE, sampling="iid"), start=0.4
     ),
@@ -246,20 +250,18 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         TokenRecyclingDrafter(TREE, scope="request"),
         ModelDrafter(perturbed(target, 5 * distance), [2, 1], sampling="without_replacement"),
     ),
-    "marginals": lambda target, distance=DISTANCE: MarginalDrafter(TREE, samples=3, sampling="without_replacement"),
-    "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
-    "hydra": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target), TREE, sampling="without_replacement"),
-    "hydra_plus": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target, prefix=True), 3, sampling="iid"),
-    "redrafter": lambda target, distance=DISTANCE: ReDrafter(recurrent_head(target), BeamSearchTree(3, 3)),
-    "redrafter_chain_iid": lambda target, distance=DISTANCE: ReDrafter(recurrent_head(target), 3, sampling="iid"),
-    "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
+    "marginals": lambda target, **_: MarginalDrafter(TREE, samples=3, sampling="without_replacement"),
+    "medusa": lambda target, **_: MedusaDrafter(medusa_heads(target), TREE),
+    "hydra": lambda target, **_: HydraDrafter(hydra_heads(target), TREE, sampling="without_replacement"),
+    "hydra_plus": lambda target, **_: HydraDrafter(hydra_heads(target, prefix=True), 3, sampling="iid"),
+    "redrafter": lambda target, **_: ReDrafter(recurrent_head(target), BeamSearchTree(3, 3)),
+    "redrafter_chain_iid": lambda target, **_: ReDrafter(recurrent_head(target), 3, sampling="iid"),
+    "eagle_tree_without_replacement": lambda target, **_: EagleDrafter(
         eagle_head(target), TREE, sampling="without_replacement"
     ),
-    "eagle3_chain_iid": lambda target, distance=DISTANCE: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
-    "eagle3_expansion": lambda target, distance=DISTANCE: EagleDrafter(
-        eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)
-    ),
-    "peagle_tree_without_replacement": lambda target, distance=DISTANCE: PEagleDrafter(
+    "eagle3_chain_iid": lambda target, **_: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
+    "eagle3_expansion": lambda target, **_: EagleDrafter(eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)),
+    "peagle_tree_without_replacement": lambda target, **_: PEagleDrafter(
         peagle_head(target), TREE, sampling="without_replacement"
     ),
     "pard_chain_iid": lambda target, distance=DISTANCE: PARDDrafter(
@@ -270,66 +272,46 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         shape=TREE, sampling="without_replacement", **other_vocabulary(target, distance)
     ),
     "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
-    "self_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(["1.mlp"], 3, sampling="iid"),
-    "exit_tree_without_replacement": lambda target, distance=DISTANCE: SelfDrafter(
-        ["1-"], TREE, sampling="without_replacement"
-    ),
-    "quantized_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(quantization="int4", sampling="iid", shape=3),
+    "self_chain_iid": lambda target, **_: SelfDrafter(["1.mlp"], 3, sampling="iid"),
+    "exit_tree_without_replacement": lambda target, **_: SelfDrafter(["1-"], TREE, sampling="without_replacement"),
+    "quantized_chain_iid": lambda target, **_: SelfDrafter(quantization="int4", sampling="iid", shape=3),
     "staged_chain_iid": lambda target, distance=DISTANCE: StagedDrafter(
         ModelDrafter(perturbed(target, distance), 3),
         StagedDrafter(SelfDrafter(["1.mlp"], 2), NGramDrafter(1, branches=1), RejectionVerifier()),
         BlockVerifier(),
     ),
-    "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
-    "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
-    "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
-    "model_paths_iid": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), [3, 1, 1], sampling="iid"
-    ),
-    "model_tree_without_replacement": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), TREE, sampling="without_replacement"
-    ),
-    "model_tree_deterministic": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), [2, 2, 1], sampling="deterministic"
-    ),
-    "model_tree_coupled": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), TREE, sampling="coupled"
-    ),
-    "model_expansion": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), ExpansionTree(nodes=7, depth=3, width=3), sampling="deterministic"
-    ),
-    "model_sampled_tree": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
-    ),
+    "mtp_chain_iid": lambda target, **_: MTPDrafter(mtp_head(target), 3, sampling="iid"),
+    "model_chain_iid": model_drafter(3, sampling="iid"),
+    "model_tree_iid": model_drafter(TREE, sampling="iid"),
+    "model_paths_iid": model_drafter([3, 1, 1], sampling="iid"),
+    "model_tree_without_replacement": model_drafter(TREE, sampling="without_replacement"),
+    "model_tree_deterministic": model_drafter([2, 2, 1], sampling="deterministic"),
+    "model_tree_coupled": model_drafter(TREE, sampling="coupled"),
+    "model_expansion": model_drafter(ExpansionTree(nodes=7, depth=3, width=3), sampling="deterministic"),
+    "model_sampled_tree": model_drafter(SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"),
     "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
     ).pruned_by(ConfidenceNodes(0.01)),
-    "block_by_confidence": lambda target, distance=DISTANCE: BlockDrafter(
+    "block_by_confidence": lambda target, **_: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
     ).pruned_by(ConfidenceNodes(0.05, learn=False)),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),
-    "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), 2, sampling="iid", temperature=0.6
-    ),
-    "medusa_sampled": lambda target, distance=DISTANCE: MedusaDrafter(
-        medusa_heads(target), TREE, sampling="without_replacement"
-    ),
-    "block_chain": lambda target, distance=DISTANCE: BlockDrafter(block_head(target)),
-    "block_tree": lambda target, distance=DISTANCE: BlockDrafter(block_head(target), ExpansionTree(6, 3, 6)),
-    "block_markov_chain": lambda target, distance=DISTANCE: BlockDrafter(markov_head(target), 3),
-    "block_markov_tree": lambda target, distance=DISTANCE: BlockDrafter(
-        markov_head(target), TREE, sampling="without_replacement"
-    ),
-    "block_selector_chain": lambda target, distance=DISTANCE: BlockDrafter(
+    "model_chain_own_temperature": model_drafter(2, sampling="iid", temperature=0.6),
+    "medusa_sampled": lambda target, **_: MedusaDrafter(medusa_heads(target), TREE, sampling="without_replacement"),
+    "block_chain": lambda target, **_: BlockDrafter(block_head(target)),
+    "block_tree": lambda target, **_: BlockDrafter(block_head(target), ExpansionTree(6, 3, 6)),
+    "block_markov_chain": lambda target, **_: BlockDrafter(markov_head(target), 3),
+    "block_markov_tree": lambda target, **_: BlockDrafter(markov_head(target), TREE, sampling="without_replacement"),
+    "block_selector_chain": lambda target, **_: BlockDrafter(
         block_head(target, selector_rank=4, selector_top_k=3, conv_kernel_size=2, conv_group_size=8)
     ),
-    "block_domino_tree": lambda target, distance=DISTANCE: BlockDrafter(
+    "block_domino_tree": lambda target, **_: BlockDrafter(
         block_head(target, shifted=True, gru_hidden_dim=4, emb_dim=4), TREE, sampling="without_replacement"
     ),
-    "block_refined_chain": lambda target, distance=DISTANCE: BlockDrafter(block_head(target, xpress_rank=4)),
-    "block_refiner_tree": lambda target, distance=DISTANCE: BlockDrafter(
+    "block_refined_chain": lambda target, **_: BlockDrafter(block_head(target, xpress_rank=4)),
+    "block_refiner_tree": lambda target, **_: BlockDrafter(
         block_head(target, xpress_rank=4), TREE, passes=0, sampling="without_replacement"
     ),
 }

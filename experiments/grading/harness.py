@@ -29,7 +29,6 @@ class SpecdecLM(TemplateLM):
     """An engine that answers lm-eval's requests.
 
     Args:
-        engine: The engine; its target needs a tokenizer.
         max_new_tokens: Tokens of an answer, where a task does not say how many.
         template: More arguments of the chat template, such as ``enable_thinking``.
 
@@ -94,9 +93,7 @@ class SpecdecLM(TemplateLM):
         )
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The texts that continue the requests' contexts, up to a stop string, an end of text or the length.
-
-        A context that leaves no room for the answer loses its beginning, as in lm-eval's own models.
+        """The texts that continue the requests' contexts; one that leaves no room for the answer loses its beginning.
 
         Raises:
             ValueError: A task asks for a way of generating that there is not, or a decoding failed.
@@ -157,10 +154,7 @@ class SpecdecLM(TemplateLM):
 
 
 def evaluate(model: SpecdecLM, *, tasks: Sequence[str], include: str | None, seed: int, **options: Any) -> Any:
-    """lm-eval's results of a model, with the scores of single documents.
-
-    Args:
-        include: A folder with more tasks; None for lm-eval's own alone.
+    """lm-eval's results of a model, with the scores of single documents; ``include`` is a folder with more tasks.
 
     Raises:
         ValueError: There is no such task, or it runs programs, and nobody has allowed that.

@@ -32,8 +32,7 @@ class Account:
         work: Totals of the call: bytes and operations of every stage, nodes that were verified, tokens that were
             committed, and seconds that were predicted. A stage about which nothing is known has no entry.
         seconds: For every request, the measured seconds of each of its rounds, which the batch shares.
-        predicted: For every request, the predicted seconds of each round; None where costs say nothing. Empty
-            without costs.
+        predicted: Likewise; None where costs say nothing. Empty without costs.
     """
 
     work: Mapping[str, float] = field(default_factory=dict)
@@ -78,14 +77,9 @@ class ModelWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Accountant:
-    """Works out the accounts of one method's calls.
+    """Works out the accounts of one method's calls, by the work of target and drafter, where it is known.
 
-    Attributes:
-        target: The target's work; None if it is not known.
-        drafter: The drafting model's; None where none drafts, or nothing is known of it.
-        at_once: Whether one forward of the drafting model drafts everything.
-        chunk: The largest piece of a prompt.
-        costs: Calibrated costs; None for no predictions.
+    ``at_once``: one forward of the drafting model drafts everything; ``chunk``: the largest piece of a prompt.
     """
 
     target: ModelWork | None
@@ -167,31 +161,25 @@ class Accountant:
 
 def _predict(costs: CalibratedRounds, rounds: "_Rounds") -> tuple[list[float | None], dict[str, float]]:
     """Return the predicted seconds of every round, and the totals by stage of those that were predicted."""
-    rows, widths, depths = rounds.rows, rounds.most_per_round(rounds.nodes), rounds.most_per_round(rounds.depth)
-    contexts = rounds.per_round(rounds.context) / np.maximum(rows, 1)
-    box, stages = costs.box, rounds.stages
+    rows, width, depth = rounds.rows, rounds.most_per_round(rounds.nodes), rounds.most_per_round(rounds.depth)
+    context, box, stages = rounds.per_round(rounds.context) / np.maximum(rows, 1), costs.box, rounds.stages
+    ends = (rows, box.batch), (width, box.drafted), (context, box.context)
+    inside = np.all([(least <= size) & (size <= most) for size, (least, most) in ends], axis=0)
+    size: Any = {"levels": depth, "tokens": rows * width, "positions": rows * context}
+    drafting = 0.0 if costs.drafting is None else costs.drafting.seconds(**size)
+    predicted = {
+        "draft": np.where(width > 0, drafting, 0.0),
+        "verify": costs.target.seconds(StepSize.of(rows=rows, queries=width + 1, context=context)),
+        "judge": costs.judging.seconds(**size),
+    }
     measured = {"draft": stages["draft"], "verify": stages["verify"], "judge": stages["accept"] + stages["commit"]}
-    predicted: list[float | None] = []
-    totals: dict[str, float] = {}
-    sizes = zip(rows.tolist(), widths.tolist(), depths.tolist(), contexts.tolist(), strict=True)
-    for number, (row, width, depth, context) in enumerate(sizes):
-        ends = (row, box.batch), (width, box.drafted), (context, box.context)
-        if not all(least <= size <= most for size, (least, most) in ends):
-            predicted.append(None)
-            totals["unpredicted_rounds"] = totals.get("unpredicted_rounds", 0.0) + 1
-            continue
-        size = {"levels": depth, "tokens": row * width, "positions": row * context}
-        parts = {
-            "draft": costs.drafting.seconds(**size) if costs.drafting is not None and width else 0.0,
-            "verify": costs.target.seconds(StepSize.of(rows=row, queries=width + 1, context=context)),
-            "judge": costs.judging.seconds(**size),
-        }
-        more = {f"predicted_{name}": value for name, value in parts.items()}
-        more |= {f"measured_{name}": float(each[number]) for name, each in measured.items()}
-        for name, value in {**more, "predicted_rounds": 1.0}.items():
-            totals[name] = totals.get(name, 0.0) + value
-        predicted.append(sum(parts.values()))
-    return predicted, totals
+    totals = {"unpredicted_rounds": float((~inside).sum())} if not inside.all() else {}
+    if inside.any():
+        totals["predicted_rounds"] = float(inside.sum())
+        for kind, parts in (("predicted", predicted), ("measured", measured)):
+            totals |= {f"{kind}_{name}": float(seconds[inside].sum()) for name, seconds in parts.items()}
+    whole = np.sum(list(predicted.values()), axis=0)
+    return [float(seconds) if known else None for seconds, known in zip(whole, inside, strict=True)], totals
 
 
 def _pieces(lengths: Sequence[int], chunk: int) -> Iterator[tuple[Numbers, int]]:

@@ -33,11 +33,9 @@ STEADY = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The points of a calibration, and the time for them.
+    """The points of a calibration, those that constants are tried at (``held_out``), and the time for them.
 
     Attributes:
-        grid: The points that constants are fitted to.
-        held_out: The points that they are tried at.
         ranges: The most tokens of every range but the last one; None for those of the device's kernels.
         seconds: For the target's forwards.
         rounds: How many rounds of every kind are timed for the other parts; 0 leaves them out.
@@ -73,13 +71,9 @@ def calibrate(
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> CalibratedRounds:
-    """Return the fitted costs of rounds of a target, and of a drafter, on this machine.
+    """Return the fitted costs of rounds of a target, and of a drafter and its rule, on this machine.
 
-    Args:
-        drafter: The drafter; None fits plain decoding and verification alone.
-        verifier: The acceptance rule; needed with a drafter.
-        prompt: Tokens that prompts are made of.
-        options: For ``Engine`` and its runner: ``attention``, ``optimize``, ``kv_cache``, ``invariant``.
+    Prompts are made of ``prompt``'s tokens; ``options`` are those of ``Engine`` and its runner.
 
     Raises:
         ValueError: The grid does not fit into the model, or the fit is faster than physics.

@@ -29,7 +29,6 @@ class Forward:
     """One point: rows, tokens per row (nodes with the root, or a piece of a prompt), positions in every row's cache.
 
     Attributes:
-        prompt: Whether it is a piece of a prompt, whose logits are not computed.
         held_out: Whether it is kept out of the fit, to see how well that predicts.
         scattered: Whether a slot lies between two rows, and rows have half to one and a half times as many positions:
             as it is where requests come and go.

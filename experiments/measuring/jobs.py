@@ -25,9 +25,7 @@ _GAP = "\n[...]\n"
 class Job:
     """One turn of one sample of one prompt, tokenized; turns and samples are counted from 0.
 
-    Attributes:
-        sampling: With the turn's own random stream.
-        ingestion: How many seconds it took to make tokens of the text: chat template, tokenizer, check of the length.
+    ``ingestion``: the seconds that making tokens of the text took: chat template, tokenizer, check of the length.
     """
 
     prompt: Prompt
@@ -106,9 +104,6 @@ def render(
 
     A conversation goes through the tokenizer's chat template if it has one. Otherwise the turns and answers are one
     running text, with a blank line before every later turn: turn, answer, blank line, turn.
-
-    Args:
-        prompt: The prompt, of more turns than there are answers.
     """
     said = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template:
@@ -184,14 +179,7 @@ _DONE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """The prompts of a run, and what became of those that are too long.
-
-    Attributes:
-        prompts: The prompts that are run, shortened ones included. With ``"fail"`` also those that the engine will
-            refuse.
-        sentence: A sentence for the reader, with the setting to change; None if everything fits.
-        facts: The same for the manifest; None if everything fits.
-    """
+    """The prompts that are run, and what became of those that are too long, in a sentence and for the manifest."""
 
     prompts: list[Prompt]
     sentence: str | None = None
@@ -213,11 +201,6 @@ def fit(
     keeps the end of a text that is to be continued; of a conversation it takes the middle out of the longest turn,
     because the task is stated at the beginning or at the end (the same is done in LongBench, Bai et al. 2023).
     ``"fail"`` leaves it as it is: the engine refuses it, and it counts as a failure of every method.
-
-    Args:
-        sampling: For the length of the outputs.
-        max_length: Tokens that the engine has for a request.
-        policy: ``"skip"``, ``"cut"`` or ``"fail"``.
 
     Raises:
         ValueError: No prompt is left.

@@ -30,7 +30,6 @@ class Contender:
     """A method as it is measured.
 
     Attributes:
-        speculate: False for plain decoding, on the same engine.
         accountant: Works out what its calls had to do; None for nothing of the kind.
         reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None where
             nothing is to be compared.
@@ -76,7 +75,6 @@ def measure(
         contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
         warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.
-        trace: Takes the rounds of all methods that draft.
     """
     size = slots_of(contenders)
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
@@ -91,7 +89,7 @@ def measure(
 
 
 def slots_of(contenders: Sequence[Contender]) -> int:
-    """Return how many prompts make a batch of the measurement: as many as the largest engine has slots."""
+    """Return how many prompts make a batch: as many as the largest engine has slots."""
     return max(contender.engine.max_batch_size for contender in contenders)
 
 
@@ -140,13 +138,7 @@ def _measure_batch(
 
 @dataclass(frozen=True)
 class _Answer:
-    """The outcome of one turn.
-
-    Attributes:
-        done: The engine's result; None if the call raised or was not made.
-        error: Why it counts for nothing.
-        row: Its place in the call. The other attributes are of the whole call.
-    """
+    """The outcome of one turn; ``row`` is its place in the call, and ``error`` why it counts for nothing."""
 
     job: Job
     done: Completion | None = None

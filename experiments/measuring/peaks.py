@@ -93,10 +93,7 @@ def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Return ``printed_bandwidth`` and ``printed_flops`` of a device's maker; empty if it is in no table.
-
-    A GPU is recognized by its name, and by its memory where the table has several of that name.
-    """
+    """Return the bandwidth and rate that a GPU's maker prints, by its name and memory; empty if it is in no table."""
     if device.type != "cuda":
         return {}
     memory = torch.cuda.get_device_properties(device).total_memory

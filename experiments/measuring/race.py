@@ -36,11 +36,7 @@ class Lane:
 
 
 def run_lane(method: str, engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, speculate: bool) -> Lane:
-    """Decode a prompt, and return the course; the first tokens are decoded twice, to warm up.
-
-    Raises:
-        RuntimeError: The request ended in an error.
-    """
+    """Decode a prompt, and return the course; the first tokens are decoded twice, to warm up."""
     once = replace(sampling, n=1, stream=0)
     engine.generate([prompt], replace(once, max_new_tokens=min(_WARM, once.max_new_tokens)), speculate=speculate)
     steps = list(engine.stream([list(prompt)], once, speculate=speculate))

@@ -179,14 +179,7 @@ def measure_rounds(
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> list[TimedRound]:
-    """Return typical rounds with drafts of up to six depths.
-
-    Args:
-        drafter: Drafts; None measures plain decoding alone.
-        verifier: The acceptance rule; needed with a drafter.
-        prompt: Tokens, which are repeated to the length of a context.
-        rounds: How many rounds of every kind are timed.
-    """
+    """Return typical rounds, plainly or with drafts of up to six depths, behind ``prompt``'s tokens repeated."""
     depths = [0] if drafter is None else sorted({round(drafter.max_depth * share / 5) for share in range(6)})
     turn = room_of([depth + 1 for depth in depths])
     typical: list[TimedRound] = []
@@ -225,13 +218,7 @@ def measure_follows(
     sampling: SamplingParams | None = None,
     **options: Any,
 ) -> float:
-    """Return what the drafter adds to a forward over a prompt, relative to it: the median over sizes of prompts.
-
-    Args:
-        drafter: Follows the prompt with its own model.
-        prompt: Tokens, which are repeated.
-        rounds: How often each is timed, with and without the drafter in turn.
-    """
+    """Return what the drafter adds to a forward over a prompt, relative to it: the median over sizes of prompts."""
     longest = max(chunks)
     made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
     once = replace(sampling or SamplingParams(), max_new_tokens=1)
@@ -264,15 +251,7 @@ def measure_costs(
     rounds: int = 12,
     **options: Any,
 ) -> RoundCosts:
-    """Return how long rounds take on this machine, with drafts of every depth, or with some nodes of whole trees.
-
-    Args:
-        drafter: Drafts. Measured by nodes, it is a ``ScoredDrafter``, whose own policy stays as it is.
-        prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
-        by_nodes: Whether rounds draft whole trees, and differ in how many of the nodes they verify.
-        rows: Batch sizes to measure.
-        rounds: How many rounds of each kind are timed.
-    """
+    """Return how long rounds take, by the depth of drafts, or by nodes of a ``ScoredDrafter``'s whole trees."""
     sizes = node_sizes(drafter.max_nodes) if by_nodes else tuple(range(drafter.max_depth + 1))
     room = max(map(len, prompts)) + room_of([min(size, drafter.max_depth) + 1 for size in sizes])
     table = []
@@ -317,16 +296,7 @@ def measure_tree_costs(
     rounds: int = 12,
     progress: Callable[[str], None] = lambda text: None,
 ) -> RoundCosts:
-    """Return how long rounds take, with each of some trees and in plain decoding.
-
-    Args:
-        make: Makes an engine whose drafter drafts a tree of this shape. One engine lives at a time.
-        prompts: Token ids to go on from, at least one.
-        rounds: How many rounds of each tree are timed.
-
-    Raises:
-        ValueError: An engine refuses the shape or the prompts, or leaves no room for rounds.
-    """
+    """Return how long rounds take, with each of some trees and plainly. One engine of ``make`` lives at a time."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     facts: dict[str, Any] = {}
     for number, shape in enumerate(shapes):

@@ -20,12 +20,11 @@ from specdec.types import Exactness
 
 @dataclass
 class Watch:
-    """Observations of one call of the engine.
+    """Observations of one call of the engine, on the clock of ``time.perf_counter``.
 
     Attributes:
-        seconds: How long looking took. It is not part of the call's time.
-        looks: When every look ended, on the clock of ``time.perf_counter``, and how long all looks took until then.
-        began: When the call began, on the same clock.
+        seconds: How long looking took, which is not part of the call's time.
+        looks: When every look ended, and how long all looks took until then.
         joules: The energy that the device used in the call; None where no counter tells, or where somebody looked.
         distances: How far each round's first token is from the target's distribution, by the job's random stream;
             empty for an exact rule.
@@ -81,10 +80,7 @@ def watching(
 
 
 def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int, Job]) -> list[TraceKey | None]:
-    """Return the key of each row of a batch; None for a row that did not draft or whose round ended in an error.
-
-    ``jobs`` are the method's jobs by their random streams, ``exactness`` what its verifier promises.
-    """
+    """Return the key of each row of a batch; None for a row that did not draft or whose round ended in an error."""
     verdict = seen.verdict
     stop = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.num_accepted[:, None])[:, 0]
     kept = (verdict.num_accepted, verdict.expected_accepted, verdict.valid, stop, verdict.next_token)

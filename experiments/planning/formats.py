@@ -15,13 +15,7 @@ _QUANTIZED = ("int8", "int4", "fp8")
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of a target's numbers.
-
-    Attributes:
-        precision: Bytes by what they are for.
-        computes: What matrix products compute in.
-        words: Both in words.
-    """
+    """Bytes of a target's numbers, the type that matrix products compute in, and both in words."""
 
     precision: Precision
     computes: str
@@ -29,13 +23,9 @@ class Formats:
 
 
 def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str | None, kv_cache: str | None) -> Formats:
-    """Return the bytes of a target's numbers.
+    """Return the bytes of a target's numbers, by settings as in ``target.dtype`` and ``target.quantization``.
 
     Quantized weights are expanded before they are multiplied, so that products compute in the model's own type.
-
-    Args:
-        dtype: As ``target.dtype``: a type, or ``auto`` for the one that the configuration names.
-        quantization: As ``target.quantization``; None for weights as they are stored.
     """
     computes = _dtype_of(config) if dtype == "auto" else dtype
     if computes not in ("float32", "float16", "bfloat16"):
@@ -62,11 +52,7 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
 
 
 def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None) -> dict[str, Any]:
-    """Return the configuration of a target that is inflated; as it is if it is not.
-
-    Raises:
-        ValueError: There is no such shape, or the model is no Llama model.
-    """
+    """Return the configuration of a target that is inflated; as it is if it is not."""
     if inflate is None:
         return dict(config)
     if config.get("model_type") != "llama":

@@ -19,9 +19,7 @@ def longest_chain(costs: CalibratedRounds) -> int:
 
 
 def prefill_seconds(costs: CalibratedRounds, *, batch: int, prompt: int, chunk: int) -> float:
-    """Return the seconds of a batch's prompts, chunk by chunk.
-
-    Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
+    """Return the seconds of a batch's prompts, chunk by chunk, which are measured in one row that is as long together.
 
     Raises:
         ValueError: A piece is outside of what was measured.
@@ -39,11 +37,7 @@ def prefill_seconds(costs: CalibratedRounds, *, batch: int, prompt: int, chunk: 
 
 
 def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory: float) -> Device:
-    """Return the device that costs were measured on: its row of the table, or what the file says of it.
-
-    Args:
-        memory: Bytes of memory, where the file does not say.
-    """
+    """Return the device that costs were measured on: its row of the table, or what its file (or ``memory``) says."""
     name, peaks = costs.conditions.device, costs.peaks
     size = peaks.get("memory", memory)
     row = next((each for each in devices.values() if each.title == name), None) or row_of(name, size, devices)
@@ -75,10 +69,7 @@ def check_file(
     shape: ModelShape,
     drafter: str | None,
 ) -> None:
-    """Refuse costs of something else than what is planned.
-
-    A model is recognized by what a step of it must read and compute: models of one shape cost alike.
-    """
+    """Refuse costs of something else than what is planned; models of one shape cost alike."""
     there: Conditions = costs.conditions
     different = []
     if device.name != own.name:

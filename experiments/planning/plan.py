@@ -42,18 +42,12 @@ class Question:
     """The question of a plan.
 
     Attributes:
-        formats: The target's formats in words.
-        roof: What the device does at best, in the type that the target computes in.
-        measured: Whether the roof is a measured one.
-        context: Positions per row: the length of a slot, and what a step reads.
-        output: How many of them are output; the others are the prompt.
-        acceptance: How often drafted tokens are accepted.
+        roof: What the device does at best, in the type that the target computes in; whether it was ``measured``.
+        context: Positions per row: the length of a slot, and what a step reads; ``output`` of them are output.
         usable: Bytes of the device's memory that may be used.
-        prefill_chunk: Prompt tokens per forward, at most.
-        page: Positions per page of a paged cache.
         overhead: Seconds per forward that are not in the roof.
         price: Price of the device per hour; None if it is not asked for.
-        costs: What rounds with chains were measured to cost on the device; None to plan with the least times.
+        costs: The measured costs of rounds with chains on the device; None to plan with the least times.
     """
 
     name: str
@@ -90,12 +84,12 @@ class Plan:
 
     @property
     def cost(self) -> RoundCost:
-        """How long the parts of a round take: as it was measured, or at least."""
+        """The costs of a round's parts: as they were measured, or the least."""
         return self.asked.costs or self.bound
 
     @cached_property
     def bound(self) -> RoundCost:
-        """How long the parts of a round take, at least."""
+        """The least costs of a round's parts."""
         asked = self.asked
         return RoofRounds(
             shape=asked.shape,
@@ -107,7 +101,6 @@ class Plan:
 
     @cached_property
     def served(self) -> Served:
-        """Target and drafter, as memory sees them."""
         asked = self.asked
         drafter = asked.drafter
         return Served(
@@ -293,7 +286,6 @@ class Plan:
         return next((float(2**power) for power in range(24) if bound_by_memory(2**power)), None)
 
     def _best(self, batch: int, context: float) -> BestLength | None:
-        """Return the fastest length; None outside of what was measured."""
         if self.asked.costs is None:
             return self._least_best(batch, context)
         if _known(self.cost.verify, batch=batch, drafted=0, context=context) is None:
@@ -338,7 +330,7 @@ class Plan:
         )
 
     def _prefill(self, batch: int) -> StepWork:
-        """Return the work of a batch's prompts, chunk by chunk: every chunk reads the weights again."""
+        """Return the work of a batch's prompts: every chunk reads the weights again."""
         asked, work = self.asked, StepWork()
         for done in range(0, asked.prompt, asked.prefill_chunk):
             tokens = min(asked.prefill_chunk, asked.prompt - done)

@@ -15,11 +15,7 @@ FILE = "config.json"
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Return the content of a model's ``config.json``.
-
-    Args:
-        name: A file, a folder that holds one, ``bundled/…``, or a name on the hub, whose file is downloaded if it is
-            not on this machine.
+    """Return the content of a model's ``config.json``: of a file, a folder, ``bundled/…``, or a name on the hub.
 
     Raises:
         ValueError: There is none, or it is not JSON.
@@ -45,8 +41,8 @@ def read_config(name: str) -> dict[str, Any]:
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     """Return the shape of a model.
 
-    A configuration may leave out what its class in transformers has a default for. Only then transformers is imported,
-    which takes seconds.
+    What a configuration leaves out, its class in transformers may have a default for. Only then transformers is
+    imported, which takes seconds.
 
     Raises:
         ValueError: It is no decoder, or lacks a size that transformers does not know either.
@@ -77,14 +73,10 @@ def _completed(config: Mapping[str, Any]) -> Any:
 def stored_sizes(name: str, pattern: str = "", axis: int | None = None, *, least: int = 1) -> dict[str, int]:
     """Return how many numbers each tensor of a drafter's files has, from the heads of the files alone.
 
-    Args:
-        name: A folder (or one with the files in its subfolder ``adapter``), a file, or a name on the hub.
-        pattern: Of the names that count, at their end.
-        axis: Return the length of this axis instead.
-        least: The fewest files that must be there.
+    ``pattern`` is the end of the names that count; with ``axis``, the length of this axis is returned instead.
 
     Raises:
-        ValueError: There are no files in safetensors' format on this machine.
+        ValueError: There are not as many files in safetensors' format on this machine.
     """
     place = Path(bundled.resolve(name))
     found = downloaded(name) if not place.exists() else None
@@ -104,11 +96,7 @@ def stored_sizes(name: str, pattern: str = "", axis: int | None = None, *, least
 
 
 def downloaded(name: str) -> Path | None:
-    """Return the file of a name on the hub, if it is on this machine; None if it is not.
-
-    Raises:
-        ValueError: The hub cannot have such a name.
-    """
+    """Return the file of a name on the hub if it is on this machine. Raises ValueError: the hub has no such names."""
     from huggingface_hub import try_to_load_from_cache
 
     try:

@@ -32,7 +32,7 @@ class StepSize:
     pairs: Any
 
     @classmethod
-    def of(cls, *, rows: float, queries: Any, context: float) -> "StepSize":
+    def of(cls, *, rows: Any, queries: Any, context: Any) -> "StepSize":
         """Return the size of a forward of ``queries`` tokens in each of some rows, behind ``context`` positions."""
         tokens = rows * queries
         return cls(tokens=tokens, positions=rows * context, pairs=tokens * (context + (queries + 1) / 2))
