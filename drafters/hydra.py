@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from drafters.heads.assemble import fill, named, needed
 from drafters.heads.bound import move, widened
 from drafters.heads.files import Checkpoint, Where, write
-from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
+from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.prefix import PrefixAttention
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive
 from specdec.batch import Batch
@@ -165,23 +165,19 @@ class HydraHeads(Heads):
         return heads
 
 
-class HydraScorer(LastStateScorer):
-    """Scores the children of a node with its depth's head, which reads the node's own path.
+class HydraScorer(PathScorer):
+    """Scores the children of a node with its depth's head, which reads the state and the embeddings of the node's path.
 
     The cache of prefix attention has an entry per committed position, and none of a draft: nothing has to be moved or
     taken back.
 
     Args:
-        embed: The target's embeddings.
-        max_shown: The most nodes that are shown to it, the root not counted.
         runner: Hydra++'s prefix attention; None for plain Hydra.
     """
 
-    def __init__(self, *, embed: Any, max_shown: int, runner: ModelRunner | None = None, **places: Any):
+    def __init__(self, *, runner: ModelRunner | None = None, **places: Any):
         super().__init__(**places)
         self.runner, self.caches = runner, () if runner is None else (runner.cache,)
-        self._embed, self._max_shown, self._width = embed, max_shown, self.newest.shape[1]
-        self.num_heads = int(places["heads"].module.num_heads)
 
     @property
     def models(self) -> tuple[ModelRunner | nn.Module, ...]:
@@ -207,23 +203,11 @@ class HydraScorer(LastStateScorer):
         )
         return made.hidden_states[-1]
 
-    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        state, width = self.newest[batch.slots], self._width
-        # What a head reads, by node: the state, and the embeddings of its path, which grows with the depth.
-        self._joined = state.new_zeros(len(batch), 1 + self._max_shown, (self.num_heads + 1) * width)
-        self._joined[:, 0, :width] = state
-        self._joined[:, 0, width : 2 * width] = self._embed(batch.roots).to(state.dtype)
-        return self.heads(self._joined[:, :1, : 2 * width], 0)
-
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
-        nodes, width = slice(topology.width - tokens.shape[1], topology.width), self._width
-        parents = topology.parents[:, nodes].expand(len(batch), -1)
-        joined = self._joined.gather(1, parents[:, :, None].expand(-1, -1, self._joined.shape[2]))
-        joined[:, :, (depth + 1) * width : (depth + 2) * width] = self._embed(tokens).to(joined.dtype)
-        self._joined[:, nodes] = joined
-        return self.heads(joined[:, :, : (depth + 2) * width], depth)
+    def step(self, hidden: Tensor, embeds: Tensor, above: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        joined, width = above, hidden.shape[2]  # a copy, or the root's own place
+        joined[:, :, :width] = hidden
+        joined[:, :, (depth + 1) * width : (depth + 2) * width] = embeds
+        return self.heads(joined[:, :, : (depth + 2) * width], depth), joined
 
 
 class HydraDrafter(LastStateDrafter):
@@ -248,6 +232,7 @@ class HydraDrafter(LastStateDrafter):
         return HydraScorer(
             embed=target.model.get_input_embeddings(),
             max_shown=self.tree.max_shown,
+            width=(heads.num_heads + 1) * heads.hidden_size,
             runner=runner,
             **self.placed(heads.without_prefix(), target, sizes),
         )

@@ -10,15 +10,13 @@ from torch import Tensor, nn
 from drafters.heads.assemble import fill, needed
 from drafters.heads.bound import widened
 from drafters.heads.files import Checkpoint, Where, write
-from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
+from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from drafters.medusa import ResidualBlock
 from specdec.arguments import flag, whole
-from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, BeamSearchTree
 from specdec.interfaces import Sizes
 from specdec.target.target import Target
-from specdec.topology import Topology
 
 
 class RecurrentHead(Heads):
@@ -137,32 +135,11 @@ class RecurrentHead(Heads):
         return fill(name, head, tensors)
 
 
-class RecurrentScorer(LastStateScorer):
-    """Scores the children of a node from the node's own state, which its parent's becomes with its token."""
+class RecurrentScorer(PathScorer):
+    """Scores with the node's own state, which is all that is known of its path."""
 
-    def __init__(self, *, embed: Any, max_shown: int, **places: Any):
-        super().__init__(**places)
-        self._embed, self._max_shown = embed, max_shown
-
-    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        hidden = self.newest[batch.slots][:, None]
-        self._states = hidden.new_zeros(len(batch), 1 + self._max_shown, hidden.shape[2])
-        logits, self._states[:, :1] = self.heads(hidden, self._embedded(batch.roots[:, None]))
-        return logits
-
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
-        count = tokens.shape[1]
-        nodes = slice(topology.width - count, topology.width)
-        parents = topology.parents[:, nodes].expand(len(batch), -1)
-        above = self._states.gather(1, parents[:, :, None].expand(-1, -1, self._states.shape[2]))
-        hidden = self.newest[batch.slots][:, None].expand(-1, count, -1)
-        logits, self._states[:, nodes] = self.heads(hidden, self._embedded(tokens), above)
-        return logits
-
-    def _embedded(self, tokens: Int[Tensor, "batch node"]) -> Float[Tensor, "batch node hidden"]:
-        return self._embed(tokens).to(self.newest.dtype)
+    def step(self, hidden: Tensor, embeds: Tensor, above: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        return self.heads(hidden.expand(-1, embeds.shape[1], -1), embeds, above)
 
 
 class ReDrafter(LastStateDrafter):
@@ -181,8 +158,12 @@ class ReDrafter(LastStateDrafter):
         return BeamSearchTree()
 
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> RecurrentScorer:
-        embed = target.model.get_input_embeddings()
-        return RecurrentScorer(embed=embed, max_shown=self.tree.max_shown, **self.placed(heads, target, sizes))
+        return RecurrentScorer(
+            embed=target.model.get_input_embeddings(),
+            max_shown=self.tree.max_shown,
+            width=heads.hidden_size,
+            **self.placed(heads, target, sizes),
+        )
 
 
 class TrainedRecurrent(TrainedHeads):

@@ -10,16 +10,16 @@ convolutions along the block.
 from typing import Any
 
 import torch
-from huggingface_hub.dataclasses import strict
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel, Qwen3Config
+from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from drafters.heads.block_config import BlockConfig
 from drafters.heads.block_parts import (
     CandidateSelector,
     ConfidenceHead,
@@ -34,106 +34,6 @@ from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import CACHE
 from specdec.interfaces import Description
-from specdec.topology import Topology
-
-
-@strict
-class BlockConfig(Qwen3Config):
-    """The configuration of a ``BlockHead``: that of its layers, and what a block is.
-
-    Attributes:
-        layer_kind: Whose decoder layers: ``"qwen3"`` (which norm queries and keys) or ``"llama"``.
-        block_size: Places of a block, as trained; the first one holds the root, the others the mask token.
-        mask_token_id: The mask token, as the target's id.
-        shifted: Whether place j predicts the token of place j + 1 (DSpark, ``block_size`` tokens) and not its own
-            (DFlash, ``block_size - 1`` tokens: the root is known).
-        causal: Whether a place sees only those before it; otherwise all places see each other.
-        causal_in_windows: The same in sliding layers; None if they are like the others.
-        window_from_root: Whether the window of sliding layers counts from the root's place for all places, and not from
-            each. Either way it is so many positions, the one that it counts from included.
-        hidden_layers: Which hidden states of the target are read, numbered as in ``Drafter.hidden_layers``.
-        target_hidden_size: Width of each of them.
-        target_layers: The number of the target's layers; None if unknown.
-        draft_vocab_size: Columns of the logits; None for ``vocab_size``.
-        owns_embeddings: Whether the head has input embeddings of its own; otherwise it borrows the target's.
-        owns_output: Whether it has an output layer of its own; otherwise it borrows the target's.
-        input_embedding_scale: Factor of the embeddings.
-        output_multiplier: Factor of the logits.
-        final_logit_softcapping: Caps the logits to this magnitude, after the factor; None for no cap.
-        markov_rank: Width of the Markov head; 0 for no such head.
-        markov_head_type: Kind of the Markov head (``markov.KINDS``).
-        markov_biases: Whether its inner linear layer has a bias.
-        confidence: Whether there is a confidence head.
-        confidence_with_markov: Whether it reads the Markov head's embedding of the token before, too.
-        conv_kernel_size: Taps of the convolutions; 0 for none.
-        conv_group_size: Channels that share what a place adds to their kernels.
-        selector_rank: Width of the selector's tables; 0 for no selector.
-        selector_top_k: Candidates per place.
-        gru_hidden_dim: Width of the recurrent network; 0 for none.
-        emb_dim: Rank of what it adds to the logits.
-        pure_draft_prefix_len: So many of the first depths it leaves as they are.
-        xpress_rank: Width of the refiner; 0 for none.
-        xpress_mlp_ratio: How much wider its MLP is.
-        num_jacobi_passes: How many passes it makes over a block if it is not asked place by place.
-    """
-
-    model_type = "block_drafter"
-
-    layer_kind: str = "qwen3"
-    mlp_bias: bool = False
-    block_size: int = 16
-    mask_token_id: int = 0
-    shifted: bool = False
-    causal: bool = False
-    causal_in_windows: bool | None = None
-    window_from_root: bool = False
-    hidden_layers: list[int] | None = None
-    target_hidden_size: int | None = None
-    target_layers: int | None = None
-    draft_vocab_size: int | None = None
-    owns_embeddings: bool = False
-    owns_output: bool = False
-    input_embedding_scale: float | int = 1.0
-    output_multiplier: float | int = 1.0
-    final_logit_softcapping: float | int | None = None
-    markov_rank: int = 0
-    markov_head_type: str = "vanilla"
-    markov_biases: bool = True
-    confidence: bool = False
-    confidence_with_markov: bool = True
-    conv_kernel_size: int = 0
-    conv_group_size: int = 16
-    selector_rank: int = 0
-    selector_top_k: int = 16
-    gru_hidden_dim: int = 0
-    emb_dim: int = 256
-    pure_draft_prefix_len: int = 0
-    xpress_rank: int = 0
-    xpress_mlp_ratio: int = 2
-    num_jacobi_passes: int = 6
-
-    @property
-    def columns(self) -> int:
-        """Columns of the logits."""
-        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that a block predicts."""
-        return self.block_size if self.shifted else self.block_size - 1
-
-    @property
-    def slides(self) -> bool:
-        """Whether there are sliding layers."""
-        return "sliding_attention" in (self.layer_types or ())
-
-    def block(self, places: int, device: torch.device) -> Topology:
-        """Returns the directions in which places see each other, and how far back."""
-        sight: dict[str, Any] = {}
-        if self.slides:
-            sight = {"causal_in_windows": self.causal_in_windows, "window_from_root": self.window_from_root}
-        return Topology.block(places, device, causal=self.causal, **sight)
-
 
 _MANY_LAYERS = 8
 
@@ -179,35 +79,10 @@ class BlockHead(DraftHead):
         self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         self.lm_head = nn.Linear(width, config.columns, bias=False) if config.owns_output else None
-        self.markov_head = None
-        if config.markov_rank:
-            self.markov_head = MarkovHead(
-                config.markov_head_type,
-                vocab_size=config.vocab_size,
-                draft_vocab_size=config.columns,
-                hidden_size=width,
-                rank=config.markov_rank,
-                biases=config.markov_biases,
-            )
-        self.candidate_selector = self.prefix_head = self.refiner_head = None
-        sizes: dict[str, Any] = {"hidden_size": width}
-        if config.selector_rank:
-            self.candidate_selector = CandidateSelector(
-                vocab_size=config.vocab_size, rank=config.selector_rank, top_k=config.selector_top_k, **sizes
-            )
-        if config.gru_hidden_dim:
-            ranks = {"gru_width": config.gru_hidden_dim, "rank": config.emb_dim, "free": config.pure_draft_prefix_len}
-            self.prefix_head = PrefixHead(columns=config.columns, **ranks, **sizes)
-        if config.xpress_rank:
-            self.refiner_head = Refiner(
-                vocab_size=config.vocab_size,
-                columns=config.columns,
-                block_size=config.block_size,
-                rank=config.xpress_rank,
-                ratio=config.xpress_mlp_ratio,
-                shifted=config.shifted,
-                **sizes,
-            )
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
+        self.prefix_head = PrefixHead(config) if config.gru_hidden_dim else None
+        self.refiner_head = Refiner(config) if config.xpress_rank else None
         parts = [self.markov_head, self.candidate_selector, self.prefix_head, self.refiner_head]
         if sum(part is not None for part in parts) > 1:
             raise ValueError(
@@ -216,10 +91,8 @@ class BlockHead(DraftHead):
             )
         for layer in self.layers if config.conv_kernel_size else ():
             for part in ("attention_conv", "mlp_conv"):
-                setattr(layer, part, GroupedConvolution(width, config.conv_kernel_size, config.conv_group_size))
-        self.confidence_head = None
-        if config.confidence:
-            self.confidence_head = ConfidenceHead(width, config.markov_rank if config.confidence_with_markov else 0)
+                setattr(layer, part, GroupedConvolution(config))
+        self.confidence_head = ConfidenceHead(config) if config.confidence else None
         reduced = config.columns != config.vocab_size
         self.register_buffer("draft_ids", torch.arange(config.columns) if reduced else None)
         self.post_init()

@@ -29,14 +29,21 @@ from drafters.heads.assemble import (
     sizes_of,
     take_draft_ids,
 )
-from drafters.heads.block import BlockConfig, BlockHead, default_layers
-from drafters.heads.block_parts import NAMES
+from drafters.heads.block import BlockHead, default_layers
+from drafters.heads.block_config import BlockConfig
 from drafters.heads.files import Checkpoint, ServedFor, check_layout, check_limits, write
 from specdec.arguments import whole, wholes
 from specdec.machine import dtype_name
 
 # ---------------------------------------------------------------- the layouts
 
+NAMES = (
+    ("prefix_head.gru_input.weight", "prefix_gru.weight_ih_l0"),
+    ("prefix_head.gru_state.weight", "prefix_gru.weight_hh_l0"),
+    ("prefix_head.joined.weight", "embed_proj.0.weight"),
+    ("prefix_head.columns.weight", "embed_proj.2.weight"),
+)
+"""Tensors whose published names are others than ours."""
 PARTS = {
     "shifted": ("markov_rank", "markov_head_type", "confidence", "confidence_with_markov"),
     "markov_rank": ("markov_rank", "markov_head_type"),

@@ -5,33 +5,19 @@ the block (z-lab/dflash), Domino's recurrent network (arXiv 2605.29707), and xPr
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from drafters.heads.block_config import BlockConfig
 from specdec.filters import first_largest, largest
 
 
-@dataclass(frozen=True, eq=False)
-class Above:
-    """The facts that a place is told besides the token before it.
-
-    Attributes:
-        hidden: What ``prepare`` made of the place's hidden state; only if ``reads_hidden``.
-        state: The state above the token; only with ``state_width``. None for zero.
-        embeds: The token's embedding; only if ``reads_embeddings``.
-    """
-
-    hidden: Float[Tensor, "*some width"] | None = None
-    state: Float[Tensor, "*some state"] | None = None
-    embeds: Float[Tensor, "*some hidden"] | None = None
-
-
 class PlaceHead(nn.Module, ABC):
-    """Changes a place's logits by what the tokens before it say, one place after the other.
+    """Changes a place's logits by what the tokens before it say, one place after the other. Made by a ``BlockConfig``.
 
     It does so in two steps: a narrow ``note`` of what stands before a place, and ``read``, which knows the vocabulary.
     Training keeps notes, and no logits.
@@ -42,12 +28,14 @@ class PlaceHead(nn.Module, ABC):
         reads_before: Whether it reads the token before the root.
         state_width: Width of the state that goes down a path, which is zero above the root unless ``prepare`` says
             otherwise; 0 if there is none.
+        output: Name of the linear layer from a note to what is added to the logits.
     """
 
     reads_hidden: bool = True
     reads_embeddings: bool = False
     reads_before: bool = False
     state_width: int = 0
+    output: ClassVar[str] = "readout"
 
     def prepare(
         self, hidden: Float[Tensor, "row place hidden"], tokens: int, before: Int[Tensor, " row"] | None = None
@@ -63,25 +51,33 @@ class PlaceHead(nn.Module, ABC):
 
     @abstractmethod
     def note(
-        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
+        self,
+        tokens: Int[Tensor, "*some"],
+        depth: int,
+        hidden: Float[Tensor, "*some width"] | None = None,
+        state: Float[Tensor, "*some state"] | None = None,
+        embeds: Float[Tensor, "*some hidden"] | None = None,
     ) -> tuple[Float[Tensor, "*some note"], Float[Tensor, "*some state"] | None]:
         """Return what ``read`` is told of the places behind some tokens, and the states below these tokens.
 
         Args:
             tokens: The tokens in front, as the target's ids; those of the root at depth 0.
+            hidden: What ``prepare`` made of the place's hidden state; only if ``reads_hidden``.
+            state: The state above the token; only with ``state_width``. None for zero.
+            embeds: The token's embedding; only if ``reads_embeddings``.
         """
 
-    @abstractmethod
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some note"]
     ) -> Float[Tensor, "*some column"]:
         """Return the logits of places, given those that they have by themselves."""
+        return logits + getattr(self, self.output)(note)
 
     def forward(
         self, logits: Tensor, tokens: Tensor, depth: int, **above: Tensor | None
     ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some state"] | None]:
         """Return the logits of places behind some tokens, and the states below; see ``note`` and ``read``."""
-        note, below = self.note(tokens, depth, Above(**above))
+        note, below = self.note(tokens, depth, **above)
         return self.read(logits, note), below
 
     def along(
@@ -91,11 +87,11 @@ class PlaceHead(nn.Module, ABC):
         state: Float[Tensor, "row state"] | None,
         embeds: Float[Tensor, "row depth hidden"] | None = None,
     ) -> Float[Tensor, "row depth note"]:
-        """Return the notes of all places down one path of tokens per row; for the arguments see ``Above``."""
+        """Return the notes of all places down one path of tokens per row; for the arguments see ``note``."""
         notes = []
         for depth in range(tokens.shape[1]):
-            given = None if embeds is None else embeds[:, depth]
-            note, state = self.note(tokens[:, depth], depth, Above(hidden[:, depth], state, given))
+            known = None if embeds is None else embeds[:, depth]
+            note, state = self.note(tokens[:, depth], depth, hidden[:, depth], state, known)
             notes.append(note)
         return torch.stack(notes, dim=1)
 
@@ -114,65 +110,51 @@ class MarkovHead(PlaceHead):
     ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), where the gate g is computed from the place's hidden state
     and W1[token]. ``rnn``: W2 tanh(o), where o and a state that goes down the path are computed from the state above,
     W1[token] and the hidden state.
-
-    Args:
-        kind: One of ``KINDS``.
-        vocab_size: Tokens that may come before.
-        draft_vocab_size: Columns of the logits.
-        rank: Width of the tables.
-        biases: Whether the gate's or the state's linear layer has a bias.
     """
 
-    def __init__(
-        self, kind: str, *, vocab_size: int, draft_vocab_size: int, hidden_size: int, rank: int, biases: bool = True
-    ):
+    output = "markov_w2"
+
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        assert kind in KINDS, "checked in the configuration"
-        self.kind, self.rank = kind, rank
-        self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
+        kind, rank, width = config.markov_head_type, config.markov_rank, config.hidden_size
+        self.kind, self.reads_hidden, self.state_width = kind, kind != "vanilla", rank if kind == "rnn" else 0
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.columns, bias=False)
         if kind == "gated":
-            self.gate_proj = nn.Linear(hidden_size + rank, rank, bias=biases)
-        self.reads_hidden, self.state_width = kind != "vanilla", rank if kind == "rnn" else 0
+            self.gate_proj = nn.Linear(width + rank, rank, bias=config.markov_biases)
         if kind == "rnn":
-            self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank, bias=biases)
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank, bias=config.markov_biases)
 
     def embed(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some rank"]:
         """Returns W1[token]. A token that the table lacks (padding of the vocabulary) gets the last row."""
         return rows_of(self.markov_w1.weight, tokens)
 
     def note(
-        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
+        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some rank"] | None]:
-        """Returns what W2 is multiplied with, and the states below the tokens."""
-        known, hidden = self.embed(tokens), above.hidden
+        known = self.embed(tokens)
         if self.kind == "vanilla":
             return known, None
         assert hidden is not None, "this kind of Markov head reads hidden states"
         if self.kind == "gated":
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, known], dim=-1))) * known, None
-        state = torch.zeros_like(known) if above.state is None else above.state
+        state = torch.zeros_like(known) if state is None else state
         gate, candidate, output = self.joint_proj(torch.cat([state, known, hidden], dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
-
-    def read(
-        self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
-    ) -> Float[Tensor, "*some column"]:
-        return logits + self.markov_w2(note)
 
 
 class ConfidenceHead(nn.Module):
     """Predicts, before a place's token is drawn, how likely it is to be accepted if everything before it was.
 
-    Args:
+    Attributes:
         rank: Width of the Markov head's embeddings that it reads besides; 0 for none.
     """
 
-    def __init__(self, hidden_size: int, rank: int = 0):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.rank = rank
-        self.proj = nn.Linear(hidden_size + rank, 1)
+        self.rank = config.markov_rank if config.confidence_with_markov else 0
+        self.proj = nn.Linear(config.hidden_size + self.rank, 1)
 
     def forward(
         self, hidden: Float[Tensor, "*some hidden"], known: Float[Tensor, "*some rank"] | None = None
@@ -191,17 +173,13 @@ class GroupedConvolution(nn.Module):
 
     Tap k of a place reads the place k before it: by ``base_kernel``, and by what the place itself adds to it, which is
     one number for every group of channels. Before the block's first place there are zeros.
-
-    Args:
-        width: Channels.
-        kernel_size: Taps.
-        group_size: Channels that share what a place adds.
     """
 
-    def __init__(self, width: int, kernel_size: int, group_size: int):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.base_kernel = nn.Parameter(torch.zeros(2, kernel_size, width))
-        self.kernel_projection = nn.Linear(width, 2 * kernel_size * (width // group_size), bias=False)
+        width, taps = config.hidden_size, config.conv_kernel_size
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * taps * (width // config.conv_group_size), bias=False)
         self.begin()
 
     def begin(self) -> None:
@@ -217,23 +195,18 @@ class GroupedConvolution(nn.Module):
         old = other.kernel_projection.weight.unflatten(0, (taps, -1))
         self.kernel_projection.weight.zero_().unflatten(0, (taps, -1))[:, : old.shape[1], : old.shape[2]] = old
 
-    def before(
-        self, hidden: Float[Tensor, "batch node hidden"], places: int
-    ) -> tuple[Float[Tensor, "batch node hidden"], Float[Tensor, "batch node tap group"]]:
-        """Returns a sublayer's input after the first convolution, and what the places add to the second one's kernel.
+    def forward(
+        self, hidden: Float[Tensor, "batch node hidden"], sublayer: Callable[[Tensor], Tensor], places: int
+    ) -> Float[Tensor, "batch node hidden"]:
+        """Returns a sublayer's output between the two convolutions.
 
         Args:
-            hidden: The input, of blocks side by side.
+            hidden: Its input, of blocks side by side.
             places: Places of a block.
         """
-        kernels = self.kernel_projection(hidden).unflatten(-1, (2, self.base_kernel.shape[1], -1))
-        return _convolved(hidden, self.base_kernel[0], kernels[..., 0, :, :], places), kernels[..., 1, :, :]
-
-    def after(
-        self, hidden: Float[Tensor, "batch node hidden"], kernel: Float[Tensor, "batch node tap group"], places: int
-    ) -> Float[Tensor, "batch node hidden"]:
-        """Returns a sublayer's output after the second convolution."""
-        return _convolved(hidden, self.base_kernel[1], kernel, places)
+        added = self.kernel_projection(hidden).unflatten(-1, (2, self.base_kernel.shape[1], -1))
+        output = sublayer(_convolved(hidden, self.base_kernel[0], added[..., 0, :, :], places))
+        return _convolved(output, self.base_kernel[1], added[..., 1, :, :], places)
 
 
 def _convolved(
@@ -244,12 +217,12 @@ def _convolved(
 ) -> Float[Tensor, "batch node hidden"]:
     batch, nodes, width = hidden.shape
     groups = added.shape[-1]
-    given = hidden.reshape(-1, places, groups, width // groups)
+    blocks = hidden.reshape(-1, places, groups, width // groups)
     added = added.reshape(-1, places, *added.shape[2:])
-    output = torch.zeros_like(given)
+    output = torch.zeros_like(blocks)
     for tap in range(min(len(base), places)):
         kernel = base[tap].view(groups, -1) + added[:, tap:, tap, :, None]
-        part = kernel * given[:, : places - tap]
+        part = kernel * blocks[:, : places - tap]
         output = output + (nn.functional.pad(part, (0, 0, 0, 0, tap, 0)) if tap else part)
     return output.view(batch, nodes, width)
 
@@ -258,10 +231,12 @@ def convolved_layer(
     layer: Any, hidden: Float[Tensor, "batch node hidden"], places: int, **kwargs: Any
 ) -> Float[Tensor, "batch node hidden"]:
     """Returns the output of a decoder layer of transformers with convolutions around its attention and its MLP."""
-    given, kernel = layer.attention_conv.before(layer.input_layernorm(hidden), places)
-    hidden = hidden + layer.attention_conv.after(layer.self_attn(hidden_states=given, **kwargs)[0], kernel, places)
-    given, kernel = layer.mlp_conv.before(layer.post_attention_layernorm(hidden), places)
-    return hidden + layer.mlp_conv.after(layer.mlp(given), kernel, places)
+
+    def attended(normed: Tensor) -> Tensor:
+        return layer.self_attn(hidden_states=normed, **kwargs)[0]
+
+    hidden = hidden + layer.attention_conv(layer.input_layernorm(hidden), attended, places)
+    return hidden + layer.mlp_conv(layer.post_attention_layernorm(hidden), layer.mlp, places)
 
 
 class CandidateSelector(PlaceHead):
@@ -269,24 +244,21 @@ class CandidateSelector(PlaceHead):
 
     A candidate's score is its logit and ⟨A[token before] * P h, B[candidate]⟩, where h is the place's hidden state. No
     other token is drafted, so q is zero there.
-
-    Args:
-        vocab_size: Rows of A and B.
-        top_k: Candidates per place.
     """
 
-    def __init__(self, *, vocab_size: int, hidden_size: int, rank: int, top_k: int):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.top_k = top_k
-        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
-        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
-        self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+        self.top_k, rank = config.selector_top_k, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, rank))
+        self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
         for table in (self.predecessor_codebook, self.successor_codebook):
             nn.init.normal_(table, std=0.02)
 
-    def note(self, tokens: Int[Tensor, "*some"], depth: int, above: Above) -> tuple[Float[Tensor, "*some rank"], None]:
-        """Returns A[token before] * P h."""
-        return rows_of(self.predecessor_codebook, tokens) * self.hidden_projection(above.hidden), None
+    def note(
+        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
+    ) -> tuple[Float[Tensor, "*some rank"], None]:
+        return rows_of(self.predecessor_codebook, tokens) * self.hidden_projection(hidden), None
 
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"], *, whole: bool = False
@@ -304,44 +276,28 @@ class CandidateSelector(PlaceHead):
         return room.scatter(-1, ids.expand(scores.shape), scores)
 
 
-NAMES = (
-    ("prefix_head.gru_input.weight", "prefix_gru.weight_ih_l0"),
-    ("prefix_head.gru_state.weight", "prefix_gru.weight_hh_l0"),
-    ("prefix_head.joined.weight", "embed_proj.0.weight"),
-    ("prefix_head.columns.weight", "embed_proj.2.weight"),
-)
-"""The published names of its tensors."""
-
-
 class PrefixHead(PlaceHead):
     """Adds to a place's logits C silu(J [h; s]), where h is its hidden state and s a GRU's after the tokens before it.
 
     The GRU reads the tokens' embeddings, the root's first.
-
-    Args:
-        hidden_size: Width of embeddings and hidden states.
-        gru_width: Width of the GRU's state.
-        rank: Rows of J.
-        free: So many of the first depths are left as they are.
     """
 
-    reads_embeddings = True
+    reads_embeddings, output = True, "columns"
 
-    def __init__(self, *, hidden_size: int, columns: int, gru_width: int, rank: int, free: int = 0):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.state_width, self.free = gru_width, free
-        self.gru_input = nn.Linear(hidden_size, 3 * gru_width, bias=False)
-        self.gru_state = nn.Linear(gru_width, 3 * gru_width, bias=False)
-        self.joined = nn.Linear(hidden_size + gru_width, rank, bias=False)
-        self.columns = nn.Linear(rank, columns, bias=False)
+        width, self.state_width, self.free = config.hidden_size, config.gru_hidden_dim, config.pure_draft_prefix_len
+        self.gru_input = nn.Linear(width, 3 * self.state_width, bias=False)
+        self.gru_state = nn.Linear(self.state_width, 3 * self.state_width, bias=False)
+        self.joined = nn.Linear(width + self.state_width, config.emb_dim, bias=False)
+        self.columns = nn.Linear(config.emb_dim, config.columns, bias=False)
 
     def note(
-        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
+        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
         """Returns silu(J [h; s]), and s. In the first depths it returns zeros."""
-        hidden, embeds = above.hidden, above.embeds
-        assert hidden is not None and embeds is not None, "it reads both"
-        state = hidden.new_zeros(*embeds.shape[:-1], self.state_width) if above.state is None else above.state
+        assert hidden is not None, "it reads hidden states, and embeddings"
+        state = hidden.new_zeros(*embeds.shape[:-1], self.state_width) if state is None else state
         reset, update, new = self.gru_input(embeds).chunk(3, dim=-1)
         own_reset, own_update, own_new = self.gru_state(state).chunk(3, dim=-1)
         update = torch.sigmoid(update + own_update)
@@ -351,11 +307,6 @@ class PrefixHead(PlaceHead):
             return hidden.new_zeros(*embeds.shape[:-1], self.joined.out_features), below
         return nn.functional.silu(self.joined(torch.cat([hidden, below], dim=-1))), below
 
-    def read(
-        self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
-    ) -> Float[Tensor, "*some column"]:
-        return logits + self.columns(note)
-
 
 class Refiner(PlaceHead):
     """Adds to a place's logits what the tokens of all places before it say, and the block as a whole.
@@ -363,40 +314,25 @@ class Refiner(PlaceHead):
     Every place has an inner state, made of its hidden state, the mean of the block's, and the token before it. It is
     added a mixture of its own and those of the places before it, then an MLP of the sum, and read out over the
     vocabulary. The tokens may be drawn place by place. Published heads fill a whole block several times instead, with
-    the most probable tokens of the time before in front of the places (``Refinement``).
-
-    Args:
-        vocab_size: Tokens that may come before.
-        columns: Columns of the logits.
-        block_size: Places that are mixed.
-        rank: Width of an inner state.
-        ratio: How much wider the MLP is.
-        shifted: Whether a block's first place predicts a token. Where it does not, it reads the token before the root.
+    the most probable tokens of the time before in front of the places (``Refinement``). A block's first place that
+    predicts no token reads the one before the root.
     """
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        columns: int,
-        hidden_size: int,
-        block_size: int,
-        rank: int,
-        ratio: int = 2,
-        shifted: bool = False,
-    ):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.rank, self.places, self.shifted = rank, block_size, shifted
-        self.state_width, self.reads_before = block_size * rank, not shifted
-        self.token_embed = nn.Embedding(vocab_size, rank)
-        self.down_h = nn.Linear(hidden_size, rank, bias=False)
-        self.down_g = nn.Linear(hidden_size, rank, bias=False)
+        rank, places = config.xpress_rank, config.block_size
+        self.rank, self.places, self.shifted = rank, places, config.shifted
+        inner = config.xpress_mlp_ratio * rank
+        self.state_width, self.reads_before = places * rank, not self.shifted
+        self.token_embed = nn.Embedding(config.vocab_size, rank)
+        self.down_h = nn.Linear(config.hidden_size, rank, bias=False)
+        self.down_g = nn.Linear(config.hidden_size, rank, bias=False)
         self.in_proj = nn.Linear(3 * rank, rank, bias=False)
-        self.mix_l = nn.Parameter(torch.zeros(rank, block_size, block_size))
-        self.mlp_gate = nn.Linear(rank, ratio * rank, bias=False)
-        self.mlp_up = nn.Linear(rank, ratio * rank, bias=False)
-        self.mlp_down = nn.Linear(ratio * rank, rank, bias=False)
-        self.readout = nn.Linear(rank, columns, bias=False)
+        self.mix_l = nn.Parameter(torch.zeros(rank, places, places))
+        self.mlp_gate = nn.Linear(rank, inner, bias=False)
+        self.mlp_up = nn.Linear(rank, inner, bias=False)
+        self.mlp_down = nn.Linear(inner, rank, bias=False)
+        self.readout = nn.Linear(rank, config.columns, bias=False)
 
     def prepare(
         self, hidden: Float[Tensor, "row place hidden"], tokens: int, before: Int[Tensor, " row"] | None = None
@@ -411,28 +347,18 @@ class Refiner(PlaceHead):
         return known[:, hidden.shape[1] - tokens :], state
 
     def note(
-        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
+        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
         """Returns a place's inner state, mixed; the state has those of all places so far, side by side."""
-        assert above.hidden is not None and above.state is not None, "prepare makes both"
-        place = depth + (not self.shifted)
-        own = self._inner(above.hidden, tokens)
-        parts = above.state.unflatten(-1, (self.places, self.rank))
-        parts = torch.cat([parts[..., :place, :], own[..., None, :], parts[..., place + 1 :, :]], dim=-2)
-        mixed = own + (parts[..., : place + 1, :] * self.mix_l[:, place, : place + 1].T).sum(-2)
+        assert hidden is not None and state is not None, "prepare makes both"
+        place, inner = depth + (not self.shifted), self._inner(hidden, tokens)
+        parts = state.unflatten(-1, (self.places, self.rank))
+        parts = torch.cat([parts[..., :place, :], inner[..., None, :], parts[..., place + 1 :, :]], dim=-2)
+        mixed = inner + (parts[..., : place + 1, :] * self.mix_l[:, place, : place + 1].T).sum(-2)
         return self._through(mixed), parts.flatten(-2)
 
-    def read(
-        self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
-    ) -> Float[Tensor, "*some column"]:
-        return logits + self.readout(note)
-
     def along(
-        self,
-        tokens: Int[Tensor, "row depth"],
-        hidden: Float[Tensor, "row depth width"],
-        state: Float[Tensor, "row state"] | None,
-        embeds: Tensor | None = None,
+        self, tokens: Tensor, hidden: Tensor, state: Tensor | None, embeds: Tensor | None = None
     ) -> Float[Tensor, "row depth rank"]:
         """Returns the notes of all places at once."""
         assert state is not None, "prepare makes it"

@@ -27,6 +27,7 @@ from specdec.interfaces import Description, Drafter, Sizes
 from specdec.quantization.base import input_width
 from specdec.target.loading import resolve_device, resolve_dtype
 from specdec.target.target import Target
+from specdec.topology import Topology
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling, Outcome
 
@@ -164,6 +165,47 @@ class LastStateScorer(Scorer):
         last = (counts - 1).clamp_(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
         chosen = hidden.gather(1, last)[:, 0].to(self.newest.dtype)
         self.newest[slots] = chosen.where((counts > 0)[:, None], self.newest[slots])
+
+
+class PathScorer(LastStateScorer):
+    """Scores the children of a node by what is known of its path, which its parent's becomes with its token.
+
+    Args:
+        embed: The target's embeddings.
+        max_shown: The most nodes that are shown to it, the root not counted.
+        width: The width of what is known of a path.
+    """
+
+    def __init__(self, *, embed: Any, max_shown: int, width: int, **places: Any):
+        super().__init__(**places)
+        self._embed, self._nodes, self._width = embed, 1 + max_shown, width
+
+    @abstractmethod
+    def step(self, hidden: Tensor, embeds: Tensor, above: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Return the logits of some nodes' children, and what is known of the nodes' paths.
+
+        Args:
+            hidden: Each row's newest state, ``[batch, 1, hidden]``.
+            embeds: The nodes' embeddings, ``[batch, node, hidden]``.
+            above: What is known of their parents' paths, ``[batch, node, width]``; zeros above a root.
+        """
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        self._known = self.newest.new_zeros(len(batch), self._nodes, self._width)
+        return self._scored(batch, batch.roots[:, None], slice(0, 1), self._known[:, :1], 0)
+
+    def level_logits(
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch node vocab"]:
+        nodes = slice(topology.width - tokens.shape[1], topology.width)
+        parents = topology.parents[:, nodes].expand(len(batch), -1)
+        above = self._known.gather(1, parents[:, :, None].expand(-1, -1, self._width))
+        return self._scored(batch, tokens, nodes, above, depth)
+
+    def _scored(self, batch: Batch, tokens: Tensor, nodes: slice, above: Tensor, depth: int) -> Tensor:
+        embeds = self._embed(tokens).to(self.newest.dtype)
+        logits, self._known[:, nodes] = self.step(self.newest[batch.slots][:, None], embeds, above, depth)
+        return logits
 
 
 class LastStateDrafter(ScoredDrafter):

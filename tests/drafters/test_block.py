@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
-from drafters.heads.block_parts import Above, CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
+from drafters.heads.block_parts import CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
 from specdec import Batch, DraftSampling, ModelRunner, Outcome, SamplingParams, Sizes, Target, Topology
 from specdec.drafting.scored import ScoredSession
 from specdec.forward import LOGITS, ForwardBatch, Wants
@@ -184,11 +185,17 @@ def test_a_block_behind_its_context_is_what_the_papers_define(
         assert runner.executor.recordings.keys, "nothing was captured"
 
 
+def sizes(**settings: Any) -> SimpleNamespace:
+    """What parts of a head read of its configuration."""
+    usual = {"vocab_size": 9, "columns": 7, "hidden_size": 6, "block_size": 4, "xpress_mlp_ratio": 2}
+    return SimpleNamespace(**usual | {"markov_biases": True} | settings)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 def test_a_markov_head_is_what_the_paper_defines(kind: str) -> None:
     torch.manual_seed(0)
-    head = MarkovHead(kind, vocab_size=9, draft_vocab_size=7, hidden_size=6, rank=4).double()
+    head = MarkovHead(sizes(markov_head_type=kind, markov_rank=4)).double()
     previous, hidden = torch.tensor([[3, 0, 8]]), torch.randn(1, 3, 6).double()
     path = None
     weights, state = {name: tensor.numpy() for name, tensor in head.state_dict().items()}, np.zeros(4)
@@ -219,7 +226,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 @torch.no_grad()
 def test_a_selector_scores_candidates_by_the_token_before() -> None:
     torch.manual_seed(0)
-    head = CandidateSelector(vocab_size=9, hidden_size=6, rank=4, top_k=3).double()
+    head = CandidateSelector(sizes(selector_rank=4, selector_top_k=3)).double()
     w, logits, hidden = _weights(head), torch.randn(1, 9).double(), torch.randn(1, 6).double()
     found, _ = head(logits, torch.tensor([4]), 0, hidden=hidden)
     candidates = logits[0].topk(3).indices.tolist()
@@ -228,7 +235,7 @@ def test_a_selector_scores_candidates_by_the_token_before() -> None:
         wanted = logits[0, token] + known @ w["successor_codebook"][token] if token in candidates else -np.inf
         np.testing.assert_allclose(found[0, token], wanted, atol=1e-12)
     # Training leaves the others as they are, so that what is drafted is the same law over the candidates alone.
-    whole = head.read(logits, head.note(torch.tensor([4]), 0, Above(hidden))[0], whole=True)
+    whole = head.read(logits, head.note(torch.tensor([4]), 0, hidden)[0], whole=True)
     assert torch.equal(whole.where(found.isfinite(), -torch.inf), found)
     assert torch.equal(whole.where(~found.isfinite(), 0), logits.where(~found.isfinite(), 0))
 
@@ -236,7 +243,7 @@ def test_a_selector_scores_candidates_by_the_token_before() -> None:
 @torch.no_grad()
 def test_a_recurrent_network_runs_down_the_tokens() -> None:
     torch.manual_seed(0)
-    head = PrefixHead(hidden_size=6, columns=7, gru_width=4, rank=5, free=1).double()
+    head = PrefixHead(sizes(gru_hidden_dim=4, emb_dim=5, pure_draft_prefix_len=1)).double()
     w, state, path = _weights(head), np.zeros(4), None
     for depth in range(3):
         logits, hidden, embeds = (torch.randn(1, size).double() for size in (7, 6, 6))
@@ -254,8 +261,7 @@ def test_a_recurrent_network_runs_down_the_tokens() -> None:
 def test_a_refiner_mixes_the_places_so_far(shifted: bool) -> None:
     """Place by place as defined; all at once the same; and published passes are these, behind the tokens before."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 9, "columns": 7, "hidden_size": 6, "block_size": 4, "rank": 3}
-    head = Refiner(**sizes, shifted=shifted).double()
+    head = Refiner(sizes(xpress_rank=3, shifted=shifted)).double()
     w, count, tokens = _weights(head), 4 if shifted else 3, torch.tensor([[3, 0, 8, 5]])
     hidden, logits, before = torch.randn(1, 4, 6).double(), torch.randn(1, count, 7).double(), torch.tensor([2])
     row = tokens[0].tolist() if shifted else [2, *tokens[0, :3].tolist()]  # the token before each place

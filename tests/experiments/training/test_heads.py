@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafters.block import TrainedBlock, packed_blocks
+from drafters.block_training import TrainedBlock, packed_blocks
 from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
-from drafters.heads.block_parts import Above, Refinement
+from drafters.heads.block_parts import Refinement
 from drafters.heads.mtp import MTPHead
 from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
 from drafters.heads.unrolled import TrainedFeatureHead
@@ -187,7 +187,7 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
         more = {"whole": True} if config.selector_rank else {}
         for place in range(known):
             token = own.tokens[:, at + place]
-            note, state = places.note(token, place, Above(hidden[:, place], state, embeds(token)))
+            note, state = places.note(token, place, hidden[:, place], state, embeds(token))
             found[:, place] = places.read(found[:, place].clone(), note, **more)
     return found[0]
 
