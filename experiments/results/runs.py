@@ -35,15 +35,15 @@ class Run:
     @cached_property
     def rows(self) -> list[Row]:
         """A row per method and temperature, over all prompts."""
-        return [row for row in self._named if row["category"] == ALL]
+        return [row for row in self.all_rows if row["category"] == ALL]
 
     @cached_property
     def parts(self) -> list[Row]:
         """A row per category, method and temperature; none where there is one category."""
-        return [row for row in self._named if row["category"] != ALL]
+        return [row for row in self.all_rows if row["category"] != ALL]
 
     @cached_property
-    def _named(self) -> list[Row]:
+    def all_rows(self) -> list[Row]:
         """All rows, under the labels that the run's configuration has for methods."""
         rows, labels = rows_of(self.frame, None), self.manifest.get("config", {}).get("labels")
         for row in rows if labels else []:

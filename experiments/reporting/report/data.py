@@ -16,34 +16,19 @@ The form, which ``tokens.js`` reads:
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from experiments.results.lossless import explained
 from experiments.results.records import Record
+from experiments.results.runs import Run
 from experiments.results.sources import Source
-from experiments.results.texts import in_context, text_of
+from experiments.results.texts import in_context, read_prompts, text_of
 from experiments.tracing.rounds import DraftedRound, Odds, Output
 
 SOURCES = tuple(Source)
 """Sources by their numbers in the data."""
 LONGEST_PROMPT = 4000
 """Characters of a prompt's turn that are shown; of a longer one, its end."""
-
-
-@dataclass(frozen=True)
-class RunOutputs:
-    """The outputs of a run that the page shows.
-
-    Attributes:
-        name: The run's name; empty if there is only one.
-        turns: The turns of every prompt, by id; a prompt that the run has not kept has none.
-    """
-
-    name: str
-    outputs: Sequence[Output]
-    texts: Mapping[int, bytes]
-    turns: Mapping[str, Sequence[str]]
 
 
 def choose_prompts(records: Sequence[Record], limit: int) -> list[str]:
@@ -66,31 +51,28 @@ def tokens_of(outputs: Sequence[Output]) -> set[int]:
     return tokens | {odds.token for output in outputs for each in output.rounds for odds in each.tokens()}
 
 
-def token_data(runs: Sequence[RunOutputs]) -> dict[str, Any]:
-    """The data of the token view, as the module's text describes."""
-    return {"version": 1, "sources": [str(source) for source in SOURCES], "runs": [_run(run) for run in runs]}
-
-
-def as_script(data: Mapping[str, Any]) -> str:
-    """The data as the text of a script element: no character of it can end the element or begin another."""
+def as_script(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The data of all runs as the text of a script element: no character of it can end it or begin another."""
+    data = {"version": 1, "sources": [str(source) for source in SOURCES], "runs": runs}
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text.encode("utf-8", errors="replace").decode()  # lone surrogates would make the file unreadable
 
 
-def _run(run: RunOutputs) -> dict[str, Any]:
-    prompts = list(dict.fromkeys(output.record.prompt for output in run.outputs))
-    categories = {output.record.prompt: output.record.category for output in run.outputs}
-    place = {prompt: number for number, prompt in enumerate(prompts)}
+def run_data(name: str, run: Run, outputs: Sequence[Output], texts: Mapping[int, bytes]) -> dict[str, Any]:
+    """The data of a run for the token view, as the module's text describes; ``name`` is empty for the only run."""
+    prompts = list(dict.fromkeys(output.record.prompt for output in outputs))
+    categories = {output.record.prompt: output.record.category for output in outputs}
+    turns, place = read_prompts(run.folder), {prompt: number for number, prompt in enumerate(prompts)}
     return {
-        "name": run.name,
-        "texts": {str(token): text_of(token, run.texts) for token in sorted(tokens_of(run.outputs))},
+        "name": name,
+        "texts": {str(token): text_of(token, texts) for token in sorted(tokens_of(outputs))},
         "prompts": [
-            {"id": prompt, "category": categories[prompt], "turns": [_cut(turn) for turn in run.turns.get(prompt, ())]}
+            {"id": prompt, "category": categories[prompt], "turns": [_cut(turn) for turn in turns.get(prompt, ())]}
             for prompt in prompts
         ],
-        "outputs": [_output(output, place[output.record.prompt], run.texts) for output in run.outputs],
+        "outputs": [_output(output, place[output.record.prompt], texts) for output in outputs],
     }
 
 
@@ -112,7 +94,12 @@ def _output(output: Output, prompt: int, texts: Mapping[int, bytes]) -> dict[str
         "r": [token.round for token in output.tokens],
         "s": [SOURCES.index(token.source) for token in output.tokens],
         "x": {str(i): word for i, (k, word) in enumerate(zip(ids, words, strict=True)) if word != text_of(k, texts)},
-        "rounds": [_round(output, number) for number in range(len(record.accepted))],
+        "rounds": [
+            {"a": a, "d": d, "n": n, **(_tree(output.rounds[number]) if output.rounds else {})}
+            for number, (a, d, n) in enumerate(
+                zip(record.accepted, record.proposed_depth, record.proposed_nodes, strict=True)
+            )
+        ],
         "finish": record.finish_reason,
         "error": record.error,
         "promptTokens": record.prompt_tokens,
@@ -121,12 +108,6 @@ def _output(output: Output, prompt: int, texts: Mapping[int, bytes]) -> dict[str
         "margin": _short(record.margin),
         "tie": explained(record) if record.equals_plain is False else None,
     }
-
-
-def _round(output: Output, number: int) -> dict[str, Any]:
-    record = output.record
-    known = {"a": record.accepted[number], "d": record.proposed_depth[number], "n": record.proposed_nodes[number]}
-    return known | (_tree(output.rounds[number]) if output.rounds else {})
 
 
 def _tree(drafted: DraftedRound) -> dict[str, Any]:

@@ -10,18 +10,12 @@ from experiments.reporting.verdicts import evidence
 from experiments.results.comparison import commit_of, distinguishing
 from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, of_another_target, promises_exact
 from experiments.results.records import PLAIN
-from experiments.results.rows import ALL as ALL
-from experiments.results.rows import Row, rows_of
+from experiments.results.rows import Row
 from experiments.results.runs import Run
 
 
 class Finding(NamedTuple):
-    """The verdict on a method, as the page shows it first.
-
-    ``kind`` decides about its color and sign: ``equal``, ``ties``, ``broken``, ``sampled``, ``lossy`` or ``unknown``.
-    ``name`` is the method, with its run where there are several; ``head`` the verdict in a word or two, ``detail`` the
-    evidence.
-    """
+    """The verdict on a method: ``kind`` decides about its color and sign, ``detail`` is the evidence."""
 
     kind: str
     head: str
@@ -79,40 +73,35 @@ def _finding(row: Row, named: str, run: Run) -> Finding:
     return Finding("unknown", "not compared", name, "No output could be compared with plain decoding's.")
 
 
-def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
-    """A row per run, method, temperature and category; and the category of every row (``ALL`` for all together)."""
-    rows = [
-        row | {"run": name} for run, name in zip(runs, names_of(runs), strict=True) for row in rows_of(run.frame, None)
-    ]
+def figures_table(runs: Sequence[Run]) -> Table:
+    """A row per run, method, temperature and category (``ALL`` for all together)."""
+    rows = [row | {"run": name} for run, name in zip(runs, names_of(runs), strict=True) for row in run.all_rows]
     columns = [
         *([words("run", "run")] if len(runs) > 1 else []),
         *(METHOD, T, words("category", "category"), Col("prompts", "finished", "d")),
         *(LENGTH, SPEEDUP, TOKENS, ACCEPTED, NODES, DISTINCT, EQUAL),
     ]
-    table = Table.of(rows, columns, notes=[f"Intervals at {rows[0]['confidence']:.0%}."])
-    return table, [row["category"] for row in rows]
+    return Table.of(rows, columns, notes=[f"Intervals at {rows[0]['confidence']:.0%}."])
 
 
 def facts_of(run: Run) -> dict[str, str]:
     """What made a run, in words."""
-    manifest = run.manifest
-    target = manifest.get("target", {})
-    parameters = target.get("parameters")
+    manifest = {"target": {}, "machine": {}, "versions": {}, "seeds": {}, **run.manifest}
+    parameters = manifest["target"].get("parameters")
     size = f" ({parameters / 1e6:,.1f}M parameters)" if isinstance(parameters, int) else ""
-    machine = manifest.get("machine", {})
-    versions = manifest.get("versions", {})
-    return {
-        "target": f"{target.get('name', 'unknown')}{size}",
-        "dtype": str(manifest.get("dtype_reason") or manifest.get("dtype", "unknown")),
-        "attention": str(manifest.get("attention_reason", "unknown")),
+    facts = {
+        "target": f"{manifest['target'].get('name', 'unknown')}{size}",
+        "dtype": manifest.get("dtype_reason") or manifest.get("dtype"),
+        "attention": manifest.get("attention_reason"),
         "device": f"{manifest.get('device', 'unknown')}, {manifest.get('threads', '?')} CPU threads",
-        "machine": ", ".join(str(machine[key]) for key in ("system", "processor") if machine.get(key)) or "unknown",
+        "machine": ", ".join(str(manifest["machine"].get(key) or "") for key in ("system", "processor")).strip(", "),
         "commit": commit_of(manifest),
         "settings": " ".join(map(str, manifest.get("overrides", []))) or "the defaults",
         "prompts": f"{manifest.get('prompts', '?')}, hash {manifest.get('prompts_hash', 'unknown')}",
-        "seeds": ", ".join(f"{name} {seed}" for name, seed in manifest.get("seeds", {}).items()) or "unknown",
-        "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value) or "unknown",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in manifest["seeds"].items()),
+        "versions": ", ".join(f"{name} {value}" for name, value in manifest["versions"].items() if value),
         "timings": "; ".join(noise_notes(run)) or "noise not measured",
-        "started": str(manifest.get("started", "unknown")),
-        "folder": str(run.folder),
+        "started": manifest.get("started"),
+        "folder": run.folder,
     }
+    return {name: str(value or "unknown") for name, value in facts.items()}
