@@ -9,7 +9,7 @@ import pandas
 from experiments.load.run import DONE, DROPPED, FAILED, OPEN, UNFINISHED, Frame, LoadRun
 from experiments.results.limits import Terms
 from experiments.results.records import PLAIN
-from experiments.results.requests import LEVELS, goodput, spread
+from experiments.results.requests import goodput, spread
 from experiments.results.rows import ends
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 
@@ -76,12 +76,9 @@ def _asked(run: LoadRun, frame: Frame, group: str, terms: Terms, bootstrap: Boot
     row |= {name: int(outcomes.get(name, 0)) for name in (DONE, DROPPED, FAILED, UNFINISHED)}
     for name in LATENCIES:
         values = frame[["request", name]].dropna().rename(columns={"request": "prompt"})
-        if (found := spread(values, bootstrap)) is not None:
-            for part in [f"p{level}" for level in LEVELS]:
-                row |= {f"{name}.{part}": found[part], **ends(f"{name}.{part}", found[f"{part}_interval"])}
+        row |= {f"{name}.{part}": value for part, value in spread(values, bootstrap).items()}
     if terms.limits is not None:
-        kept = goodput(frame, terms.limits, arrived=len(frame), seconds=run.seconds)
-        row |= {"goodput": kept.per_second, "attained": kept.attainment}
+        row["goodput"], row["attained"] = goodput(frame, terms.limits, arrived=len(frame), seconds=run.seconds)
     return row
 
 

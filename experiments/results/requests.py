@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from experiments.results.frame import Figures, Frame, Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import MEMORY
-from experiments.results.rows import ends
+from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import STAGES, calls_of
+from experiments.results.timing import CALL, STAGES, calls_of
 
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "chunk_gap", "token_gap", "e2e")
 """The columns of the frame, and figures of requests, that are distributions over requests."""
@@ -30,7 +30,7 @@ _POINTS = 300
 """Values that are looked at between the smallest and the largest for an interval; with fewer distinct ones, all."""
 
 
-def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> dict[str, Any]:
+def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row:
     """Return the figures of one method at one temperature as columns of its row; empty if nothing was timed.
 
     Args:
@@ -47,55 +47,48 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> dic
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna()]
     calls, good = calls_of(timed), timed[~timed.failed]
-    seconds = float(calls.seconds.sum())
+    seconds, tokens = float(calls.seconds.sum()), int(good.tokens.sum())
     if good.empty or not seconds:
         return {}
     told = good[good.told]
-    figures: dict[str, Any] = {}
+    row: Row = {}
     for name in LATENCIES:
         values = told[["prompt", name]]
-        spread_of = spread((values.explode(name) if name in GAPS else values).dropna(), bootstrap)
-        for part, value in (spread_of or {}).items():
-            short = part.removesuffix("_interval")
-            figures |= ends(f"{name}.{short}", value) if part != short else {f"{name}.{part}": value}
-    tokens = int(good.tokens.sum())
-    hours = 1e6 / (3600 * tokens / seconds) if tokens else None
-    joules = calls.joules.sum() if calls.joules.notna().all() and tokens and seconds >= LEAST_SECONDS else None
-    tpot, ended = figures.get("tpot.p50"), told[told.e2e.notna()]
-    in_flight = concurrency(timed) if len(told) == len(good) else None
+        parts = spread((values.explode(name) if name in GAPS else values).dropna(), bootstrap)
+        row |= {f"{name}.{part}": value for part, value in parts.items()}
     if terms.limits is not None and len(told):
-        kept = goodput(told, terms.limits, arrived=len(frame), seconds=seconds)
-        figures |= {"limits": kept.limits, "attainment": kept.attainment, "goodput": kept.per_second}
+        kept, attainment = goodput(told, terms.limits, arrived=len(frame), seconds=seconds)
+        row |= {"limits": str(terms.limits), "attainment": attainment, "goodput": kept}
+    in_flight = concurrency(timed) if len(told) == len(good) else None
     if in_flight is not None:
-        figures |= {"concurrency": in_flight.running, "waiting": in_flight.waiting}
-        figures["concurrency_expected"] = in_flight.expected
+        row |= {"concurrency": in_flight.running, "waiting": in_flight.waiting}
+        row["concurrency_expected"] = in_flight.expected
+    hours = 1e6 / (3600 * tokens / seconds) if tokens else None
+    measured = calls.joules.notna().all() and tokens and seconds >= LEAST_SECONDS
+    ended = told[told.e2e.notna()]
     phases = {
         "queue": ended.queue.sum(),
         "prefill": (ended.prefilled - ended.admitted).sum(),
         "decode": (ended.finished - ended.prefilled).sum(),
     }
+    did = {name: sum(memory.get(name, 0) for memory in good.memory) for name in MEMORY}
+    queried = int((good.prompt_tokens - 1).sum())
     return {
-        **figures,
+        **row,
         "requests": len(good),
         "disordered": int((~told.in_order).sum()),
         "requests_per_second": len(good) / seconds,
         "output_tokens_per_second": tokens / seconds,
         "total_tokens_per_second": (tokens + int(good.prompt_tokens.sum())) / seconds,
-        "user_tokens_per_second": 1 / tpot if tpot else None,
+        "user_tokens_per_second": 1 / row["tpot.p50"] if row.get("tpot.p50") else None,
         "device_hours_per_million_tokens": hours,
         "price_per_million_tokens": None if hours is None or terms.price is None else hours * terms.price,
-        "joules_per_token": None if joules is None else float(joules / tokens),
-        **{f"phase_share.{name}": share for name, share in _shares(phases).items()},
-        **{f"stage_share.{name}": share for name, share in _stage_shares(calls).items()},
-        **{f"memory.{name}": value for name, value in memory_of(good).items()},
+        "joules_per_token": float(calls.joules.sum() / tokens) if measured else None,
+        **_shares("phase_share", phases),
+        **_shares("stage_share", _stage_times(calls)),
+        **{f"memory.{name}": value for name, value in did.items()},
+        "memory.hit_rate": did["reused"] / queried if queried else None,
     }
-
-
-def memory_of(outputs: Frame) -> Figures:
-    """Return the sums of ``MEMORY`` over outputs, and the share of their prompts found in caches (``hit_rate``)."""
-    sums = {name: sum(each.get(name, 0) for each in outputs.memory) for name in MEMORY}
-    queried = int((outputs.prompt_tokens - 1).sum())
-    return Figures(**sums, hit_rate=sums["reused"] / queried if queried else None)
 
 
 def broken_timestamps(row: Mapping[str, Any]) -> str | None:
@@ -105,16 +98,16 @@ def broken_timestamps(row: Mapping[str, Any]) -> str | None:
         return f"BROKEN TIMESTAMPS: moments of {requests} are in an impossible order"
     if row["concurrency"] is None:
         return None
-    found, expected = row["concurrency"] + row["waiting"], row["concurrency_expected"]
-    if abs(found - expected) <= LITTLE_TOLERANCE * expected:
+    there, expected = row["concurrency"] + row["waiting"], row["concurrency_expected"]
+    if abs(there - expected) <= LITTLE_TOLERANCE * expected:
         return None
-    return f"BROKEN TIMESTAMPS: {found:.3f} requests were in flight on average, and Little's law expects {expected:.3f}"
+    return f"BROKEN TIMESTAMPS: {there:.3f} requests were in flight on average, and Little's law expects {expected:.3f}"
 
 
-def goodput(requests: Frame, limits: Limits | None, *, arrived: int, seconds: float) -> Figures:
-    """Return the goodput of requests: ``attainment`` (the share that keeps all limits) and those ``per_second``.
+def goodput(requests: Frame, limits: Limits, *, arrived: int, seconds: float) -> tuple[float, float]:
+    """Return how many requests per second keep all limits, and which share of those that arrived.
 
-    Ten requests in 5 s, of which seven keep all limits: attainment 0.7, goodput 1.4 requests/s.
+    Ten requests in 5 s, of which seven keep all limits: 1.4 requests/s, and 0.7.
 
     Args:
         requests: Those whose timestamps are known. One without an end keeps no limit; one of a single token has no
@@ -125,14 +118,7 @@ def goodput(requests: Frame, limits: Limits | None, *, arrived: int, seconds: fl
     for name in ("ttft", "tpot", "e2e"):
         limit = getattr(limits, name)
         kept &= True if limit is None else ~(requests[name] > limit)
-    good = int(kept.sum())
-    return Figures(
-        limits=str(limits),
-        good=good,
-        arrived=arrived,
-        attainment=good / arrived if arrived else None,
-        per_second=good / seconds if seconds else None,
-    )
+    return (int(kept.sum()) / seconds if seconds else 0.0), int(kept.sum()) / arrived
 
 
 class InFlight(NamedTuple):
@@ -153,7 +139,7 @@ def concurrency(frame: Frame) -> InFlight | None:
     A request's moments are seconds since its call began. What lies outside of its call is not counted.
     """
     ended = frame[frame.told & frame.e2e.notna()]
-    total = float(ended.groupby(["batch", "turn"], sort=False).seconds.first().sum())
+    total = float(ended.groupby(CALL, sort=False).seconds.first().sum())
     if not total:
         return None
     arrived, admitted, finished = (ended[name].clip(0.0, ended.seconds) for name in ("arrived", "admitted", "finished"))
@@ -161,21 +147,21 @@ def concurrency(frame: Frame) -> InFlight | None:
     return InFlight(float(running / total), float(waiting / total), float(ended.e2e.sum() / total))
 
 
-def spread(values: Frame, bootstrap: Bootstrap) -> Figures | None:
-    """Return how a figure is distributed; None without any value.
+def spread(values: Frame, bootstrap: Bootstrap) -> Row:
+    """Return how a figure is distributed; empty without any value.
 
     A percentile is a value that occurred: the smallest one that at least so many percent of all values do not exceed.
     Of 1, 2, 3, 4 the median is 2 and the 90th percentile 4. Turns, samples and gaps of one prompt depend on each
-    other, so prompts are drawn again with all that is theirs. Intervals are None with a single prompt.
+    other, so prompts are drawn again with all that is theirs. There are no intervals with a single prompt.
 
     Args:
         values: A row per value: the prompt, and the value.
 
     Returns:
-        ``count``, ``mean``, ``p50`` to ``p99``, and their intervals (``p50_interval``).
+        ``count``, ``mean``, ``p50`` to ``p99``, and the ends of their intervals (``p50_low``).
     """
     if values.empty:
-        return None
+        return {}
     pooled = values.iloc[:, 1].to_numpy(dtype=np.float64)
     by_prompt = values.groupby("prompt", sort=False)[values.columns[1]]
     groups = [np.sort(own.to_numpy(dtype=np.float64)) for _, own in by_prompt]
@@ -188,13 +174,11 @@ def spread(values: Frame, bootstrap: Bootstrap) -> Figures | None:
     def percentiles(counts: np.ndarray) -> np.ndarray:  # how many values do not exceed each point
         return np.stack([points[(100 * counts < level * counts[:, -1:]).sum(1)] for level in LEVELS])
 
-    ends = bootstrap.over_tables(percentiles, below) or [None] * len(LEVELS)
-    return Figures(
-        count=len(pooled),
-        mean=float(pooled.mean()),
-        **{f"p{level}": percentile(pooled, level) for level in LEVELS},
-        **{f"p{level}_interval": own for level, own in zip(LEVELS, ends, strict=True)},
-    )
+    row: Row = {"count": len(pooled), "mean": float(pooled.mean())}
+    bounds = bootstrap.over_tables(percentiles, below) or [None] * len(LEVELS)
+    for level, own in zip(LEVELS, bounds, strict=True):
+        row |= {f"p{level}": percentile(pooled, level), **ends(f"p{level}", own)}
+    return row
 
 
 def percentile(values: np.ndarray, level: int) -> float:
@@ -203,8 +187,8 @@ def percentile(values: np.ndarray, level: int) -> float:
     return float(ordered[-(-level * len(ordered) // 100) - 1])
 
 
-def _stage_shares(calls: Frame) -> dict[str, float]:
-    """The stages' shares; ``other`` is the rest. Empty where stages were not timed.
+def _stage_times(calls: Frame) -> dict[str, float]:
+    """Seconds by stage; ``other`` is the rest. Empty where stages were not timed.
 
     The prompts' texts became tokens before the call: that time is added to the whole.
     """
@@ -213,10 +197,10 @@ def _stage_shares(calls: Frame) -> dict[str, float]:
     stages = pandas.DataFrame(list(calls.stages), index=calls.index).fillna(0.0)
     # Stages of the host may overlap with the device's, so that nothing is left.
     other = (calls.seconds - stages.sum(axis=1)).clip(lower=0.0).sum()
-    found = {**dict.fromkeys(STAGES, 0.0), **stages.sum().to_dict()}
-    return _shares({**found, "ingestion": found["ingestion"] + calls.ingestion.sum(), "other": other})
+    times = {**dict.fromkeys(STAGES, 0.0), **stages.sum().to_dict()}
+    return {**times, "ingestion": times["ingestion"] + calls.ingestion.sum(), "other": other}
 
 
-def _shares(parts: Mapping[str, float]) -> dict[str, float]:
+def _shares(family: str, parts: Mapping[str, float]) -> Row:
     whole = sum(parts.values())
-    return {name: float(value / whole) for name, value in parts.items()} if whole > 0 else {}
+    return {f"{family}.{name}": float(value / whole) for name, value in parts.items()} if whole > 0 else {}

@@ -43,14 +43,14 @@ class Bootstrap:
     width: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.width <= 0:
-            raise ValueError(f"bootstrap.width={self.width}: give a number of tokens per round above 0, such as 0.1")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"bootstrap.confidence={self.confidence}: give a level between 0 and 1, such as 0.95")
-        if self.resamples < 100:
-            raise ValueError(f"bootstrap.resamples={self.resamples}: give at least 100")
-        if self.seed < 0:
-            raise ValueError(f"bootstrap.seed={self.seed}: give an integer of at least 0")
+        for name, good, wanted in (
+            ("width", self.width > 0, "a number of tokens per round above 0, such as 0.1"),
+            ("confidence", 0 < self.confidence < 1, "a level between 0 and 1, such as 0.95"),
+            ("resamples", self.resamples >= 100, "at least 100"),
+            ("seed", self.seed >= 0, "an integer of at least 0"),
+        ):
+            if not good:
+                raise ValueError(f"bootstrap.{name}={getattr(self, name)}: give {wanted}")
 
     def intervals(self, statistic: Statistic, columns: Sequence[ArrayLike]) -> list[Interval] | None:
         """The intervals of several statistics of paired columns; None with fewer than two prompts.
@@ -60,31 +60,21 @@ class Bootstrap:
             columns: One value per prompt each. The same prompts are drawn in every column.
         """
         data = tuple(np.asarray(column, dtype=np.float64) for column in columns)
-        if len({len(column) for column in data}) != 1:
-            raise ValueError(f"paired columns of different lengths: {[len(column) for column in data]}")
-        if len(data[0]) < 2:
-            return None  # one prompt says nothing about the others
         count = len(data[0])
+        if {len(column) for column in data} != {count}:
+            raise ValueError(f"paired columns of different lengths: {[len(column) for column in data]}")
+        if count < 2:
+            return None  # one prompt says nothing about the others
         tail = stats.norm.cdf(-math.sqrt(count / (count - 1)) * stats.t.ppf((1 + self.confidence) / 2, count - 1))
         # BCa would be closer for skewed data, but it is undefined where the statistic cannot vary (all prompts alike).
-        result = stats.bootstrap(
-            data,
-            statistic,
-            paired=True,
-            vectorized=True,
-            method="percentile",
-            n_resamples=self.resamples,
-            confidence_level=1 - 2 * float(tail),
-            rng=np.random.default_rng(self.seed),
-            batch=1000,
-        )
-        low, high = map(np.atleast_1d, result.confidence_interval)
-        return list(zip(low.tolist(), high.tolist(), strict=True))
+        settings: Any = {"paired": True, "vectorized": True, "method": "percentile", "batch": 1000}
+        settings |= {"n_resamples": self.resamples, "rng": np.random.default_rng(self.seed)}
+        found = stats.bootstrap(data, statistic, confidence_level=1 - 2 * float(tail), **settings).confidence_interval
+        return list(zip(*(np.atleast_1d(end).tolist() for end in found), strict=True))
 
     def interval(self, statistic: Statistic, columns: Sequence[ArrayLike]) -> Interval | None:
         """The interval of a single statistic, likewise."""
-        found = self.intervals(statistic, columns)
-        return None if found is None else found[0]
+        return (self.intervals(statistic, columns) or [None])[0]
 
     def over_tables(
         self, statistic: Callable[[np.ndarray], np.ndarray], tables: np.ndarray
@@ -97,6 +87,7 @@ class Bootstrap:
             statistic: Computes ``[statistic, resample]`` from the sums ``[resample, count]``.
             tables: Counts of each prompt: ``[prompt, count]``.
         """
+        undefined: list[Any] = []
 
         def of_drawn(drawn: np.ndarray, *, axis: int) -> np.ndarray:
             times = [np.bincount(row.astype(int), minlength=len(tables)) for row in np.atleast_2d(drawn)]
@@ -104,9 +95,15 @@ class Bootstrap:
             undefined.append(np.isnan(values).any(-1))
             return np.nan_to_num(values)
 
-        undefined: list[Any] = []
         found = self.intervals(of_drawn, [np.arange(len(tables))])
-        return found and [None if bad else each for each, bad in zip(found, np.any(undefined, 0), strict=True)]
+        return found and [None if bad else own for own, bad in zip(found, np.any(undefined, 0), strict=True)]
+
+    def over_prompts(
+        self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]
+    ) -> Interval | None:
+        """The interval of a statistic of sums by prompt, of values that are not one per prompt."""
+        order = list(dict.fromkeys(prompts))
+        return self.interval(statistic, [totals(prompts, column, order) for column in columns])
 
     def prompts_needed(self, interval: Interval | None, prompts: int) -> int | None:
         """The number of prompts at which an interval over ``prompts`` would be as narrow as ``width``, if there is one.
@@ -114,18 +111,6 @@ class Bootstrap:
         A half-width falls with the root of the number of prompts.
         """
         return None if interval is None else math.ceil(prompts * ((interval[1] - interval[0]) / 2 / self.width) ** 2)
-
-    def over_prompts(
-        self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]
-    ) -> Interval | None:
-        """The interval of a statistic of values that are not one per prompt: they are added up by prompt first.
-
-        Args:
-            statistic: What is computed from the sums.
-            prompts: The prompt that each value belongs to.
-        """
-        order = list(dict.fromkeys(prompts))
-        return self.interval(statistic, [totals(prompts, column, order) for column in columns])
 
 
 def totals(prompts: Sequence[Hashable], values: ArrayLike, order: Sequence[Hashable]) -> np.ndarray:
