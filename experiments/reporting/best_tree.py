@@ -21,8 +21,6 @@ from specdec.shape import TreeShape
 TREES = "tree"
 """The folder of the written shapes; its name is that of the configuration group."""
 _SIZES = frozenset(2**power for power in range(13))
-_MOST_LABELS = 40
-"""A tree with more nodes than this has no numbers beside its nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,24 +75,22 @@ class Optimized:
 
     def advice(self) -> tuple[str, str]:
         """``"new"``, ``"old"`` or ``"none"``, for the tree to take, and the reason in a sentence."""
-        at, trees = f"at T={self.temperature:g}", self.trees
-        tokens, speeds = ({name: self.predicted(tree)[n] for name, tree in trees.items()} for n in (0, 1))
-        said, known = "predicted", {name: value for name, value in speeds.items() if value is not None}
+        at, new = f"at T={self.temperature:g}", f"best tree at T={self.temperature:g}, {self.best.nodes} nodes"
+        predicted = {name: self.predicted(tree) for name, tree in self.trees.items()}
         run = {name: row["speedup"] for name, row in self.measured.items() if row["speedup"] is not None}
-        if "new" in run:
-            said, known = "measured", run
-        if not known:
-            if None not in tokens.values() and tokens["old"] >= tokens["new"]:  # type: ignore[operator]
-                more = f"the best one found has no more tokens per round ({tokens['new']:.2f})"
-                return "old", f"keep the old tree {at}: {more}"
-            return "new", f"best tree {at}, {self.best.nodes} nodes:"
-        name, speed = max(known.items(), key=lambda each: (each[1], each[0] == "old"))
+        speeds = {name: speed for name, (_, speed) in predicted.items() if speed is not None}
+        said, speeds = ("measured", run) if "new" in run else ("predicted", speeds)
+        if not speeds:
+            old, best = predicted["old"][0], predicted["new"][0]
+            if old is not None and best is not None and old >= best:
+                return "old", f"keep the old tree {at}: the best one found has no more tokens per round ({best:.2f})"
+            return "new", f"{new}:"
+        name, speed = max(speeds.items(), key=lambda known: (known[1], known[0] == "old"))
         if speed <= 1:
             return "none", f"none pays here: {at} the fastest tree is {said} at {speed:.2f}x, so decode plainly"
         if name == "old" and not self.same:
-            best = f"the best one found at {known['new']:.2f}x"
-            return "old", f"keep the old tree {at}: {said} at {speed:.2f}x, {best}"
-        return "new", f"best tree {at}, {self.best.nodes} nodes, {said} at {speed:.2f}x:"
+            return "old", f"keep the old tree {at}: {said} at {speed:.2f}x, the best one found at {speeds['new']:.2f}x"
+        return "new", f"{new}, {said} at {speed:.2f}x:"
 
 
 def written_shape(shape: TreeShape) -> str:
@@ -126,12 +122,7 @@ def rates_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     """A row per depth and rank of siblings."""
     return Table.of(
         _rates(optimized, bootstrap),
-        [
-            Col("depth", "depth", "d"),
-            Col("rank", "rank", "d"),
-            Col("rate", "rate", ".3f"),
-            Col("nodes", "nodes", ".0f"),
-        ],
+        [Col(name, name, form) for name, form in {"depth": "d", "rank": "d", "rate": ".3f", "nodes": ".0f"}.items()],
         title=f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank",
         notes=[
             "the share of accepted nodes of the depth above (nodes) whose child of this rank was accepted, drawn a "
@@ -149,36 +140,18 @@ def sizes_table(optimized: Optimized) -> Table:
         best_of.setdefault(planned.nodes, planned)
     best_of[optimized.best.nodes] = optimized.best
     rows = [
-        {
-            "nodes": nodes,
-            "depth": best_of[nodes].depth,
-            "tokens": best_of[nodes].tokens,
-            "seconds": optimized.seconds(best_of[nodes]),
-            "speedup": optimized.predicted(best_of[nodes].shape)[1],
-            "shape": _spine(best_of[nodes].shape),
-            "best.nodes": nodes == optimized.best.nodes,
-        }
-        for nodes in sorted({*_SIZES.intersection(best_of), optimized.best.nodes, max(best_of)})
+        {"nodes": nodes, "depth": planned.depth, "tokens": planned.tokens, "seconds": optimized.seconds(planned)}
+        | {"speedup": optimized.predicted(planned.shape)[1], "best.nodes": planned is optimized.best}
+        for nodes, planned in sorted(best_of.items())
+        if nodes in _SIZES or nodes in (optimized.best.nodes, max(best_of))
     ]
     columns = [
         *(Col("nodes", "nodes", "d", best=True), Col("depth", "depth", "d")),
         *(Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)),
-        *(
-            Col("speedup", "speedup", ".2fx"),
-            words("children of the root,\nof its first child, …", "shape"),
-        ),
+        Col("speedup", "speedup", ".2fx"),
     ]
     title = f"The best trees at T={optimized.temperature:g}"
     return Table.of(rows, columns, title=title, notes=["predicted; bold: chosen"])
-
-
-def _spine(shape: TreeShape) -> str:
-    """The number of children of the root, of its first child, and so on."""
-    widths, node = [], 0
-    while shape.children[node]:
-        widths.append(str(len(shape.children[node])))
-        node = shape.children[node][0]
-    return " ".join(widths)
 
 
 def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
@@ -282,7 +255,6 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
     def listed(shape: TreeShape) -> Any:
         return json.loads(written_shape(shape))
 
-    predicted = {name: optimized.predicted(tree) for name, tree in optimized.trees.items()}
     content = {
         "about": about,
         "temperature": optimized.temperature,
@@ -291,13 +263,13 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
         "recorded_shape": listed(recorded.shape),
         "tokens_per_round_recorded": recorded.tokens,
         "rates": _rates(optimized, bootstrap),
-        "planned": [
-            {"nodes": planned.nodes, "depth": planned.depth, "tokens": planned.tokens, "shape": listed(planned.shape)}
-            for planned in optimized.planned
-        ],
+        "planned": [{"tokens": planned.tokens, "shape": listed(planned.shape)} for planned in optimized.planned],
         "best": listed(optimized.best.shape),
         "old": optimized.old,
-        "predicted": {name: {"tokens_per_round": t, "speedup": s} for name, (t, s) in predicted.items()},
+        "predicted": {
+            name: dict(zip(("tokens_per_round", "speedup"), optimized.predicted(tree), strict=True))
+            for name, tree in optimized.trees.items()
+        },
         "measured": optimized.measured,
         "advice": optimized.advice()[0],
         "remarks": remarks(optimized),
@@ -307,43 +279,29 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
 
 @style.styled()
 def tree_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
-    """The chosen tree: how likely each node is to be accepted, by colour, and in numbers where there is room."""
+    """The chosen tree: how likely each node is to be accepted, by colour; siblings by rank from the left."""
     from matplotlib.colors import Normalize
 
     shape = optimized.best.shape
-    reached, x = optimized.rates.reached(shape), _places(shape)
-    figure = style.new_figure(style.PAGE, 1.2 + 0.62 * (shape.max_depth + 1))
-    axes = figure.subplots()
-    numbered = shape.num_nodes <= _MOST_LABELS
-    for node in range(1, shape.num_nodes + 1):
-        parent, depth, width = shape.parents[node], shape.depths[node], 0.4 + 1.8 * reached[node]
-        axes.plot([x[parent], x[node]], [depth - 1, depth], color=style.FAINT, linewidth=width, zorder=1)
-        if numbered:
-            text = f"{reached[node]:.2f}".removeprefix("0") if reached[node] < 0.995 else "1"
-            style.note(axes, text, (x[node], depth), (0, -9), ha="center", va="top")
-    looks: dict[str, Any] = {"c": reached, "cmap": "cividis", "norm": Normalize(0, 1), "s": 46 if numbered else 18}
-    points = axes.scatter(x, list(shape.depths), zorder=2, edgecolors="black", linewidths=0.4, **looks)
-    axes.margins(x=0.03)
-    axes.set(ylim=(shape.max_depth + 0.55, -0.4), ylabel="depth", xticks=[])
-    axes.set_yticks(range(shape.max_depth + 1), ["root", *map(str, range(1, shape.max_depth + 1))])
-    axes.spines["bottom"].set_visible(False)
-    axes.grid(visible=False)
-    figure.colorbar(points, ax=axes, pad=0.01, aspect=30).set_label("accepted with all above it")
-    tokens = f"{shape.num_nodes} nodes, {optimized.best.tokens:.2f} tokens per round predicted"
-    about = f"{tokens}; siblings by rank from the left; {subtitle}"
-    return style.finish(figure, path, f"The best tree at T = {optimized.temperature:g}", about)
+    x, free = [0.0] * (shape.num_nodes + 1), iter(range(shape.num_nodes + 1))
 
-
-def _places(shape: TreeShape) -> list[float]:
-    """Every leaf beside the last one, every other node above the middle of its children."""
-    x = [0.0] * (shape.num_nodes + 1)
-    free = iter(range(len(x)))
-
-    def place(node: int) -> None:
-        children = shape.children[node]
-        for child in children:
-            place(child)
-        x[node] = sum(x[child] for child in children) / len(children) if children else float(next(free))
+    def place(node: int) -> float:
+        """Every leaf beside the last one, every other node above the middle of its children."""
+        below = [place(child) for child in shape.children[node]]
+        x[node] = sum(below) / len(below) if below else float(next(free))
+        return x[node]
 
     place(0)
-    return x
+    figure = style.new_figure(style.PAGE, 1.2 + 0.62 * (shape.max_depth + 1))
+    axes = figure.subplots()
+    for node in range(1, shape.num_nodes + 1):
+        parent, depth = shape.parents[node], shape.depths[node]
+        axes.plot([x[parent], x[node]], [depth - 1, depth], color=style.FAINT, linewidth=0.8, zorder=1)
+    looks: dict[str, Any] = {"c": optimized.rates.reached(shape), "cmap": "cividis", "norm": Normalize(0, 1)}
+    points = axes.scatter(x, list(shape.depths), s=30, zorder=2, edgecolors="black", linewidths=0.4, **looks)
+    axes.set(ylim=(shape.max_depth + 0.4, -0.4), ylabel="depth (root: 0)", xticks=[])
+    axes.set_yticks(range(shape.max_depth + 1))
+    axes.grid(visible=False)
+    figure.colorbar(points, ax=axes, pad=0.01, aspect=30).set_label("accepted with all above it")
+    about = f"{shape.num_nodes} nodes, {optimized.best.tokens:.2f} tokens per round predicted; {subtitle}"
+    return style.finish(figure, path, f"The best tree at T = {optimized.temperature:g}", about)

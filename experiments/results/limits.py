@@ -13,23 +13,17 @@ def seconds_of(value: object) -> float:
     """Return a duration in seconds: a number above 0, or a text with a unit such as ``200ms``."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s|min)?\s*", value)
-        found = float(match[1]) * _UNITS[match[2] or "s"] if match else math.nan
+        seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else math.nan
     else:
-        found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not (math.isfinite(found) and found > 0):
+        seconds = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError("give seconds above 0, or a number with a unit (us, ms, s, min) such as 200ms")
-    return found
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Upper limits of a request's latencies in seconds; None where there is no limit.
-
-    Attributes:
-        ttft: The longest time to first token, the queue included.
-        tpot: The longest time per output token. A request of one token has no such time, and keeps the limit.
-        e2e: The longest time from arrival to end.
-    """
+    """Upper limits of a request's latencies in seconds (``requests.LATENCIES``); None where there is no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -37,7 +31,8 @@ class Limits:
 
     def __str__(self) -> str:
         words = {"TTFT": self.ttft, "TPOT": self.tpot, "e2e": self.e2e}
-        return ", ".join(f"{name} ≤ {_short(value)}" for name, value in words.items() if value is not None)
+        texts = {name: f"{1000 * v:g} ms" if v < 1 else f"{v:g} s" for name, v in words.items() if v is not None}
+        return ", ".join(f"{name} ≤ {text}" for name, text in texts.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +47,3 @@ class Terms:
         """Return the terms of a run's configuration."""
         given = {name: seconds_of(value) for name, value in (config.get("sla") or {}).items() if value is not None}
         return cls(limits=Limits(**given) if given else None, price=config.get("price"))
-
-
-def _short(seconds: float) -> str:
-    return f"{1000 * seconds:g} ms" if seconds < 1 else f"{seconds:g} s"

@@ -84,15 +84,15 @@ def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) ->
         unknown = np.full_like(kept, np.nan)
         return np.concatenate([np.divide(kept, base, out=unknown.copy(), where=base > 0) for base in (of_all, reached)])
 
-    found = shares(counts.sum(0, keepdims=True))[:, 0]
+    values = shares(counts.sum(0, keepdims=True))[:, 0]
     bounds: Sequence[Interval | None] | None = None
     if bootstrap is not None and len(places):
         by_prompt: Frame = pandas.DataFrame(counts).groupby(rounds.prompt.to_numpy(), sort=False).sum()
         bounds = bootstrap.over_tables(shares, by_prompt.to_numpy())
-    pairs = [each or (None, None) for each in bounds or [None] * len(found)]
     by_position: dict[str, float | None] = {}
-    for number, (value, (low, high)) in enumerate(zip(found, pairs, strict=True)):
+    for number, value in enumerate(values):
         kind, place = ("" if number < len(places) else "conditional_"), number % len(places) + 1
+        low, high = bounds[number] or (None, None) if bounds else (None, None)
         by_position[f"{kind}acceptance_at.{place}"] = None if np.isnan(value) else float(value)
         by_position |= {f"{kind}acceptance_low_at.{place}": low, f"{kind}acceptance_high_at.{place}": high}
     drafted_this_far = counts[:, : len(places)].sum(0).tolist()
@@ -106,11 +106,7 @@ def stage_seconds(steps: "Iterable[Step]") -> dict[str, float]:
     """
     # Keyed by identity: the steps keep the mappings alive, and two rounds may well take equally long.
     mappings = {id(step.seconds): step.seconds for step in steps}
-    totals: dict[str, float] = {}
-    for seconds in mappings.values():
-        for stage, value in seconds.items():
-            totals[stage] = totals.get(stage, 0.0) + value
-    return totals
+    return pandas.DataFrame(list(mappings.values())).sum().to_dict()
 
 
 def distinct_n_gram_rate(token_ids: Sequence[int], n: int = 4) -> float | None:

@@ -8,6 +8,7 @@ import pandas
 from scipy import stats
 
 from experiments.results.frame import Frame, Outputs, frame_of
+from experiments.results.timing import CALL
 
 SPREAD_LIMIT = 0.15
 """Timings that vary by more than this share between batches are called noisy."""
@@ -48,8 +49,7 @@ def reasons(noise: Mapping[str, Any]) -> list[str]:
     spread, own, others, cores = (noise[name] for name in ("noise_spread", "own_cores", "other_cores", "cores"))
     said = []
     if spread is not None and spread > SPREAD_LIMIT:
-        limit = f"(the limit is {SPREAD_LIMIT:.0%})"
-        said.append(f"plain decoding's time per round varies by ±{spread:.0%} between batches {limit}")
+        said.append(f"plain decoding's time per round varies by ±{spread:.0%} between batches")
     if others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores:
         said.append(f"other processes used {others:.1f} of the {cores:.0f} cores")
     return said
@@ -68,26 +68,24 @@ def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:
 
 
 def _spread(plain: Frame) -> float | None:
-    relative = [each for _, own in plain.groupby("temperature") for each in _deviations(own)]
-    if len(relative) < _LEAST:
-        return None
-    low, high = np.quantile(relative, [0.25, 0.75])
-    return float(0.7413 * (high - low))  # of a normal distribution, this is the standard deviation
+    relative = np.concatenate([np.zeros(0), *(_deviations(own) for _, own in plain.groupby("temperature"))])
+    # Of a normal distribution, this is the standard deviation.
+    return float(stats.iqr(relative, scale="normal")) if len(relative) >= _LEAST else None
 
 
-def _deviations(own: Frame) -> list[float]:
+def _deviations(own: Frame) -> np.ndarray:
     """How far each batch's time per round is from what its length explains, as a share of the median."""
-    calls = own.groupby(["batch", "turn"], sort=False)
-    batches = calls[["seconds", "stage_seconds"]].first().rename(columns={"stage_seconds": "stages"})
+    calls = own.groupby(CALL, sort=False)
+    batches = calls[["seconds", "stage_seconds"]].first()
     batches = batches.assign(rounds=calls["rounds"].max(), prompt_tokens=calls["prompt_tokens"].mean())
     batches = batches[:: -(-len(batches) // _MOST)]
     batches = batches[batches.rounds > 0]
     # Prefill is one forward of the whole prompt, and no round.
-    prefill = batches.stages.map(lambda stages: stages.get("prefill", 0.0))
+    prefill = batches.stage_seconds.map(lambda stages: stages.get("prefill", 0.0))
     times = ((batches.seconds - prefill) / batches.rounds).to_numpy(dtype=np.float64)
     lengths = (batches.prompt_tokens + batches.rounds / 2).to_numpy()
     if len(times) < _LEAST or np.median(times) <= 0:
-        return []
+        return np.zeros(0)
     slope = stats.theilslopes(times, lengths)[0] if len(set(lengths)) > 1 else 0.0
     rest = times - slope * lengths
-    return list((rest - np.median(rest)) / np.median(times))
+    return (rest - np.median(rest)) / np.median(times)

@@ -3,7 +3,6 @@
 A call is a turn of a batch: what the engine was given together, and what was timed as one.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,23 +27,17 @@ def calls_of(own: Frame) -> Frame:
         resampled.
     """
     calls = own.groupby(CALL, sort=False)
-    sums = calls[["tokens", "ingestion", "failed"]].sum()
-    firsts = calls[["seconds", "joules", "stage_seconds"]].first()
-    prompts, requests = defaultdict(set), defaultdict(list)
-    for batch, turn, prompt, category in zip(own.batch, own.turn, own.prompt, own.category, strict=True):
-        prompts[batch].add(prompt)
-        requests[batch, turn].append(category)
+    prompts = own.groupby("batch")["prompt"].agg(frozenset)
     return pandas.DataFrame(
         {
-            **{name: sums[name] for name in ("tokens", "ingestion")},
-            **{name: firsts[name] for name in ("seconds", "joules")},
-            "stages": firsts.stage_seconds,
-            "failed": sums.failed > 0,
-            "requests": [len(requests[call]) for call in sums.index],
-            "categories": [frozenset(requests[call]) for call in sums.index],
-            "prompts": [frozenset(prompts[batch]) for batch, _ in sums.index],
+            **{name: calls[name].sum() for name in ("tokens", "ingestion")},
+            **{name: calls[name].first() for name in ("seconds", "joules")},
+            "stages": calls["stage_seconds"].first(),
+            "failed": calls["failed"].any(),
+            "requests": calls.size(),
+            "categories": calls["category"].agg(frozenset),
         }
-    )
+    ).assign(prompts=lambda made: prompts.reindex(made.index.get_level_values("batch")).to_numpy())
 
 
 def timed_calls(own: Frame, baseline: Frame | None) -> Frame:

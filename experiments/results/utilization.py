@@ -92,19 +92,18 @@ def _prediction(rounds: Frame, work: Mapping[str, float]) -> dict[str, Any]:
     if not counted and not outside:
         return {}
     told = rounds[rounds.predicted_seconds.notna() & (rounds.seconds > 0)]
-    errors = (told.predicted_seconds / told.seconds - 1).abs().sort_values().to_list()
-    names = ("draft", "verify", "judge")
-    predicted, measured = (
-        {name: work.get(f"{kind}_{name}", 0.0) for name in names} for kind in ("predicted", "measured")
-    )
-    total, prefill = sum(measured.values()), work.get("measured_prefill")
-    known = work.get("predicted_prefill") is not None and prefill
+    errors = (told.predicted_seconds / told.seconds - 1).abs()
+    parts = {
+        n: [work.get(f"{kind}_{n}", 0.0) for kind in ("measured", "predicted")] for n in ("draft", "verify", "judge")
+    }
+    measured, predicted = map(sum, zip(*parts.values(), strict=True))
+    prefill, known = work.get("measured_prefill"), work.get("predicted_prefill")
     return {
         "prediction.rounds": counted,
         "prediction.outside": outside,
-        **{f"prediction.{name}": (measured[name] - predicted[name]) / counted if counted else None for name in names},
-        "prediction.prefill_error": work["predicted_prefill"] / prefill - 1 if known and prefill else None,
-        "prediction.median_error": errors[len(errors) // 2] if errors else None,
-        "prediction.p95_error": errors[min(len(errors) - 1, int(0.95 * len(errors)))] if errors else None,
-        "predicted_error": sum(predicted.values()) / total - 1 if total else None,
+        **{f"prediction.{name}": (m - p) / counted if counted else None for name, (m, p) in parts.items()},
+        "prediction.prefill_error": known / prefill - 1 if known is not None and prefill else None,
+        "prediction.median_error": float(errors.quantile(0.5, "higher")) if len(errors) else None,
+        "prediction.p95_error": float(errors.quantile(0.95, "higher")) if len(errors) else None,
+        "predicted_error": predicted / measured - 1 if measured else None,
     }

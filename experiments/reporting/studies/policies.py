@@ -42,58 +42,43 @@ def policy_losses(
         free of what else the machine did. ``mean_depth``: how deep its drafts were.
     """
     frame = frame_of(outputs)
-    categories = sorted(set(frame.category))
-    found = []
-    for temperature in sorted(set(frame.temperature)):
-        for category in [*(categories if len(categories) > 1 else []), EVERYTHING]:
-            members = categories if category == EVERYTHING else [category]
-            chosen = frame[(frame.temperature == temperature) & frame.category.isin(members)]
-            of = {method: chosen[chosen.method == method] for method in (*fixed, *others)}
-            best, _ = _fastest({name: timing.tokens_per_second(timing.timed_calls(of[name], None)) for name in fixed})
-            if best is None:
+    whole, losses = frame.assign(category=EVERYTHING), []
+    parts = [frame, whole] if frame.category.nunique() > 1 else [whole]
+    for (temperature, category), chosen in (
+        group for part in parts for group in part.groupby(["temperature", "category"])
+    ):
+        of = {method: chosen[chosen.method == method] for method in (*fixed, *others)}
+        best, _ = _fastest({name: timing.tokens_per_second(timing.timed_calls(of[name], None)) for name in fixed})
+        if best is None:
+            continue
+        modelled = {name: _modelled(of[name], costs, rows) for name in by_depth if name in of}
+        modelled_best, top = _fastest({name: modelled.get(name) for name in fixed})
+        for policy in others:
+            timed = timing.timed_calls(of[policy], of[best])
+            ratio, bounds = timing.speedup(timed), timing.speedup_interval(timed, bootstrap)
+            if ratio is None:
                 continue
-            modelled = {name: _modelled(of[name], costs, rows) for name in by_depth if name in of}
-            modelled_best, top = _fastest({name: modelled.get(name) for name in fixed})
-            for policy in others:
-                timed = timing.timed_calls(of[policy], of[best])
-                ratio, bounds = timing.speedup(timed), timing.speedup_interval(timed, bootstrap)
-                if ratio is None:
-                    continue
-                own, depths = modelled.get(policy), _depths(of[policy])
-                found.append(
-                    {
-                        "category": category,
-                        "temperature": float(temperature),
-                        "policy": policy,
-                        "best": best,
-                        "loss": 1 - ratio,
-                        **ends("loss", None if bounds is None else (1 - bounds[1], 1 - bounds[0])),
-                        "modelled_best": modelled_best,
-                        "modelled_loss": 1 - own / top if own and top else None,
-                        "mean_depth": sum(depths) / len(depths) if depths else 0.0,
-                    }
-                )
-    return found
+            own, depths = modelled.get(policy), of[policy].proposed_depth.explode()
+            row = {"category": category, "temperature": float(temperature), "policy": policy, "best": best}
+            row |= {"loss": 1 - ratio, **ends("loss", None if bounds is None else (1 - bounds[1], 1 - bounds[0]))}
+            row |= {"modelled_best": modelled_best, "modelled_loss": 1 - own / top if own and top else None}
+            losses.append(row | {"mean_depth": float(depths.mean()) if len(depths.dropna()) else 0.0})
+    return losses
 
 
 def _fastest(speeds: Mapping[str, float | None]) -> tuple[str | None, float]:
     """The method of the largest speed, and that."""
     known = {name: speed for name, speed in speeds.items() if speed}
-    return max(known.items(), key=lambda each: each[1], default=(None, 0.0))
-
-
-def _depths(own: Frame) -> list[int]:
-    return [depth for depths in own.proposed_depth for depth in depths]
+    return max(known.items(), key=lambda speed: speed[1], default=(None, 0.0))
 
 
 def _modelled(own: Frame, costs: RoundCosts | None, rows: int) -> float | None:
     """Return the tokens per second of rounds that take what was measured for their depth."""
     good = own[~own.failed]
-    depths = _depths(good)
+    depths = [depth for row in good.proposed_depth for depth in row]
     if costs is None or costs.nodes is not None or not depths or max(depths) > costs.max_depth:
         return None
-    seconds = costs.seconds(rows, costs.max_depth)
-    return float(good.tokens.sum()) / float(seconds[depths].sum())
+    return float(good.tokens.sum()) / float(costs.seconds(rows, costs.max_depth)[depths].sum())
 
 
 def loss_table(losses: Sequence[Row], confidence: float) -> Table | None:
@@ -103,14 +88,9 @@ def loss_table(losses: Sequence[Row], confidence: float) -> Table | None:
     return Table.of(
         losses,
         [
-            words("category", "category"),
-            words("policy", "policy"),
-            T,
-            Col("mean\ndepth", "mean_depth", ".1f"),
-            words("best\nfixed", "best"),
-            _loss("loss in\ntokens/s", "loss"),
-            words("best fixed\nby costs", "modelled_best"),
-            _loss("loss\nby costs", "modelled_loss"),
+            *(words("category", "category"), words("policy", "policy"), T, Col("mean\ndepth", "mean_depth", ".1f")),
+            *(words("best\nfixed", "best"), _loss("loss in\ntokens/s", "loss")),
+            *(words("best fixed\nby costs", "modelled_best"), _loss("loss\nby costs", "modelled_loss")),
         ],
         title=f"Loss against the best fixed length [{confidence:.0%} interval]",
         notes=[
@@ -135,35 +115,30 @@ def _loss(heading: str, field: str) -> Col:
     return replace(column, field=cell)
 
 
-def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
-    """A row per method, kind of requests and depth; None where nothing was predicted."""
-    rows = [{"method": method, **each} for method, found in calibrations.items() for each in found.errors()]
-    if not rows:
-        return None
-    return Table.of(
-        rows,
-        [
-            *(words(name, name) for name in ("method", "requests")),
-            *(Col(name, name, "d") for name in ("depth", "nodes")),
-            *(Col(name, name, ".3f") for name in ("predicted", "accepted")),
-            Col("calibration\nerror", "calibration_error", ".3f"),
-        ],
-        title="Predicted and actual acceptance of the nodes that were verified",
-        notes=["predictions were made before the round, while the calibration was still learning"],
-    )
-
-
 def _worst(losses: Sequence[Row]) -> list[str]:
     """A sentence per policy: the most that it loses on any category."""
     said = []
     for policy in dict.fromkeys(row["policy"] for row in losses):
         mine = [row for row in losses if row["policy"] == policy]
         some = [row for row in mine if row["category"] != EVERYTHING] or mine
-        clock = max(some, key=lambda row: row["loss"])
-        sentence = f"{policy} loses at most {clock['loss']:.1%} by the clock ({clock['category']})"
+        worst = max(some, key=lambda row: row["loss"])
+        sentence = f"{policy} loses at most {worst['loss']:.1%} by the clock ({worst['category']})"
         known = [row for row in some if row["modelled_loss"] is not None]
         if known:
-            costs = max(known, key=lambda row: row["modelled_loss"])
-            sentence += f", and {costs['modelled_loss']:.1%} by the costs of rounds ({costs['category']})"
+            worst = max(known, key=lambda row: row["modelled_loss"])
+            sentence += f", and {worst['modelled_loss']:.1%} by the costs of rounds ({worst['category']})"
         said.append(sentence)
     return said
+
+
+def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
+    """A row per method, kind of requests and depth; None where nothing was predicted."""
+    rows = [{"method": method, **errors} for method, found in calibrations.items() for errors in found.errors()]
+    if not rows:
+        return None
+    columns = [words("method", "method"), words("requests", "requests"), Col("depth", "depth", "d")]
+    columns += [Col("nodes", "nodes", "d"), Col("predicted", "predicted", ".3f"), Col("accepted", "accepted", ".3f")]
+    columns.append(Col("calibration\nerror", "calibration_error", ".3f"))
+    note = "predictions were made before the round, while the calibration was still learning"
+    title = "Predicted and actual acceptance of the nodes that were verified"
+    return Table.of(rows, columns, title=title, notes=[note])
