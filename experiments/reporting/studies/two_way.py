@@ -5,7 +5,8 @@ any kind of colour vision, and in grey the values are still there.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -48,23 +49,24 @@ def report_two_way(
     return written
 
 
-def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -> Table:
-    """Mean acceptance length and speedup with their intervals; the fastest exact cell stands out (``Grid.best``)."""
-    about = ["mean acceptance length, then speedup", f"intervals at {confidence:.0%}"]
-    about += [*([BOLD] if grid.best is not None else []), *notes]
+def _cell(row: Row) -> Cell:
+    return Cell(LENGTH.cell(row).line, (SPEEDUP.cell(row).line,), joint="; ")
+
+
+def two_way_table(
+    grid: Grid, confidence: float, *, notes: Sequence[str] = (), cell: Callable[[Row], Cell] = _cell
+) -> Table:
+    """What ``cell`` says of every row; the fastest exact method stands out (``Grid.best``)."""
+    about = ["mean acceptance length, then speedup"] if cell is _cell else []
+    about += [f"intervals at {confidence:.0%}", *([BOLD] if grid.best is not None else []), *notes]
     title = f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}"
     table = Table([words(f"{grid.down} \\ {grid.across}"), *map(Col, grid.columns)], title, about)
     for down in grid.rows:
-        places = [(down, across) for across in grid.columns]
-        table.add(down, *(_cell(grid.cells.get(place), best=place == grid.best) for place in places))
+        made = {place: cell(grid.cells[place]) for place in grid.cells if place[0] == down}
+        if grid.best in made:
+            made[grid.best] = replace(made[grid.best], emphasis=Emphasis.BEST)
+        table.add(down, *(made.get((down, across), Cell(NOTHING)) for across in grid.columns))
     return table
-
-
-def _cell(row: Row | None, *, best: bool) -> Cell:
-    if row is None:
-        return Cell(NOTHING)
-    emphasis = Emphasis.BEST if best else Emphasis.NONE
-    return Cell(LENGTH.cell(row).line, (SPEEDUP.cell(row).line,), joint="; ", emphasis=emphasis)
 
 
 def long_table(listed: Sequence[Grid]) -> Frame:
@@ -82,29 +84,34 @@ def long_table(listed: Sequence[Grid]) -> Frame:
 
 
 @style.styled()
-def heat_map(listed: Sequence[Grid], path: Path, subtitle: str, confidence: float) -> Path:
-    """Draw mean acceptance length and speedup, a line of panels per grid, all grids in the same colours."""
+def heat_map(
+    listed: Sequence[Grid],
+    path: Path,
+    subtitle: str,
+    confidence: float,
+    about: str = "",
+    columns: Sequence[Col] = (LENGTH, SPEEDUP),
+) -> Path:
+    """Draw a panel per column, a line of panels per grid, all grids in the same colours."""
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
-    first = listed[0]
-    known = {field: [f[field] for g in listed for f in g.cells.values() if f[field] is not None] for field in FIGURES}
-    shown = [field for field in FIGURES if known[field]]
+    first, rows = listed[0], [row for grid in listed for row in grid.cells.values()]
+    known = {str(col.field): [row[col.field] for row in rows if row[col.field] is not None] for col in columns}
+    shown = [column for column in columns if known[str(column.field)]]
     width = 1.4 + 0.07 * max(map(len, first.rows)) + max(2.4, 0.95 * len(first.columns))
     height = 1.0 + (0.8 + 0.39 * len(first.rows)) * len(listed)
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
-    for place, field in enumerate(shown):
+    for place, column in enumerate(shown):
+        field = str(column.field)
         norm = Normalize(min(known[field]), max(*known[field], min(known[field]) + 1e-9))
         if field == "speedup":  # with 1 in the middle of the colours, so that one says faster or slower
             reach = max(0.1, *(abs(value - 1) for value in known[field]))
             norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
         for grid, axes in zip(listed, panels[:, place], strict=True):
-            rows = [[grid.cells.get((down, across)) for across in grid.columns] for down in grid.rows]
-            values = [[math.nan if row is None or row[field] is None else row[field] for row in line] for line in rows]
-            column = SPEEDUP if field == "speedup" else LENGTH
-            texts = {
-                (y, x): column.cell(row).stacked for y, line in enumerate(rows) for x, row in enumerate(line) if row
-            }
+            cells = [[grid.cells.get((down, across), {}) for across in grid.columns] for down in grid.rows]
+            values = [[math.nan if row.get(field) is None else row[field] for row in line] for line in cells]
+            texts = {(y, x): column.cell(r).stacked for y, line in enumerate(cells) for x, r in enumerate(line) if r}
             image = style.matrix(axes, values, texts, norm, _COLORS[field])
             axes.set_facecolor("#e8e8e8")  # a cell without a value is left transparent
             axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
@@ -112,4 +119,5 @@ def heat_map(listed: Sequence[Grid], path: Path, subtitle: str, confidence: floa
             axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
         label = FIGURES[field] + ("; 1 is white" if field == "speedup" else "")
         figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40).set_label(label)
-    return style.finish(figure, path, f"{first.down} by {first.across}, with {confidence:.0%} intervals", subtitle)
+    title = f"{about or f'{first.down} by {first.across}'}, with {confidence:.0%} intervals"
+    return style.finish(figure, path, title, subtitle)
