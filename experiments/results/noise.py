@@ -70,7 +70,7 @@ def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:
 def _spread(plain: Frame) -> float | None:
     relative = np.concatenate([np.zeros(0), *(_deviations(own) for _, own in plain.groupby("temperature"))])
     # Of a normal distribution, this is the standard deviation.
-    return float(stats.iqr(relative, scale="normal")) if len(relative) >= _LEAST else None
+    return float(0.7413 * stats.iqr(relative)) if len(relative) >= _LEAST else None
 
 
 def _deviations(own: Frame) -> np.ndarray:

@@ -96,14 +96,14 @@ def heat_map(
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
     first, rows = listed[0], [row for grid in listed for row in grid.cells.values()]
-    known = {str(col.field): [row[col.field] for row in rows if row[col.field] is not None] for col in columns}
-    shown = [column for column in columns if known[str(column.field)]]
+    by_field = {str(column.field): column for column in columns}
+    known = {field: [row[field] for row in rows if row[field] is not None] for field in by_field}
+    shown = [field for field in by_field if known[field]]
     width = 1.4 + 0.07 * max(map(len, first.rows)) + max(2.4, 0.95 * len(first.columns))
     height = 1.0 + (0.8 + 0.39 * len(first.rows)) * len(listed)
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
-    for place, column in enumerate(shown):
-        field = str(column.field)
+    for place, field in enumerate(shown):
         norm = Normalize(min(known[field]), max(*known[field], min(known[field]) + 1e-9))
         if field == "speedup":  # with 1 in the middle of the colours, so that one says faster or slower
             reach = max(0.1, *(abs(value - 1) for value in known[field]))
@@ -111,7 +111,9 @@ def heat_map(
         for grid, axes in zip(listed, panels[:, place], strict=True):
             cells = [[grid.cells.get((down, across), {}) for across in grid.columns] for down in grid.rows]
             values = [[math.nan if row.get(field) is None else row[field] for row in line] for line in cells]
-            texts = {(y, x): column.cell(r).stacked for y, line in enumerate(cells) for x, r in enumerate(line) if r}
+            texts = {
+                (y, x): by_field[field].cell(r).stacked for y, line in enumerate(cells) for x, r in enumerate(line) if r
+            }
             image = style.matrix(axes, values, texts, norm, _COLORS[field])
             axes.set_facecolor("#e8e8e8")  # a cell without a value is left transparent
             axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
