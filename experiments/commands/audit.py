@@ -1,6 +1,6 @@
 """An audit by a checked configuration: the prompts, the plan, the outputs, and the verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from experiments.config.kinds import did_you_mean
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, locate, plain_whole
-from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose
 from experiments.measuring.gathered import (
     SAMPLES,
@@ -58,10 +57,35 @@ from specdec.target.target import Target
 
 LAW, PLAIN = "law", "plain"
 """The references that need no other engine: the law by the target's own weights, and our engine without a drafter."""
-Encoded = tuple[Prompt, tuple[int, ...]]
-"""A prompt with its tokens."""
 UNKNOWN = ("logits_processor", "grammar", "adapter")
 """Settings of the sampling that change the target's law, and that ``Place.of`` leaves out."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What is audited, beside what, and by which requests.
+
+    Attributes:
+        reference: Stands in place of the law, which is None.
+        horizon: Tokens of an output that are looked at.
+    """
+
+    config: DictConfig
+    target: Target
+    name: str
+    subject: Subject
+    reference: Subject | None
+    sampling: SamplingParams
+    prompts: list[tuple[Prompt, tuple[int, ...]]]
+    horizon: int
+    ends: frozenset[int]
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Arguments of every audit of sampled outputs."""
+        names = ("subject", "sampling", "horizon", "ends")
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "block": self.config.block, "vocab": self.target.vocab_size}
 
 
 def audit(config: DictConfig) -> Figures:
@@ -73,28 +97,6 @@ def audit(config: DictConfig) -> Figures:
         if name not in MISTAKES:
             raise ValueError(f"mistakes: there is no {name!r}{did_you_mean(name, MISTAKES)}")
     sampling: SamplingParams = replace(build(config, "sampling"), n=1)
-    _check_sampling(config, sampling)
-    check_files(config)
-    made = _Made.of(config)
-    horizon = config.horizon or max(2, config.undrafted + config.drafted + 1)
-    asked = _Asked(
-        # The last token of an output is not drafted by every engine.
-        sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1),
-        [
-            (each, tuple(encode_prompt(made.target.tokenizer, each.turns[0])[-config.context :]))
-            for each in choose(build(config, "dataset"))[0]
-        ],
-        horizon,
-        frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else made.target.eos_token_ids),
-    )
-    if sampling.greedy:
-        return _greedy(config, made, asked)
-    against = _against_law if made.reference is None else _against_reference
-    return _sampled(config, made, *against(config, made, asked))
-
-
-def _check_sampling(config: DictConfig, sampling: SamplingParams) -> None:
-    """Refuse requests that cannot be compared with the reference."""
     if sampling.greedy and config.reference not in (LAW, PLAIN):
         raise ValueError(
             f"sampling.temperature=0 with reference={config.reference}: the target's logits tell whether a difference "
@@ -106,70 +108,61 @@ def _check_sampling(config: DictConfig, sampling: SamplingParams) -> None:
             f"sampling.{beyond[0]}={getattr(sampling, beyond[0])} with reference={LAW}: the law is computed without "
             f"it, so leave it out, or give reference={PLAIN}"
         )
+    check_files(config)
+    target, name, subject, reference = _sides(config)
+    horizon = config.horizon or max(2, config.undrafted + config.drafted + 1)
+    setting = _Setting(
+        config,
+        target,
+        name,
+        subject,
+        reference,
+        # The last token of an output is not drafted by every engine.
+        sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1),
+        [
+            (prompt, tuple(encode_prompt(target.tokenizer, prompt.turns[0])[-config.context :]))
+            for prompt in choose(build(config, "dataset"))[0]
+        ],
+        horizon,
+        frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else target.eos_token_ids),
+    )
+    if sampling.greedy:
+        return _greedy(setting)
+    return _sampled(setting, *(_against_law if reference is None else _against_reference)(setting))
 
 
-@dataclass(frozen=True)
-class _Made:
-    """The parts of an audit; ``reference`` stands in place of the law, which is None."""
-
-    target: Target
-    name: str
-    subject: Subject
-    reference: Subject | None
-
-    @classmethod
-    def of(cls, config: DictConfig) -> "_Made":
-        others = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-        second = others.pop(config.reference, None)
-        function = None if config.function is None else locate(config.function, "function")
-        if len(others) + (function is not None) > 1:
-            raise ValueError("several subjects are given: give one contender, or a function, besides the reference")
-        plain = None
-        if second is None and config.reference not in (LAW, PLAIN):
-            if "." not in config.reference:
-                raise ValueError(
-                    f"reference={config.reference}: give {LAW}, {PLAIN}, the name of a contender or of a function"
-                )
-            plain = locate(config.reference, "reference")
-        apart = [*others.values(), *([] if second is None else [second])]
-        light = config.reference not in (LAW, PLAIN) and bool(others or function is not None)
-        light = light and not any(getattr(each, "needs_weights", True) for each in apart)
-        target: Target = _without_weights(config.target.name) if light else build(config, "target")
-        size = config.engine.max_batch_size
-        for each in apart:
-            each.bind(target, max_batch_size=size, max_length=config.engine.max_length)
-        reference = None
-        if second is not None:
-            reference = of_engine(second, size)
-        elif plain is not None:
-            reference = of_function(plain, config.reference)
-        elif config.reference == PLAIN:
-            reference = of_engine(new_engine(config, target, None, None), size)
-        return cls(target, *_subject(config, target, others, function), reference)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The request that a subject gets, and its prompts; ``horizon`` tokens of an output are looked at."""
-
-    sampling: SamplingParams
-    prompts: list[Encoded]
-    horizon: int
-    ends: frozenset[int]
-
-
-def _subject(
-    config: DictConfig, target: Target, others: dict[str, OtherEngine], function: Callable[..., Any] | None
-) -> tuple[str, Subject]:
+def _sides(config: DictConfig) -> tuple[Target, str, Subject, Subject | None]:
+    """The target, the subject with its name, and the reference, unless that is the law."""
+    others = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
+    second = others.pop(config.reference, None)
+    function = None if config.function is None else locate(config.function, "function")
+    if len(others) + (function is not None) > 1:
+        raise ValueError("several subjects are given: give one contender, or a function, besides the reference")
+    named = second is None and config.reference not in (LAW, PLAIN)
+    if named and "." not in config.reference:
+        raise ValueError(f"reference={config.reference}: give {LAW}, {PLAIN}, the name of a contender or of a function")
+    plain = locate(config.reference, "reference") if named else None
+    engines = [*others.values(), *([] if second is None else [second])]
+    foreign = config.reference not in (LAW, PLAIN) and bool(others or function is not None)
+    light = foreign and not any(getattr(each, "needs_weights", True) for each in engines)
+    target: Target = _without_weights(config.target.name) if light else build(config, "target")
     size = config.engine.max_batch_size
+    for each in engines:
+        each.bind(target, max_batch_size=size, max_length=config.engine.max_length)
+    reference = None
+    if second is not None:
+        reference = of_engine(second, size)
+    elif plain is not None:
+        reference = of_function(plain, config.reference)
+    elif config.reference == PLAIN:
+        reference = of_engine(new_engine(config, target, None, None), size)
     if function is not None:
-        return str(config.function), of_function(function, str(config.function))
+        return target, str(config.function), of_function(function, str(config.function)), reference
     for name, other in others.items():
-        return name, of_engine(other, size)
+        return target, name, of_engine(other, size), reference
     verifier, drafter = build(config, "verifier"), paced(build(config, "drafter"), build(config, "policy"))
-    engine = new_engine(config, target, drafter, verifier)
     name = "plain decoding" if drafter is None else f"{type(drafter).__name__} with {type(verifier).__name__}"
-    return name, of_engine(engine, size)
+    return target, name, of_engine(new_engine(config, target, drafter, verifier), size), reference
 
 
 def _without_weights(name: str) -> Target:
@@ -200,61 +193,52 @@ _Plan = tuple[Sampled, list[Power], Table, list[dict[str, Any]]]
 """A sampled audit before it begins: its power, as a table too, and what is noted of its prompts."""
 
 
-def _against_law(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
-    target, names = made.target, list(config.mistakes or MISTAKES)
-    assistant = _assistant(config, target)
+def _against_law(setting: _Setting) -> _Plan:
+    config, target = setting.config, setting.target
+    names, assistant = list(config.mistakes or MISTAKES), _assistant(config, target)
     with steps_shown("laws of the next tokens") as say:
         candidates = telling(
-            [(each.id, ids) for each, ids in asked.prompts],
+            [(prompt.id, ids) for prompt, ids in setting.prompts],
             target.model,
             assistant,
-            asked.sampling,
-            horizon=asked.horizon,
+            setting.sampling,
+            horizon=setting.horizon,
             drafted=config.drafted,
             undrafted=config.undrafted,
-            ends=asked.ends,
+            ends=setting.ends,
             names=names,
             tolerance=config.tolerance,
             advance=say,
         )
-        chosen, question = planned(
-            candidates, names, level=config.level, tolerance=asked.horizon * config.tolerance, block=config.block
-        )
+        tolerance = setting.horizon * config.tolerance
+        chosen, question = planned(candidates, names, level=config.level, tolerance=tolerance, block=config.block)
         most, powers = max(config.max_samples // config.block, 1), []
         for mistake in question.mistakes:
             say(f"power against {mistake}")
             powers.append(power(question, mistake, blocks=most, wanted=config.wanted, seed=config.seed))
         needed = [each.samples or config.max_samples for each in powers if each.distance >= config.least]
         blocks = min(most, -(-max(needed, default=config.block) // config.block))
-        powers = [
-            replace(
-                power(question, each.mistake, blocks=blocks, wanted=config.wanted, seed=config.seed),
-                samples=each.samples,
-            )
-            for each in powers
+        final = [
+            power(question, each.mistake, blocks=blocks, wanted=config.wanted, seed=config.seed) for each in powers
         ]
+        powers = [replace(after, samples=before.samples) for before, after in zip(powers, final, strict=True)]
     running = AgainstLaw(
-        subject=made.subject,
-        sampling=asked.sampling,
         prompts=[each.ids for each in chosen],
         order=question.order(blocks).tolist(),
-        block=config.block,
-        horizon=asked.horizon,
-        vocab=target.vocab_size,
-        ends=asked.ends,
         question=question,
         telling=chosen,
+        **setting.shared,
     )
     about = [
         {"id": each.id, "for": each.best_for, "cells": each.cells.count, "share": share}
         for each, share in zip(chosen, question.shares, strict=True)
     ]
     unseen = [name for name in names if name not in question.mistakes]
-    return running, powers, plan_table(made.name, target.name, powers, chosen, unseen), about
+    return running, powers, plan_table(setting.name, target.name, powers, chosen, unseen), about
 
 
-def _against_reference(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
-    prompts = asked.prompts[: config.prompts]
+def _against_reference(setting: _Setting) -> _Plan:
+    config, prompts = setting.config, setting.prompts[: setting.config.prompts]
     with steps_shown("power") as say:
         say("simulated audits")
         powers, blocks = smallest_seen(
@@ -263,60 +247,52 @@ def _against_reference(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
             wanted=config.wanted,
             seed=config.seed,
             prompts=len(prompts),
-            horizon=asked.horizon,
+            horizon=setting.horizon,
             level=config.level,
             block=config.block,
         )
+    assert setting.reference is not None, "else it is compared with the law"
     running = AgainstReference(
-        subject=made.subject,
-        sampling=asked.sampling,
         prompts=[ids for _, ids in prompts],
         order=(np.arange(blocks) % len(prompts)).tolist(),
-        block=config.block,
-        horizon=asked.horizon,
-        vocab=made.target.vocab_size,
-        ends=asked.ends,
-        reference=made.reference or made.subject,
+        reference=setting.reference,
         level=config.level,
+        **setting.shared,
     )
-    about = [{"id": each.id} for each, _ in prompts]
-    return running, powers, shift_table(made.name, config.reference, powers), about
+    table = shift_table(setting.name, config.reference, powers)
+    return running, powers, table, [{"id": prompt.id} for prompt, _ in prompts]
 
 
-def _greedy(config: DictConfig, made: _Made, asked: _Asked) -> Figures:
-    assistant = _assistant(config, made.target, padded=True)
-    engine = new_engine(config, made.target, None, None)
-    jobs = [Job(each, 0, ids, asked.sampling) for each, ids in asked.prompts]
+def _greedy(setting: _Setting) -> Figures:
+    config, sampling = setting.config, setting.sampling
+    assistant = _assistant(config, setting.target, padded=True)
+    engine = new_engine(config, setting.target, None, None)
+    jobs = [Job(prompt, 0, ids, sampling) for prompt, ids in setting.prompts]
     plain = []
     with steps_shown("plain decoding") as say:
         for first in range(0, len(jobs), engine.max_batch_size):
             say(f"prompt {first + 1} of {len(jobs)}")
             some = jobs[first : first + engine.max_batch_size]
-            done = engine.generate([each.prompt_ids for each in some], asked.sampling)
-            plain += [list(each.token_ids) for each in done]
+            plain += [list(done.token_ids) for done in engine.generate([job.prompt_ids for job in some], sampling)]
     wrong = _disagreements(assistant, [(job.prompt_ids, tokens) for job, tokens in zip(jobs, plain, strict=True)])
-    console = terminal.console()
     terminal.say(
-        console,
-        f"{len(jobs)} prompts, {sum(map(len, plain)):,} tokens of {made.name} are compared with plain decoding's; a "
+        terminal.console(),
+        f"{len(jobs)} prompts, {sum(map(len, plain)):,} tokens of {setting.name} are compared with plain decoding's; a "
         f"rule that accepts whatever is drafted could show itself at {wrong:,} of them, where {config.assistant} "
         f"would draft another token.",
     )
     size = 1 if config.function is not None else engine.max_batch_size
-    running = Greedy(made.subject, engine, jobs, plain, size, asked.ends)
+    running = Greedy(setting.subject, engine, jobs, plain, size, setting.ends)
     ended = _gathered(config, running)
-    said, bad = greedy_verdict(made.name, running, ended)
-    found = Figures(
-        subject=made.name,
-        verdict=_verdict(bad, ended),
-        prompts=running.done,
-        tokens=running.compared,
-        could_show=wrong,
-        differences=running.differences,
-        unexplained=len(running.unexplained),
-        ended=ended,
-    )
-    return _end(config, found, differences_table(made.name, running), said, bad=bad, ended=ended)
+    found = {
+        "prompts": running.done,
+        "tokens": running.compared,
+        "could_show": wrong,
+        "differences": running.differences,
+        "unexplained": len(running.unexplained),
+    }
+    verdict_of = greedy_verdict(setting.name, running, ended)
+    return _end(setting, found, differences_table(setting.name, running), *verdict_of, ended)
 
 
 @torch.inference_mode()
@@ -331,34 +307,26 @@ def _disagreements(assistant: torch.nn.Module, outputs: Sequence[tuple[Sequence[
 
 
 def _sampled(
-    config: DictConfig,
-    made: _Made,
-    running: Sampled,
-    powers: list[Power],
-    plan: Table,
-    prompts: list[dict[str, Any]],
+    setting: _Setting, running: Sampled, powers: list[Power], plan: Table, prompts: list[dict[str, Any]]
 ) -> Figures:
-    console = terminal.console()
+    config, console = setting.config, terminal.console()
     terminal.show(console, plan)
     terminal.say(console, *plan_lines(running, config.level))
     ended = _gathered(config, running)
-    said, bad = verdict(made.name, running, ended, config.level)
-    found = Figures(
-        subject=made.name,
-        reference=config.reference,
-        verdict=_verdict(bad, ended),
-        log10_e=float(running.wealth.log_e[0] / np.log(10)),
-        p_value=running.p_value,
-        level=config.level,
-        outputs=running.outputs,
-        tokens=running.tokens,
-        planned=running.steps * running.block,
-        ended=ended,
-        bets=dict(zip(running.wealth.bets, (running.wealth.logs[0] / np.log(10)).tolist(), strict=True)),
-        power=[asdict(each) for each in powers],
-        prompts=prompts,
-    )
-    return _end(config, found, verdict_table(made.name, powers, running, config.level), said, bad=bad, ended=ended)
+    found = {
+        "reference": config.reference,
+        "log10_e": float(running.wealth.log_e[0] / np.log(10)),
+        "p_value": running.p_value,
+        "level": config.level,
+        "outputs": running.outputs,
+        "tokens": running.tokens,
+        "planned": running.steps * running.block,
+        "bets": dict(zip(running.wealth.bets, (running.wealth.logs[0] / np.log(10)).tolist(), strict=True)),
+        "power": [asdict(each) for each in powers],
+        "prompts": prompts,
+    }
+    table = verdict_table(setting.name, powers, running, config.level)
+    return _end(setting, found, table, *verdict(setting.name, running, ended, config.level), ended)
 
 
 def _gathered(config: DictConfig, running: Audit) -> str | None:
@@ -371,16 +339,14 @@ def _gathered(config: DictConfig, running: Audit) -> str | None:
         return running.gather(folder, advance=say)
 
 
-def _verdict(bad: bool, ended: str | None) -> str:
-    return "not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict"
-
-
 def _end(
-    config: DictConfig, found: Figures, table: Table | None, said: str, *, bad: bool, ended: str | None
+    setting: _Setting, found: dict[str, Any], table: Table | None, said: str, bad: bool, ended: str | None
 ) -> Figures:
     """Write and print what was found; a bad end is an error."""
-    publish(Path(config.out), "audit", tables=[] if table is None else [table], figures=found)
+    word = "not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict"
+    figures = Figures(subject=setting.name, verdict=word, ended=ended, **found)
+    publish(Path(setting.config.out), "audit", tables=[] if table is None else [table], figures=figures)
     if bad or ended is not None:
         raise ValueError(said)
     terminal.say(terminal.console(), said)
-    return found
+    return figures
