@@ -1,7 +1,7 @@
 """The best tree shapes of a trace: rates, costs, shapes, and what they bring when they are run."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config.sections import bootstrap_of, build
+from experiments.config.kinds import did_you_mean
+from experiments.config.sections import bootstrap_of, build, listed, plain, sections
 from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.planning.drafting import drafter_class
@@ -19,19 +20,20 @@ from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.results.frame import frame_of, rounds_of
 from experiments.results.manifest import device_name
-from experiments.results.records import Record
+from experiments.results.origin import read_manifest
 from experiments.results.rows import Row, ends
-from experiments.results.runs import Run, records_of
+from experiments.results.runs import find_folders, records_of
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.session.assembly import encode_warmup, measure_methods
 from experiments.session.engines import new_engine, settle
 from experiments.session.measurement import Report
 from experiments.session.methods import check_components
-from experiments.session.traced import Traced, changed_run, old_shape, read_traces
+from experiments.tracing.draft_sets import DraftSet, find_drafts
 from experiments.tracing.rates import record
 from specdec.drafting.best_shapes import best_shapes, fastest
 from specdec.drafting.costs import RoundCosts
 from specdec.engine.engine import Engine
+from specdec.interfaces import Verifier
 from specdec.physics.calibrated import CalibratedRounds, is_calibrated
 from specdec.shape import TreeShape
 from specdec.target.target import Target
@@ -43,6 +45,8 @@ _CARRIED = (
     *("warmup_prompts", "resume", "trace", "trace_dropped", "chat_template", "progress_every", "title"),
 )
 """Settings of the traced run that a measurement of two trees has, too."""
+_SECTIONS = ("target", "drafter", "verifier", "sampling", "dataset", "engine")
+"""Sections that the command line may change."""
 
 
 def best_tree(config: DictConfig) -> list[Optimized]:
@@ -141,34 +145,113 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     settings = {name: changed[name] for name in _CARRIED if name in changed}
     folder = out / f"measured_T{optimized.temperature:g}"
     config = OmegaConf.create({**settings, "methods": methods, "out": str(folder)})
-    made = measure_methods(
-        config,
-        methods={name: f"methods.{name}" for name in methods},
-        report=Report(tables=lambda made, title: [comparison_table(made, title)], plots=RUN_PLOTS),
-    )
-    records = records_of(folder)
-    return {name: _of_method(name, made, records, bootstrap) for name in methods}
+    report = Report(tables=lambda made, title: [comparison_table(made, title)], plots=RUN_PLOTS)
+    made = measure_methods(config, methods={name: f"methods.{name}" for name in methods}, report=report)
+    found: dict[str, Row] = {}
+    for row in (row for row in made.rows if row["method"] in methods):
+        rounds = rounds_of(frame_of(record for record in records_of(folder) if record.method == row["method"]))
+        whole = rounds[rounds.proposed_depth == rounds.proposed_depth.max()]  # the output's end has cut the others
+        emitted = 1 + whole.expected_accepted
+        bounds = bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)])
+        found[row["method"]] = {
+            "tokens_per_round": float(emitted.mean()),
+            **ends("tokens_per_round", bounds),
+            **{name: row[name] for name in ("speedup", "speedup_low", "speedup_high")},
+            "prompts": whole.prompt.nunique(),
+        }
+    return found
 
 
-def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Bootstrap) -> Row:
-    """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
-    row = next(row for row in made.rows if row["method"] == name)
-    rounds = rounds_of(frame_of(record for record in records if record.method == name))
-    whole = rounds[rounds.proposed_depth == rounds.proposed_depth.max()]
-    emitted = 1 + whole.expected_accepted
-    bounds = bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)])
-    return {
-        "tokens_per_round": float(emitted.mean()),
-        **ends("tokens_per_round", bounds),
-        **{name: row[name] for name in ("speedup", "speedup_low", "speedup_high")},
-        "prompts": whole.prompt.nunique(),
-    }
-
-
-def _about(traced: Traced, costs: RoundCosts | None) -> str:
+def _about(traced: "Traced", costs: RoundCosts | None) -> str:
     """Target, drafter and device, for titles."""
     drafter = drafter_class(traced.config.drafter)
     rule = type(traced.rule).__name__
-    where = f"costs on {costs.device}, {costs.rows[0]} rows" if costs is not None else "without costs"
-    where = where.replace(" 1 rows", " 1 row")
+    where = "without costs"
+    if costs is not None:
+        where = f"costs on {costs.device}, {costs.rows[0]} row{'s' * (costs.rows[0] > 1)}"
     return f"{traced.manifest['target']['name']} with {drafter}, {rule}; {where}"
+
+
+# ---------------------------------------------------------------- the traced runs
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The drafts of one method, and the run that made them.
+
+    Attributes:
+        sets: By temperature.
+        config: That of the (first) run, with the method's drafter as its drafter.
+    """
+
+    sets: Mapping[float, Sequence[DraftSet]]
+    config: DictConfig
+    manifest: Mapping[str, Any]
+    rule: Verifier
+
+
+def read_traces(config: DictConfig) -> Traced:
+    """Find the drafts that the configuration's traces have of its method.
+
+    Raises:
+        ValueError: There is no trace, or it has several methods, or runs of several drafters.
+    """
+    folders = find_folders(listed(config, "trace"))
+    manifests = [read_manifest(folder) for folder in folders]
+    sets = [drafts for folder in folders for drafts in find_drafts(folder)]
+    methods = list(dict.fromkeys(drafts.method for drafts in sets))
+    method = config.method if config.method is not None else methods[0]
+    if config.method is None and len(methods) > 1:
+        raise ValueError(f"the trace has drafts of {', '.join(methods)}: give method=NAME")
+    if method not in methods:
+        raise ValueError(f"method={method!r}: the trace has no such method{did_you_mean(str(method), methods)}")
+    configs = [manifest["config"] for manifest in manifests]
+    drafters = [each["methods"].get(method) if each.get("methods") else each["drafter"] for each in configs]
+    known = [drafter for drafter in drafters if drafter is not None]
+    for each in known[1:]:
+        different = sorted(key for key in {*known[0], *each} - {"shape"} if known[0].get(key) != each.get(key))
+        if different:
+            name = different[0]
+            raise ValueError(
+                f"the traces are of different drafters (drafter.{name} is {known[0].get(name)!r} and "
+                f"{each.get(name)!r}): optimize each by itself"
+            )
+    rules = [each["verifier"] for each in configs]
+    if any(rule != rules[0] for rule in rules[1:]):
+        raise ValueError("the traces are of different acceptance rules, whose rates differ: optimize each by itself")
+    first = OmegaConf.create({**configs[0], "drafter": known[0]})
+    by_temperature: dict[float, list[DraftSet]] = {}
+    for drafts in sets:
+        if drafts.method == method:
+            by_temperature.setdefault(drafts.temperature, []).append(drafts)
+    rule = build(OmegaConf.create({"verifier": rules[0]}), "verifier")
+    return Traced(by_temperature, first, manifests[0], rule)
+
+
+def old_shape(given: Any, traced: DictConfig) -> Any:
+    """What ``drafter.shape`` is without this optimization: as given, or in the drafter's file, or as it was traced."""
+    if "shape" not in traced.drafter:
+        raise ValueError(
+            f"{traced.drafter.get('_target_')} takes no shape of its own: optimize the shape of the drafter that it is "
+            f"made of, in a run of that one"
+        )
+    if given is not None:
+        made = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+        TreeShape.of(made)  # type: ignore[arg-type]
+        return made
+    for section in sections("drafter", None).values():
+        if section.get("_target_") == traced.drafter.get("_target_"):
+            return plain(OmegaConf.create({"shape": section.get("shape")}), "shape")
+    return plain(traced, "drafter.shape")
+
+
+def changed_run(config: DictConfig, traced: Traced, temperature: float) -> DictConfig:
+    """The traced run's configuration with what the command line changes, at one temperature."""
+    made = OmegaConf.create({name: traced.config[name] for name in traced.config})
+    for name in _SECTIONS:
+        made[name] = OmegaConf.merge(made.get(name) or {}, config[name])
+    made.sampling.temperature = temperature
+    made.threads, made.resume, made.trace = config.threads, False, False
+    made.policy = None
+    made.tracker, made.contenders = sections("tracker", "none")["none"], {}
+    return made
