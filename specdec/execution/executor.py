@@ -48,22 +48,21 @@ class Executor(ABC):
 
     captures: bool = False
 
-    @property
-    def replays_at_once(self) -> bool:
-        return False
-
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
-        self.model, self.facts, self.backend = model, facts, backend
-        self.recurrence = Recurrence(model, facts.mixers)
-        self.frozen = Frozen(model)
-        self._configs = configs_of(model)
+        self.model, self.backend, self.frozen = model, backend, Frozen(model)
+        self._read(facts)
 
     def read_again(self, facts: Facts) -> None:
         """Drop everything that was derived from the model, which has changed; ``facts`` are those of now."""
-        self.facts = facts
-        self.recurrence = Recurrence(self.model, facts.mixers)
         self.frozen.renew()
-        self._configs = configs_of(self.model)
+        self._read(facts)
+
+    def _read(self, facts: Facts) -> None:
+        self.facts, self.recurrence, self._configs = facts, Recurrence(self.model, facts.mixers), configs_of(self.model)
+
+    @property
+    def replays_at_once(self) -> bool:
+        return False
 
     def copies(self) -> dict[int, int]:
         """Return the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``."""

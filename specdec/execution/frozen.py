@@ -4,9 +4,8 @@ Packed weights and captured forwards are made from a model whose owner may go on
 followed silently: ``weights_changed`` (``Engine.weights_changed``) says that everything is to be read again.
 """
 
-import itertools
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter, is_, methodcaller
 from typing import Any
 from weakref import ref
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from specdec.placement import is_spread
 
-_told = itertools.count(1)
+_told = count(1)
 _epoch = 0
 
 
@@ -36,7 +35,6 @@ class Frozen:
     Writes through ``.data`` move no counter and go unnoticed. The model is not kept alive.
 
     Attributes:
-        modules: All modules.
         known: Whether all modules, parameters and hooks are code of torch, transformers or this project. Other code may
             keep a state whose changes a captured forward would not see.
     """
@@ -54,13 +52,12 @@ class Frozen:
         """Take the model as it is now."""
         model = self._model()
         assert model is not None, "whoever asks holds the model"
-        self._epoch = _epoch
-        self.modules = list(model.modules())
-        self.known = all_known(self.modules)
-        self._hooks = [table for m in self.modules for table in (m._forward_hooks, m._forward_pre_hooks)]
+        self._epoch, self._modules = _epoch, list(model.modules())
+        self.known = all_known(self._modules)
+        self._hooks = [table for m in self._modules for table in (m._forward_hooks, m._forward_pre_hooks)]
         self._num_hooks = sum(map(len, self._hooks))
         # accelerate's hooks put other tensors into the modules of a model that is spread, in every forward.
-        modules = [] if is_spread(model) else self.modules
+        modules = [] if is_spread(model) else self._modules
         tables = (table for m in modules for table in (m._modules, m._parameters))
         self._tables = [table for table in tables if table]
         # Rotary embeddings replace those of their buffers that are not saved.
@@ -74,26 +71,28 @@ class Frozen:
 
     def check(self, *, thoroughly: bool = True) -> None:
         """Refuse to go on with a model that has changed; unless ``thoroughly``, look for writes only (microseconds)."""
+        change = None
         if list(map(_version, self._counted)) != self._versions:
-            raise ValueError(self._changed("its weights were written to"))
-        if not thoroughly:
-            return
+            change = "its weights were written to"
+        elif thoroughly:
+            change = self._other()
+        if change is not None:
+            raise ValueError(
+                f"the {type(self._model()).__name__} was changed while an engine serves it ({change}): call "
+                f"Engine.weights_changed(), which reads the weights again"
+            )
+
+    def _other(self) -> str | None:
+        """Return a change that is no write."""
         if sum(map(len, self._hooks)) != self._num_hooks:
             # transformers watches hidden states by hooks that it adds when they are first wanted.
             if not all(_is_known(hook) for table in self._hooks for hook in table.values()):
-                raise ValueError(self._changed("a hook was added"))
+                return "a hook was added"
             self._num_hooks = sum(map(len, self._hooks))
         now = self._now()
         if len(now) != len(self._objects) or not all(map(is_, now, self._objects)):
-            raise ValueError(self._changed("another module or tensor is in it"))
-        if list(map(_place, self._ends)) != self._places:
-            raise ValueError(self._changed("it was moved"))
-
-    def _changed(self, what: str) -> str:
-        return (
-            f"the {type(self._model()).__name__} was changed while an engine serves it ({what}): call "
-            f"Engine.weights_changed(), which reads the weights again"
-        )
+            return "another module or tensor is in it"
+        return "it was moved" if list(map(_place, self._ends)) != self._places else None
 
     def _now(self) -> list[Any]:
         # Written for speed: this runs at every forward, over hundreds of objects, without a line of Python for each.
@@ -102,13 +101,13 @@ class Frozen:
     @property
     def training(self) -> list[nn.Module]:
         """The modules that are in training mode now."""
-        return list(filter(_training, self.modules))
+        return list(filter(_training, self._modules))
 
 
 _values, _version, _training = methodcaller("values"), attrgetter("_version"), attrgetter("training")
 _place = attrgetter("dtype", "device")
 
-OURS = ("torch", "transformers", "specdec", "drafters")
+_OURS = ("torch", "transformers", "specdec", "drafters")
 
 
 def all_known(modules: Iterable[nn.Module]) -> bool:
@@ -122,4 +121,4 @@ def all_known(modules: Iterable[nn.Module]) -> bool:
 
 
 def _is_known(code: Any) -> bool:
-    return (getattr(code, "__module__", None) or type(code).__module__).split(".")[0] in OURS
+    return (getattr(code, "__module__", None) or type(code).__module__).split(".")[0] in _OURS

@@ -1,10 +1,9 @@
 """Runs a model so that a token's logits do not depend on what else is in the forward, bit for bit.
 
 Kernels choose how they add numbers up by the shape of their inputs. So the nodes of a forward go through the model in
-blocks of a fixed number of tokens, each token as a row of its own: the model then only ever sees inputs of one shape,
-in its products, norms, experts and everything else. Attention, which reads sequences of all lengths, has one order of
-its own (``specdec/attention/invariant.py``). What is left to the kernels is that a row of the block gets the same bits
-at every place and with every other rows beside it. ``specdec/target/invariance.py`` tries that on the model itself.
+blocks of a fixed number of tokens, each token as a row of its own. Attention, which reads sequences of all lengths, has
+one order of its own (``specdec/attention/invariant.py``). What is left to the kernels is that a row of the block gets
+the same bits at every place and with every other rows beside it: ``specdec/target/invariance.py`` tries that.
 """
 
 from collections.abc import Iterator
@@ -81,25 +80,14 @@ class InvariantExecutor(Executor):
         return output_of(batch.wants, whole)
 
     def _block(
-        self,
-        batch: ForwardBatch,
-        cache: Cache,
-        nodes: Nodes,
-        chosen: np.ndarray,
-        inputs: list[Tensor],
-        wants: Wants,
+        self, batch: ForwardBatch, cache: Cache, nodes: Nodes, chosen: np.ndarray, inputs: list[Tensor], wants: Wants
     ) -> list[Tensor]:
         """Return the wanted outputs of some nodes, at most ``rows``, in their order."""
         device, written, facts = batch.slots.device, len(chosen), self.facts
         # A slot comes once for each of its nodes, every time with another cell (but for padding behind prompts).
-        cache.aim(
-            ForwardBatch(
-                tokens=torch.zeros(written, 1, dtype=torch.long, device=device),
-                slots=torch.from_numpy(nodes.slots[chosen]).to(device),
-                lengths=torch.from_numpy(nodes.cells[chosen]).to(device),
-                topology=Topology.chain(1, device),
-            )
-        )
+        slots, cells = (torch.from_numpy(each[chosen]).to(device) for each in (nodes.slots, nodes.cells))
+        single = torch.zeros(written, 1, dtype=torch.long, device=device)
+        cache.aim(ForwardBatch(tokens=single, slots=slots, lengths=cells, topology=Topology.chain(1, device)))
         self.recurrence.aim_block(batch, cache.states, chosen, rows=self.rows)
         filled = np.concatenate([chosen, np.repeat(chosen[-1:], self.rows - written)])
         index = torch.from_numpy(filled).to(device)

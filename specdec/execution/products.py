@@ -1,11 +1,10 @@
 """Weights that multiply any number of rows, in this project's C where it is compiled (``native/products.c``).
 
 The weights lie in panels: some neighbouring output channels, and for these the weights of the first two inputs, of the
-next two, and so on. So they are read from memory in the order in which they lie, once for up to sixty rows, and for one
-row at the speed of the memory. ``docs/engine.md`` has the figures.
+next two, and so on. So they are read in the order in which they lie, once for up to sixty rows, and for one row at the
+speed of the memory (``docs/engine.md``).
 
-**A row's outputs are the same bits for any number of rows**, because each sum takes the inputs one after the other. So
-the products of plain decoding, of verification and of prefill agree.
+**A row's outputs are the same bits for any number of rows**, because each sum takes the inputs one after the other.
 
 A float32 weight whose numbers all fit into 16 bits (most checkpoints have no others) is kept in 16 bits: half of the
 traffic for the same function. Sums are in float32. Inputs and outputs of quantized weights are rounded to bfloat16
@@ -40,8 +39,7 @@ class PanelWeight:
     Args:
         panels: The numbers, panel by panel along the first axis.
         format: Which numbers they are.
-        out: Output channels; the last panel is filled up with zeros.
-        width: Inputs of the panels, of which the last may be zeros.
+        out, width: Outputs and inputs; the panels are filled up with zeros.
         dtype: The dtype of inputs and outputs, float32 or bfloat16.
         scales: Of quantized weights, in float32: one per channel, or for int4 ``[panel, group, channel]``.
 
@@ -67,10 +65,7 @@ class PanelWeight:
         return self
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
-
-        It is one operation of a program that is noted.
-        """
+        """Return what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, as one operation."""
         return opaque(self.multiply, inputs, bias)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,9 +74,7 @@ class PanelWeight:
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out))
         # Quantized products are rounded before the bias is added.
-        added = None
-        if bias is not None and self.scales is None and is_plain(bias):
-            added = bias.contiguous()
+        added = bias.contiguous() if bias is not None and self.scales is None and is_plain(bias) else None
         more = None if self.scales is None else self.scales.data_ptr(), None if added is None else added.data_ptr()
         sizes = self.out, width, self.width, inputs.numel() // width, self.format, self.kind
         if self._function(self.panels.data_ptr(), *more, inputs.data_ptr(), outputs.data_ptr(), *sizes) == 0:
@@ -133,10 +126,8 @@ def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
         return None
     with torch.inference_mode():
         paired = _paired(weight.detach())
-        made = paired.transpose(1, 2).contiguous()
-    return PanelWeight(
-        made, _INT8, weight.shape[0], 2 * paired.shape[2], scale.dtype, scale.detach().float().contiguous()
-    )
+        made, scales = paired.transpose(1, 2).contiguous(), scale.detach().float().contiguous()
+    return PanelWeight(made, _INT8, weight.shape[0], 2 * paired.shape[2], scale.dtype, scales)
 
 
 def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
