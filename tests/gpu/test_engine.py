@@ -1,16 +1,190 @@
-"""The benchmark on a GPU: steps are replayed as CUDA graphs, and the table has its figures."""
+"""Engines on a GPU: waits of the host, graphs and their memory, warm-ups, and layers on several devices."""
 
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+import specdec.forward as forward_module
+from drafters.ngram import NGramDrafter
 from experiments.bench import gpu
 from experiments.bench.gpu import random_target
 from experiments.measuring.forwards import Forward, as_graph, fill, forward_batch
+from specdec import Drafter, Engine, SamplingParams, Target
+from specdec.checks.reference import reference_decode
+from specdec.engine import recording as recording_module
+from specdec.target.loading import load
 from specdec.target.runner import ModelRunner
+from tests.components import DRAFTERS, READS_NODES, VERIFIERS, fitting, skip_unfit, tried
+from tests.models import tiny_model
+from tests.test_lossless import SAMPLING, prompts
+from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.gpu
+
+PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
+
+
+@pytest.fixture
+def model():
+    return tiny_model().cuda()
+
+
+@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_synchronization_per_round(model, drafter: str | None, temperature: float) -> None:
+    if drafter in READS_NODES:
+        pytest.skip(
+            "its host needs what the target said of the nodes, or what a model wrote, besides what was accepted"
+        )
+    made = DRAFTERS[drafter](model) if drafter else None
+    engine = Engine(Target(model), made, fitting(made) if made else None, max_batch_size=2, max_length=64)
+    for prompt in PROMPTS[::2]:
+        engine.submit(prompt, SamplingParams(max_new_tokens=30, temperature=temperature))
+    for _ in range(3):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    synchronizing = [str(w.message) for w in caught if "synchroniz" in str(w.message)]
+    assert len(synchronizing) <= 1, synchronizing
+
+
+def test_stages_are_timed_by_events(model) -> None:
+    engine = Engine(Target(model), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64, timing=True)
+    steps = engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=20))[0].steps
+    assert sum(step.seconds.get("verify", 0.0) for step in steps) > 0
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), [(d, v) for v in VERIFIERS for d in DRAFTERS if tried(d, v)])
+def test_rounds_replayed_from_graphs_give_the_same_tokens(model, drafter: str, verifier: str, monkeypatch) -> None:
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
+    made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
+    skip_unfit(made, rule)
+    outputs = []
+    for recording in ("rounds", "off"):
+        with Engine(Target(model), made, rule, max_batch_size=3, max_length=96, recording=recording) as engine:
+            outputs.append([each.token_ids for _ in range(3) for each in engine.generate(prompts(), SAMPLING)])
+            if recording == "rounds":
+                assert engine._rounds.recorder.recordings.replays > 20
+                assert not engine._rounds.recorder.recordings._refused
+    assert outputs[0] == outputs[1]
+
+
+def spread(folder: Path, ends: int, layers: list[int | str]) -> PreTrainedModel:
+    """A model whose layers are where they are told to be, and whose norm and output layer on the GPU ``ends``."""
+    tiny_model().save_pretrained(folder)
+    device_map = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": ends, "lm_head": ends}
+    return load(
+        str(folder), device_map=device_map | {f"model.layers.{n}": place for n, place in enumerate(layers)}
+    ).model
+
+
+def check_spread(model: PreTrainedModel, made: Drafter) -> Engine:
+    """Assert that it decodes what a model on one GPU decodes."""
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64)
+    sampling, whole = SamplingParams(max_new_tokens=20), tiny_model().cuda()
+    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
+    assert outputs == [reference_decode(whole, prompt, sampling) for prompt in PROMPTS]
+    return engine
+
+
+def test_layers_on_the_gpu_and_in_the_memory_of_the_host(tmp_path: Path) -> None:
+    """Offloaded layers run on the GPU, too; their weights travel there in every forward."""
+    engine = check_spread(spread(tmp_path, 0, ["cpu", 0, "cpu", 0]), NGramDrafter(4))
+    assert engine.target.device == torch.device("cuda", 0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("drafter", ["medusa", "model_tree_iid"])
+def test_layers_on_two_gpus(drafter: str, tmp_path: Path) -> None:
+    engine = check_spread(spread(tmp_path, 1, [0, 0, 1, 1]), DRAFTERS[drafter](tiny_model().cuda()))
+    assert {tensor.device.index for tensor in engine.runner.cache.tensors} == {0, 1}
+
+
+def test_graphs_take_a_bounded_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 1)
+    monkeypatch.setattr(recording_module, "MOST_RECORDINGS", 8)
+    model = tiny_model().cuda()
+    made = DRAFTERS["model_tree_iid"](model)
+    engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=3, max_length=96)
+    sizes = []
+    for _ in range(4):
+        engine.generate(prompts(), SAMPLING)
+        sizes.append(torch.cuda.memory_reserved())
+    assert len(engine._rounds.recorder.recordings) <= 8
+    assert sizes[-1] <= sizes[1] + 2**26  # what is dropped is used again
+
+
+LONGEST = 192
+
+
+@pytest.fixture
+def several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention reads comes in four sizes."""
+    monkeypatch.setattr(forward_module, "_LEAST_KEYS", 64)
+
+
+def engine_of(model, drafter: str | None, recording: str = "auto") -> Engine:
+    made = None if drafter is None else DRAFTERS[drafter](model)
+    rule = None if made is None else fitting(made)
+    return Engine(Target(model), made, rule, max_batch_size=12, max_length=LONGEST, recording=recording)
+
+
+@pytest.mark.usefixtures("several_sizes")
+@pytest.mark.parametrize("drafter", [None, "model_chain_iid", "eagle3_chain_iid", "medusa", "ngram"])
+def test_rounds_of_a_warm_engine_are_replayed(drafter: str | None) -> None:
+    """Whatever the number of rows, and in every size of attention."""
+    model = tiny_model().cuda()
+    greedy = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    kinds = (greedy, replace(greedy, temperature=1.0))
+    with engine_of(model, drafter) as engine:
+        engine.warm_up(sampling=kinds)
+        before = engine.recording_counts
+        assert not before.refused, before.refused
+        reserved = torch.cuda.memory_reserved()
+        for sampling in kinds:
+            for rows, length in ((12, 20), (7, 100), (3, 160), (1, 20)):
+                given = [[1 + row + place % 40 for place in range(length)] for row in range(rows)]
+                engine.generate(given, sampling)
+        after = engine.recording_counts
+        assert not after.refused and after.replayed / after.rounds >= 0.98
+        assert after.stages == before.stages and torch.cuda.memory_reserved() < reserved + 2**27
+
+
+@pytest.mark.usefixtures("several_sizes")
+@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
+def test_rows_do_not_notice_those_behind_them(drafter: str | None) -> None:
+    """Greedy and sampled requests together; another kind of engine has no rows behind them."""
+    model = tiny_model().cuda()
+    outputs = []
+    for recording in ("rounds", "off"):
+        with engine_of(model, drafter, recording) as engine:
+            longer = [replace(each, max_new_tokens=64) for each in SAMPLING]
+            found = [engine.generate(prompts()[:5], longer[:5]), engine.generate([*prompts(), *prompts()], longer * 2)]
+            outputs.append([each.token_ids for completions in found for each in completions])
+            if recording == "rounds":
+                assert engine.recording_counts.replays > 20 and not engine.recording_counts.refused
+    assert outputs[0] == outputs[1]
+
+
+def test_a_stage_that_makes_the_host_wait_is_told_by_the_device(caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused by name before a capture could break off, and captures that come later succeed."""
+    with engine_of(tiny_model().cuda(), None) as engine:
+        rounds, verify = engine._rounds, engine.runner.run
+        engine.runner.run = lambda *given: (torch.ones(1, device="cuda").item(), verify(*given))[1]  # type: ignore[method-assign, assignment]
+        engine.generate([[1, 2, 3]] * 2, SamplingParams(max_new_tokens=30, ignore_eos=True))
+        counts = engine.recording_counts
+        assert list(counts.refused) == ["verify"] and "makes the host wait" in counts.refused["verify"][0]
+        assert len(caplog.records) == 1 and {key[0] for key in rounds.recorder.recordings.keys} == {"judge", "commit"}  # type: ignore[union-attr]
+
 
 CUDA = torch.device("cuda")
 

@@ -32,6 +32,7 @@ from specdec.execution.recorder import (
 )
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
+from tests.gpu.dry.pools import Clobbering
 from tests.launches import counted
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
@@ -182,27 +183,6 @@ def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeyp
     assert drafter == "ngram" or len({launches for launches, _ in found}) == 1
 
 
-class FixedAddresses(Recorder):
-    """Records like a graph: inputs are read and outputs written at the same addresses in every replay."""
-
-    def __init__(self) -> None:
-        self.inner = TapeRecorder()
-
-    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
-        recording, outputs = self.inner.record(name, stage, inputs)
-        assert not isinstance(recording, str)
-        places, fixed = [each.clone() for each in inputs], tuple(each.clone() for each in outputs)
-
-        def replay(*given: Tensor) -> tuple[Tensor, ...]:
-            for place, each in zip(places, given, strict=True):
-                place.copy_(each)
-            for place, each in zip(fixed, recording(*places), strict=True):
-                place.copy_(each)
-            return fixed
-
-        return replay, fixed
-
-
 @pytest.mark.parametrize("drafter", ["model_tree_iid", complete("ngram", strong=False)])
 def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_them(target, drafter) -> None:
     made, rule = DRAFTERS[drafter](target.model), RejectionVerifier()
@@ -216,7 +196,7 @@ def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_th
         for i, (each, tokens) in enumerate(zip(longer, outputs, strict=True))
     ]
     with Engine(target, made, rule, recording="rounds", **options) as engine:
-        engine._rounds.recorder.recordings._recorder = FixedAddresses()
+        engine._rounds.recorder.recordings._recorder = Clobbering()
         found = engine.generate(prompts(), stops)
         assert engine._rounds.recorder.recordings.replays > 20
     with Engine(target, made, rule, recording="off", **options) as plain:

@@ -1,4 +1,4 @@
-"""Forwards rewritten in a few kernels, on a GPU: the kernels' numbers, and programs in rounds and in graphs."""
+"""Forwards on a GPU: invariant mode, the kernels' numbers, and programs in rounds and in graphs."""
 
 import pytest
 import torch
@@ -8,15 +8,46 @@ from specdec.engine.engine import Engine
 from specdec.execution.forwards import FusedExecutor
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from specdec.types import DraftSampling
+from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_rotate
+from tests.specdec.invariant_forwards import PATH, PROMPTS, VOCAB, chain, one_by_one, runner_for, same, tokens, trees
 from verifiers.rejection import RejectionVerifier
 
-layers = pytest.importorskip("specdec.kernels.layers")
 pytestmark = pytest.mark.gpu
 
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_tokens_logits_do_not_depend_on_the_forward(dtype: torch.dtype) -> None:
+    runner = runner_for(tiny_model(vocab_size=VOCAB).to(dtype).cuda())  # type: ignore[arg-type]
+    given = tokens().cuda()
+    plain = one_by_one(runner, given)
+    assert same(chain(runner, given, slot=1), plain)
+    starts, slots = (22, 13, 3), (2, 0, 1)
+    found = trees(runner, given, starts, slots)
+    for row, start in enumerate(starts):
+        assert same(found[row, PATH], plain[start : start + len(PATH)])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_any_drafters_greedy_output_is_plain_decodings(drafter: str) -> None:
+    full = tiny_model(vocab_size=VOCAB).cuda()
+    made = DRAFTERS[drafter](full)
+    coupled = DraftSampling.COUPLED in made.laws
+    sampling = [
+        SamplingParams(max_new_tokens=10, temperature=float(coupled and row % 2)) for row in range(len(PROMPTS))
+    ]
+    target = Target(full.bfloat16())
+    with Engine(target, made, fitting(made), max_batch_size=2, max_length=64, invariant=True) as engine:
+        outputs = [each.token_ids for each in engine.generate(PROMPTS, sampling)]
+        assert outputs == [each.token_ids for each in engine.generate(PROMPTS, sampling, speculate=False)]
+
+
+layers = pytest.importorskip("specdec.kernels.layers")
+
 CUDA = torch.device("cuda")
-PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
+LOOPS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["32", "16", "b16"])
@@ -55,7 +86,7 @@ def test_tokens_are_those_of_the_models_own_code(architecture: str) -> None:
             Target(model), NGramDrafter(max_draft_tokens=3), RejectionVerifier(),
             max_batch_size=2, max_length=96, optimize=optimize, recording=recording,
         ) as engine:  # fmt: skip
-            found[optimize, recording] = [done.token_ids for done in engine.generate(PROMPTS, sampling)]
+            found[optimize, recording] = [done.token_ids for done in engine.generate(LOOPS, sampling)]
             executor = engine.runner.executor
             assert isinstance(executor, FusedExecutor) is optimize
             if isinstance(executor, FusedExecutor):
