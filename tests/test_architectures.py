@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import specdec.attention.masks
@@ -25,6 +24,7 @@ from specdec.native import native_library
 from tests import architectures
 from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
 from tests.forwards import verify
+from tests.launches import counted
 
 
 class Named(NamedTuple):
@@ -233,43 +233,13 @@ def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: py
 # ---------------------------------------------------------------- mixtures of experts
 
 
-class Synchronizations(TorchDispatchMode):
-    """Counts the operators after which a host would wait for a GPU."""
-
-    NAMES = (
-        "_local_scalar_dense",  # item, tolist, if, for
-        "nonzero",
-        "masked_select",
-        "unique",
-        "bincount",
-        "is_nonzero",
-        "equal",
-        "repeat_interleave.Tensor",  # without an output size
-        "grouped_mm_fallback",  # transformers' own, a loop over experts on the host
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        name = str(function).split(".", 1)[1]
-        if name.lstrip("_").startswith(tuple(n.lstrip("_") for n in self.NAMES)):
-            self.seen[name] += 1
-        if name.startswith("index") and any(getattr(i, "dtype", None) == torch.bool for i in _indices(args)):
-            self.seen["index by a mask"] += 1
-        return function(*args, **(kwargs or {}))
-
-
-def _indices(args: tuple[Any, ...]) -> list[Any]:
-    return args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
-
-
 def synchronizations(runner: ModelRunner) -> Counter[str]:
+    """Operations after which a host would wait for a GPU."""
     tree = DraftTree.from_shape(SHAPE, torch.randint(0, VOCAB, (3, SHAPE.num_nodes + 1)))
-    with Synchronizations() as counted:
+    with counted() as work:
         verify(runner, tree, LENGTHS)
-    return counted.seen
+    assert not any("grouped_mm_fallback" in name for name in work.operations), "a loop over experts on the host"
+    return work.reads - Counter(["tolist"])  # of the host's own lengths
 
 
 @pytest.mark.parametrize("loaded_with", ["eager", "grouped_mm"])
