@@ -13,10 +13,10 @@ from specdec.types import Step
 from tests.experiments.load.one_server import Clock, OneServer, driven, requests
 
 
-def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool) -> float:
+def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float = 0.0) -> float:
     rng = np.random.default_rng(3)
     times = arrivals.times(rng, count)
-    seconds = rng.exponential(1.0, count) if exponential else np.ones(count)
+    seconds = more + (rng.exponential(1.0, count) if exponential else np.ones(count))
     run = driven(times, lambda number: [(float(seconds[number]), 1)])
     return float(latencies(run).queue.mean())
 
@@ -31,9 +31,10 @@ def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool) -> float:
     ],
 )
 def test_queues_of_the_textbook(load: float, exponential: bool, expected: float, count: int, tolerance: float) -> None:
-    """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less."""
+    """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less, slower service more."""
     assert mean_wait(Poisson(rate=load), count, exponential=exponential) == pytest.approx(expected, rel=tolerance)
     assert mean_wait(Constant(rate=load), count, exponential=exponential) < (1 - 2 * tolerance) * expected
+    assert load > 0.8 or mean_wait(Poisson(rate=load), count, exponential=exponential, more=0.5) > 2 * expected
 
 
 def moments(run: LoadRun, *names: str) -> list[list[float]]:

@@ -25,11 +25,6 @@ BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 45,GPT-4,1087,230,1317,"API, log"
 118,GPT-4,417,276,693,API log
 """
-BURST_SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,,2.5,ChatGPT,472,18,490,API log
-45,17,3.5,GPT-4,1087,230,1317,Conversation log
-118,17,4.0,GPT-4,417,276,693,Conversation log
-"""
 MOONCAKE = "\n".join(
     json.dumps({"timestamp": at, "input_length": size, "output_length": 9, "hash_ids": ids})
     for at, size, ids in [(0, 700, [0, 1]), (0, 512, [0]), (0, 600, [2, 3]), (3000, 1100, [0, 1, 4]), (9000, 3, [5])]
@@ -49,7 +44,6 @@ def written(folder: Path, text: str, name: str = "trace") -> Path:
         (AZURE_2023, [0, 4.314579, 4.541977], [374, 396, 879], [44, 109, 1]),
         (AZURE_2024, [0, 0.007405, 0.99007], [2162, 2399, 76], [5, 6, 15]),
         (BURST, [0, 40, 113], [472, 1087, 417], [18, 230, 276]),
-        (BURST_SESSIONS, [0, 40, 113], [472, 1087, 417], [18, 230, 276]),
         (MOONCAKE, [0, 1, 2, 3, 9], [700, 512, 600, 1100, 3], [9] * 5),
         (OFF_GRID, [0, 0, 0, 2.7, 9], [700, 512, 600, 1100, 3], [9] * 5),
     ],

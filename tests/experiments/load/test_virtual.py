@@ -46,33 +46,6 @@ def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
     return ask(planned, None, SamplingParams())
 
 
-@pytest.mark.parametrize(
-    ("load", "exponential", "wait", "count", "tolerance"),
-    [
-        (0.5, False, 0.5, 20_000, 0.08),
-        (0.5, True, 1.0, 6_000, 0.15),
-        pytest.param(0.9, False, 4.5, 120_000, 0.08, marks=pytest.mark.full),
-        pytest.param(0.9, True, 9.0, 200_000, 0.15, marks=pytest.mark.full),
-    ],
-)
-def test_one_server_waits_as_in_the_textbook(
-    load: float, exponential: bool, wait: float, count: int, tolerance: float
-) -> None:
-    """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ); the mutant takes a turn more for every request."""
-    rng, parts = np.random.default_rng(1), 20 if exponential else 1
-    tokens = np.maximum((rng.exponential(parts, count) if exponential else np.ones(count)).round().astype(int), 1)
-    times = Poisson(rate=load * parts / tokens.mean()).times(rng, count)
-    second = AffineRounds(target=StepCost.affine(fixed=1 / parts, per_token=0.0, per_position=0.0))
-
-    def mean_wait(tokens: np.ndarray) -> float:
-        engine = VirtualEngine(costs=second, slots=1, max_length=1000)
-        table = engine.play(requests([1] * count, tokens.tolist()), times, loop=OPEN).requests
-        return float((table.admitted - table.arrived).mean())
-
-    assert mean_wait(tokens) * parts / tokens.mean() == pytest.approx(wait, rel=tolerance)
-    assert exponential or load > 0.8 or mean_wait(tokens + 1) > 2 * wait
-
-
 def test_latencies_are_sums_of_the_costs() -> None:
     """One request of 11 prompt tokens and 3 output tokens: a forward over 10 tokens, then three rounds."""
     run = VirtualEngine(costs=COSTS, slots=1, max_length=64).play(requests([11], [3]), np.array([0.5]), loop=OPEN)
