@@ -115,7 +115,12 @@ def _settings(column: pandas.Series) -> pandas.Series:
 def rows_of(frame: Frame, category: str | None = ALL) -> list[Row]:
     """Return the rows of a category, or with None of all, as dictionaries; empty values are None."""
     chosen = frame if category is None else frame[frame.category == category]
-    return chosen.astype(object).where(chosen.notna(), None).to_dict("records")
+    return without_missing(chosen).to_dict("records")
+
+
+def without_missing(frame: Frame) -> Frame:
+    """Return a frame with None in the place of missing values."""
+    return frame.astype(object).where(frame.notna(), None)
 
 
 def family(row: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from experiments.config.sections import sweep_folder
 from experiments.results.comparison import settings
-from experiments.tracking.base import TrackedRun
-from experiments.tracking.flat import flat_config
+from experiments.tracking.base import TrackedRun, flat_config
 
 LONGEST_NAME = 100
 """Characters: what a tracker's list of runs can show."""

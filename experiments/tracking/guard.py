@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 logger = logging.getLogger(__name__)
 
@@ -13,14 +13,11 @@ class Guard:
 
     All calls run in one thread, because some libraries keep a run by thread. A call that hangs cannot be ended: its
     thread is left behind, as a daemon that does not keep the process alive, and the next call gets a new one.
-
-    Args:
-        timeout: Seconds that a call may take, unless it says otherwise.
+    ``timeout`` is the seconds that a call may take, unless it says otherwise.
     """
 
     def __init__(self, service: str, timeout: float):
-        self.service, self.timeout = service, timeout
-        self.is_open = False
+        self.service, self.timeout, self.is_open = service, timeout, False
         self._calls: SimpleQueue[Callable[[], None]] | None = None
 
     def call(self, call: Callable[[], object], seconds: float | None = None) -> bool:
@@ -39,30 +36,27 @@ class Guard:
 
     def attempt(self, call: Callable[[], object], seconds: float | None = None) -> str | None:
         """Make a call that may fail or hang: returns None, or what went wrong."""
-        failures: list[str] = []
-        done = threading.Event()
+        outcome: SimpleQueue[str | None] = SimpleQueue()
 
         def body() -> None:
             try:
                 call()
             except ImportError as error:
-                failures.append(f"not installed (pip install {self.service}): {error}")
+                outcome.put(f"not installed (pip install {self.service}): {error}")
             except BaseException as error:  # wandb raises SystemExit and KeyboardInterrupt of its own, too
-                text = " ".join(str(error).split())
-                text = text if len(text) <= 300 else f"{text[:300]} …"
-                failures.append(f"{type(error).__name__}: {text}".rstrip(".: "))
-            finally:
-                done.set()
+                outcome.put(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(".: "))
+            outcome.put(None)
 
         if self._calls is None:
             self._calls = SimpleQueue()
             threading.Thread(target=_work, args=(self._calls,), name=self.service, daemon=True).start()
         self._calls.put(body)
         limit = self.timeout if seconds is None else seconds
-        if not done.wait(limit):
+        try:
+            return outcome.get(timeout=limit)
+        except Empty:
             self._calls = None
             return f"no answer within {limit:g} s"
-        return failures[0] if failures else None
 
 
 def _work(calls: SimpleQueue[Callable[[], None]]) -> None:

@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.results.frame import frame_of
 from experiments.results.records import PLAIN, Record
-from experiments.results.rows import Row
+from experiments.results.rows import Row, positions, without_missing
 from experiments.results.summary import running_figures
 from experiments.tracking.base import TrackedRun, Tracker
-from experiments.tracking.flat import acceptance_lines, accepted_histogram, figures_of, prompt_table
 
 _POINTS = 100
 """Most points of a running figure: computing one takes time that grows with the records."""
+_NOT_FIGURES = ("acceptance", "conditional_acceptance", "rounds_at", "temperature", "complete", "planned")
+"""Columns that are lines of their own, or the run's."""
+_PROMPTS = (
+    *("prompt", "turn", "category", "sample", "method", "exactness", "temperature", "prompt_tokens", "tokens"),
+    *("batch_seconds", "rounds", "mean_acceptance_length", "finish_reason", "equals_plain", "divergence", "margin"),
+    *("error", "text"),
+)
+"""The columns of the table of prompts."""
 
 
 class Mirror:
@@ -54,23 +62,35 @@ class Mirror:
     def results(
         self, rows: Sequence[Row], records: Sequence[Record], files: Sequence[Path], trace: Sequence[Path] = ()
     ) -> None:
-        """Log what is known at the end."""
+        """Log what is known at the end: a row's columns under their names (``speedup``, ``stage_seconds/verify``)."""
+        frame = frame_of(records)
         figures: dict[str, float | str] = {}
-        positions: dict[str, dict[int, float]] = {}
+        lines: dict[str, dict[int, float]] = {}
         counts: dict[str, dict[int, float]] = {}
         for row in rows:
             figures |= {"complete": float(row["complete"]), "planned": row["planned"]}
             prefix = self._prefix(row["method"], row["temperature"])
-            figures |= {f"{prefix}{name}": value for name, value in figures_of(row).items()}
-            if row["method"] != PLAIN:
-                own = [r for r in records if (r.method, r.temperature) == (row["method"], row["temperature"])]
-                positions |= {f"{prefix}{name}": line for name, line in acceptance_lines(row).items()}
-                counts |= {f"{prefix}{name}": line for name, line in accepted_histogram(own).items()}
+            words = {name: row[name] for name in ("exactness", "lossless") if row[name] is not None}
+            for name, value in {**words, **row}.items():
+                if name in words or (isinstance(value, int | float) and not name.startswith(_NOT_FIGURES)):
+                    figures[f"{prefix}{name.replace('.', '/')}"] = value
+            if row["method"] == PLAIN:
+                continue
+            for kind, name in (("unconditional", "acceptance_at"), ("conditional", "conditional_acceptance_at")):
+                shares = enumerate(positions(row, name), start=1)
+                lines[f"{prefix}acceptance/{kind}"] = {at: share for at, share in shares if share is not None}
+            own = frame[(frame.method == row["method"]) & (frame.temperature == row["temperature"]) & ~frame.failed]
+            accepted = own.accepted.explode().dropna().astype(int)
+            shares = accepted.value_counts(normalize=True)
+            known = range(accepted.max() + 1) if len(accepted) else ()
+            counts[f"{prefix}rounds_by_accepted_tokens"] = {count: float(shares.get(count, 0.0)) for count in known}
         # The most important first: a tracker that fails at one of these is told nothing more.
         self._tracker.summary(figures)
-        self._tracker.curve("position", positions)
+        self._tracker.curve("position", lines)
         self._tracker.curve("accepted_tokens", counts)
-        self._tracker.table("prompts", *prompt_table(records))
+        length = (1 + frame.accepted.map(sum) / frame.rounds).where(frame.rounds > 0)
+        table = frame.assign(batch_seconds=frame.seconds, mean_acceptance_length=length)[list(_PROMPTS)]
+        self._tracker.table("prompts", _PROMPTS, without_missing(table).to_numpy().tolist())
         self._tracker.files("results", files)
         if trace:
             self._tracker.files("trace", trace)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +22,22 @@ class WandbTracker(Tracker):
     warning, and the run goes on.
 
     Args:
-        group: Runs of one experiment; None for the name of the sweep's folder, if there is a sweep.
-        tags: Words to find the run by.
-        job_type: What kind of run it is; None for the name of the command.
-        name: The run's name; None for its overrides.
-        entity: Team or user; None is the account's default.
+        group, job_type, name: None for the sweep's folder, the command, and the run's overrides.
         mode: ``"offline"`` keeps everything on disk for ``wandb sync``; ``"online"`` needs a login.
         trace: Keep the run's trace, too, which may be large.
         timeout: Seconds that any call may take, about; ten times as many for the upload at the end.
     """
 
     def __init__(
-        self,
-        project: str,
-        *,
-        group: str | None = None,
-        tags: Sequence[str] = (),
-        job_type: str | None = None,
-        name: str | None = None,
-        entity: str | None = None,
-        mode: str = "offline",
-        trace: bool = False,
+        self, project: str, *, group: str | None = None, tags: Sequence[str] = (), job_type: str | None = None,
+        name: str | None = None, entity: str | None = None, mode: str = "offline", trace: bool = False,
         timeout: float = 30.0,
-    ):
+    ):  # fmt: skip
         if mode not in ("offline", "online"):
             raise ValueError(f"tracker.mode={mode!r}: give 'offline' or 'online' (or tracker=none)")
         self._identity: dict[str, Any] = {"project": project, "entity": entity, "tags": [str(tag)[:64] for tag in tags]}
         self._names: dict[str, Any] = {"group": group, "job_type": job_type, "name": name}
-        self._mode = mode
-        self._trace = trace
-        self._guard = Guard("wandb", timeout)
+        self._mode, self._trace, self._guard = mode, trace, Guard("wandb", timeout)
         self._run: Any = None
         self._defined: set[str] = set()
 
@@ -59,21 +46,19 @@ class WandbTracker(Tracker):
         # A prompt for the login would wait for someone to type, and wandb talks a lot.
         os.environ.setdefault("WANDB_SILENT", "true")
         self._defined = set()
-        limit = self._guard.timeout + GRACE
-        trouble = None
+        guard, limit, trouble = self._guard, self._guard.timeout + GRACE, None
         if self._mode == "online":
-            trouble = self._guard.attempt(self._login, limit)
-            trouble = trouble or self._guard.attempt(lambda: self._begin(run, "online"), limit)
-        self._guard.is_open = True
+            trouble = guard.attempt(self._login, limit) or guard.attempt(lambda: self._begin(run, "online"), limit)
+        guard.is_open = True
         if self._mode == "online" and trouble is None:
             return
-        begun = self._guard.attempt(lambda: self._begin(run, "offline"), limit) is None
+        begun = guard.attempt(lambda: self._begin(run, "offline"), limit) is None
         if not begun:
             # The service that an earlier run of this process has used may have died: once more, with a new one.
-            self._guard.attempt(self._leave_service, GRACE)
-            begun = self._guard.call(lambda: self._begin(run, "offline"), limit)
+            guard.attempt(lambda: import_module("wandb").teardown(), GRACE)
+            begun = guard.call(lambda: self._begin(run, "offline"), limit)
         if begun and trouble is not None:
-            self._guard.warn(f"{trouble}. The run is recorded offline, and `wandb sync` can upload it.")
+            guard.warn(f"{trouble}. The run is recorded offline, and `wandb sync` can upload it.")
 
     def progress(self, figures: Mapping[str, float], prompts: int) -> None:
         self._guard.call(lambda: self._log("prompts_done", prompts, figures))
@@ -83,9 +68,8 @@ class WandbTracker(Tracker):
         places = sorted({place for line in lines.values() for place in line})
 
         def log() -> None:
-            for place in places:
-                values = {name: line[place] for name, line in lines.items() if place in line}
-                self._log(axis, place, values, summary="none")
+            for at in places:
+                self._log(axis, at, {name: line[at] for name, line in lines.items() if at in line}, summary="none")
 
         self._guard.call(log)
 
@@ -135,28 +119,17 @@ class WandbTracker(Tracker):
         if not wandb.login(prompt=False, timeout=int(self._guard.timeout)):
             raise RuntimeError("not logged in (run `wandb login`)")
 
-    def _leave_service(self) -> None:
-        import wandb
-
-        wandb.teardown()
-
     def _begin(self, run: TrackedRun, mode: Any) -> None:
         """Begin a run in a mode (Any, because wandb's type is a literal)."""
         import wandb
 
         given = {"group": run.group, "job_type": run.command, "name": run.name}
         names = {key: self._names[key] or given[key] for key in given}
-        timeout = self._guard.timeout
+        names = {key: value[:_LONGEST_NAME] if value else value for key, value in names.items()}
+        timeout, config = self._guard.timeout, dict(run.config)
         settings = wandb.Settings(init_timeout=timeout, finish_timeout=timeout * 10, silent=True, console="off")
-        begun = wandb.init(
-            **self._identity,
-            **{key: value[:_LONGEST_NAME] if value else value for key, value in names.items()},
-            config=dict(run.config),
-            dir=str(run.folder),
-            mode=mode,
-            settings=settings,
-            reinit="create_new",
-        )
+        where = {"dir": str(run.folder), "mode": mode, "settings": settings}
+        begun = wandb.init(**self._identity, **names, config=config, reinit="create_new", **where)
         if mode == "online" and self._guard.is_open:
             begun.finish(exit_code=1)  # too late: this call was given up on, and the run is recorded offline
             return
