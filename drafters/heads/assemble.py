@@ -80,16 +80,9 @@ def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
 
 
 def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Names = ()) -> _Head:
-    """Put a checkpoint's tensors into a head that was made on the ``meta`` device.
+    """Put a checkpoint's tensors, by their public names, into a head on the ``meta`` device, and return it on the CPU.
 
-    Args:
-        tensors: The tensors by their public names.
-
-    Returns:
-        The head, on the CPU.
-
-    Raises:
-        ValueError: A tensor is missing, superfluous, of another shape or not finite; names it as the checkpoint does.
+    Refuses tensors that are missing, superfluous, of another shape or not finite, by their public names.
     """
     wanted = head.state_dict()
     ours = {public_name(key, names): key for key in wanted}
@@ -135,14 +128,10 @@ def take_draft_ids(
     ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens.
 
     Args:
-        tensors: The checkpoint's tensors, which are changed.
         outputs: The names of the layers that have a row per column; the first one must be there.
 
     Returns:
         The target's id of every column, ascending; None for the whole vocabulary.
-
-    Raises:
-        ValueError: The maps do not name distinct tokens, or contradict each other or the output layer.
     """
     offsets, marks, ids = tensors.pop("d2t", None), tensors.pop("t2d", None), tensors.pop("draft_ids", None)
     if offsets is not None:
@@ -154,12 +143,10 @@ def take_draft_ids(
     if marks is not None:
         marked = marks.bool().nonzero()[:, 0]
         if ids is not None and not torch.equal(ids.sort().values, marked):
-            if offsets is not None and torch.equal(offsets.long().sort().values, marked):
-                raise ValueError(
-                    f"{name}: its d2t holds tokens, and must hold differences, token - column: store "
-                    f"d2t - torch.arange(len(d2t))"
-                )
-            raise ValueError(f"{name}: d2t and t2d name different tokens: one of the two belongs to another checkpoint")
+            raise ValueError(
+                f"{name}: d2t and t2d name different tokens: d2t must hold differences, token - column, or one of the "
+                f"two belongs to another checkpoint"
+            )
         ids = marked if ids is None else ids
     if ids is None:
         return None
@@ -194,16 +181,12 @@ def count_layers(tensors: Iterable[str]) -> int:
 
 
 def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> PreTrainedConfig:
-    """Returns the configuration of the decoder layers of a checkpoint.
+    """Returns the configuration of the decoder layers of a checkpoint; refuses missing tensors and wrong settings.
 
     Args:
         stored: The part of the checkpoint's ``config.json`` that describes the layers.
         tensors: Its tensors; where they disagree with ``stored``, they are right.
         layer: What the names of the first layer's tensors begin with.
-
-    Raises:
-        ValueError: A tensor that is needed is missing, or widths do not fit each other, or a setting is of the wrong
-            type.
     """
     width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
     reads = needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[1]
@@ -234,13 +217,7 @@ def norms_queries(tensors: Mapping[str, Tensor], layer: str) -> bool:
 def sizes_of(
     name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int
 ) -> dict[str, Any]:
-    """Returns the fields of a configuration that the tensors of decoder layers tell, and their rotary embedding.
-
-    Arguments as for ``config_of``; ``width`` is that of hidden states.
-
-    Raises:
-        ValueError: A tensor that is needed is missing, or widths do not fit each other.
-    """
+    """Returns the fields of a configuration that tensors of decoder layers tell, and RoPE; see ``config_of``."""
     queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight").shape[0]
     keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight").shape[0]
     stated = count_of(name, stored, "num_attention_heads")

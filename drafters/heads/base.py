@@ -16,11 +16,7 @@ from specdec.cache.transformers_cache import CACHE
 
 
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
-    """Returns the configuration of a new head of a target's widths, with plain rotary embeddings.
-
-    Args:
-        intermediate_size: Width of their MLPs; None for the target's.
-    """
+    """Returns the configuration of a new head of a target's widths (MLPs too, unless given), with plain RoPE."""
     text: Any = target.config.get_text_config(decoder=True)
     sizes: dict[str, Any] = sizes_like(text) | (
         {} if intermediate_size is None else {"intermediate_size": intermediate_size}
@@ -74,17 +70,12 @@ class FeatureBackbone(nn.Module):
         output_hidden_states: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs pairs through the layers.
+        """Runs pairs through the layers; arguments as of transformers' models.
 
         Args:
-            input_ids: The tokens of the pairs, as the target's ids.
-            features: Their features; zeros if not given.
-            attention_mask: None for causal; or two-dimensional, or complete, as transformers' models take it.
+            features: The pairs' features; zeros if not given.
             position_ids: The positions of the pairs, which are those of their features; counted from 0 if not given.
             past_key_values: A cache of transformers, or ours.
-            inputs_embeds: Embeddings in place of tokens.
-            output_hidden_states: Whether to return hidden states.
-            **kwargs: Passed on to the layers.
         """
         embeds: Any = inputs_embeds
         if embeds is None:

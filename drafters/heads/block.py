@@ -166,7 +166,7 @@ class BlockHead(DraftHead):
             hidden_layers: What to read of the target; None for ``layers`` of them, spread evenly, or for all between
                 the target's layers if it has few.
             draft_ids: The target's ids that the head may draft, ascending; None for all.
-            **settings: Further fields of ``BlockConfig``, such as ``shifted`` or ``markov_rank``.
+            **settings: Further fields of ``BlockConfig``.
         """
         text: Any = target.config.get_text_config(decoder=True)
         vocab = target.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
@@ -212,16 +212,13 @@ class BlockHead(DraftHead):
         """Reads context if ``features`` are given, and otherwise runs places.
 
         Args:
-            input_ids: The places' tokens, as the target's ids. Not read for context.
             features: The target's hidden states at committed positions, side by side in the order of
                 ``hidden_layers``.
-            attention_mask: For places: None for causal; or as transformers' models take it, for example complete and
-                additive, ``[batch, 1, node, key]``. Context attends to nothing.
+            attention_mask: For places, as transformers' models take it; None for causal. Context attends to nothing.
             position_ids: Absolute positions; None counts on from what the cache holds.
             past_key_values: A cache of transformers, or ours. Context and places go through the same one.
             inputs_embeds: Embeddings in place of tokens, before ``input_embedding_scale``.
             output_hidden_states: Whether to return the inputs of all layers and, last, the normed output.
-            logits_to_keep: How many of the last places get logits; 0 for all.
 
         Returns:
             For places their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but

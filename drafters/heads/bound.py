@@ -73,14 +73,7 @@ class DraftHead(PreTrainedModel):
 
 
 def fitted(head: _Draft, name: str, layers: Sequence[int], target: Target) -> _Draft:
-    """Returns a head that fits a target, which is a wider one if the target is inflated.
-
-    Args:
-        layers: The target's hidden states that it reads.
-
-    Raises:
-        ValueError: The head was made for another target; says what does not fit.
-    """
+    """Returns a head that reads these hidden states of a target, wider if it is inflated; refuses one of another."""
     this, that, remedy = f"the head {name}", f"the target {target.name}", "give a head that was trained on this target"
     width, count = target.model.config.get_text_config(decoder=True).hidden_size, target.num_layers
     if head.captured_width == signal_width(target.model) < width:
@@ -158,11 +151,7 @@ def sizes_like(text: Any) -> dict[str, Any]:
 
 
 def wider_config(config: Any, factor: float) -> Any:
-    """Returns the configuration of decoder layers for wider hidden states, of which only the first channels count.
-
-    Raises:
-        ValueError: The width does not grow to a whole number.
-    """
+    """Returns the configuration of decoder layers for wider hidden states, of which only the first channels count."""
     twin = copy.deepcopy(config)
     twin.hidden_size = round(config.hidden_size * factor)
     twin.intermediate_size = round(config.intermediate_size * factor)

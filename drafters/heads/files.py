@@ -25,16 +25,7 @@ OURS = "specdec.json"
 
 
 class Where(TypedDict, total=False):
-    """Where a checkpoint is, besides its name.
-
-    Attributes:
-        revision: Branch, tag or commit of the hub repository.
-        subfolder: Folder of the checkpoint within the local folder or the hub repository.
-        token: For a repository that is not public.
-        cache_dir: Where downloaded files are kept.
-        force_download: Download files again even if they are there.
-        local_files_only: Use only files that are there, without asking the hub.
-    """
+    """Where a checkpoint is, besides its name, as ``huggingface_hub`` calls it; ``subfolder`` holds locally, too."""
 
     revision: str | None
     subfolder: str | None
@@ -78,11 +69,7 @@ class Checkpoint:
         self.config: dict[str, Any] = config or {}
 
     def find(self, file: str) -> Path | None:
-        """Returns a file's place on this machine, after a download if need be; None if there is no such file.
-
-        Raises:
-            ValueError: The hub refuses.
-        """
+        """Returns a file's place on this machine, after a download if need be; None if there is no such file."""
         if self._folder is not None:
             return self._folder / file if (self._folder / file).is_file() else None
         from huggingface_hub import hf_hub_download
@@ -120,11 +107,7 @@ class Checkpoint:
         return stored
 
     def names(self) -> list[str]:
-        """Returns the names of all tensors, which are not read as far as the files allow it.
-
-        Raises:
-            ValueError: There are no weights, or they cannot be read.
-        """
+        """Returns the names of all tensors, which are not read as far as the files allow it."""
         parts = self._parts()
         if not isinstance(parts, str):
             return sorted(parts)
@@ -182,14 +165,7 @@ def write(
     ours: Mapping[str, Any] | None = None,
     file: str = WEIGHTS[0],
 ) -> None:
-    """Write a checkpoint.
-
-    Args:
-        folder: Where to; it is made if need be.
-        tensors: The tensors by their public names.
-        ours: What ``specdec.json`` is to say; None for no such file.
-        file: The name of the file of weights.
-    """
+    """Write a checkpoint: tensors by their public names, ``config.json``, and unless None our ``specdec.json``."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Clones, because safetensors refuses tensors that share memory.
@@ -215,15 +191,9 @@ class ServedFor:
     tokens: int | None = None
 
     def speculators(self, kind: str, architecture: str, tokens: int) -> dict[str, Any]:
-        """The entries of ``config.json`` for every drafter in speculators' layout.
+        """The entries of ``config.json`` for every drafter in speculators' layout, by default of so many tokens.
 
-        Args:
-            kind: ``speculators_model_type``.
-            architecture: The name of the class.
-            tokens: Drafted tokens per round if that is not given.
-
-        Raises:
-            ValueError: The target has no name, and vLLM refuses a folder that does not name it.
+        Raises ValueError: the target has no name, and vLLM refuses a folder that does not name it.
         """
         if not self.target:
             raise ValueError("speculators' layout names the target that is served: give its name")

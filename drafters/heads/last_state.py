@@ -117,15 +117,9 @@ class Heads(nn.Module):
         device: str | torch.device | None = None,
         **where: Unpack[Where],
     ) -> Any:
-        """Load heads. Heads, layers and widths are read from the tensors, because uploaded configurations are wrong.
+        """Load heads from a folder, the hub, ``bundled/…``, or a file of weights, in their own dtype unless given.
 
-        Args:
-            path: A folder, a name on the hub, ``bundled/…``, or a file of weights.
-            dtype: What to load them in; None for the checkpoint's own.
-            device: Where to put them; None for the CPU.
-
-        Raises:
-            ValueError: There is no checkpoint, or its tensors are not in the published format.
+        Heads, layers and widths are read from the tensors, because uploaded configurations are wrong.
         """
         resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
         return cls.load(path, **where).to(device=place, dtype=resolved if isinstance(resolved, torch.dtype) else None)
@@ -133,9 +127,6 @@ class Heads(nn.Module):
 
 class LastStateScorer(Scorer):
     """Scores with heads that read the target's last state at every slot's last committed position.
-
-    Args:
-        dtype: In what the states are kept.
 
     Attributes:
         newest: The state of every slot.
@@ -346,10 +337,6 @@ class TrainedHeads(TrainedHead):
     Args:
         name: Heads to go on from, a folder or a name on the hub; None for new ones, which begin as the target's own
             output layer.
-        num_layers: Layers of each.
-
-    Attributes:
-        made: The drafter's class.
     """
 
     made: ClassVar[type[LastStateDrafter]]

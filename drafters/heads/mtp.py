@@ -322,12 +322,7 @@ def save_mtp(
     Natively, a head with the hidden state first gets MiMo's names, which imply it, the others Qwen's. speculators joins
     the embedding and the hidden state in this order, under the names of MiMo.
 
-    Args:
-        folder: Where to; it is made if it is not there.
-        layout: One of ``LAYOUTS``.
-        served: The target, which speculators' layout has to name.
-        target: The target's configuration, for speculators' layout.
-        notes: More to keep in ``specdec.json``.
+    speculators' layout needs the target's configuration, and its name in ``served``; ``notes`` go to ``specdec.json``.
 
     Returns:
         The module as it was written: speculators' have the embedding first.

@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from specdec.target.target import Target
 
 @dataclass(frozen=True, eq=False)
 class TextBatch:
-    """Packed rows of documents, one behind the other, padded at the end.
+    """Packed rows of documents, one behind the other, padded at the end by token 0.
 
     Attributes:
-        tokens: The tokens; 0 in the padding.
         supervised: Which tokens a head is to predict, such as those that an assistant says.
         documents: The number of the document that a token belongs to; -1 in the padding. Tokens see each other only
             within a document.
@@ -35,14 +34,11 @@ class TextBatch:
 
     def to(self, device: torch.device) -> "TextBatch":
         """The batch on a device."""
-        return self._each(lambda part: part.to(device, non_blocking=True))
+        return TextBatch(*(part.to(device, non_blocking=True) for part in vars(self).values()))
 
     def rows(self, start: int, count: int) -> "TextBatch":
         """Some of the rows."""
-        return self._each(lambda part: part[start : start + count])
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "TextBatch":
-        return TextBatch(**{field.name: change(getattr(self, field.name)) for field in fields(self)})
+        return TextBatch(*(part[start : start + count] for part in vars(self).values()))
 
     @property
     def packed(self) -> bool:
@@ -89,9 +85,7 @@ def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[T
 def masks_suffice(model: PreTrainedModel, hidden: Callable[[TextBatch], Tensor]) -> bool:
     """Whether documents in one row do not change each other: a trial with two first documents and an equal second one.
 
-    Args:
-        model: The model.
-        hidden: Its last states over a packed batch, with masks alone.
+    ``hidden`` gives the model's last states over a packed batch, with masks alone.
     """
     found = []
     for first in (1, 2):
@@ -120,12 +114,9 @@ class Anchors:
 
     @classmethod
     def everywhere(cls, batch: TextBatch, depths: int, *, before: int = 1) -> "Anchors":
-        """All positions at which a draft can begin.
+        """All positions at which a draft of ``depths`` tokens can begin, behind ``before`` positions of its document.
 
-        Args:
-            depths: How many tokens a draft has.
-            before: How many positions of the same document must stand before the root: a head that reads the target's
-                states needs one.
+        A head that reads the target's states needs one before the root.
         """
         documents, supervised = batch.documents, batch.supervised
         there = (documents >= 0) & (batch.positions >= before)
@@ -142,13 +133,9 @@ class Anchors:
         return cls(index, valid, valid)
 
     def sampled(self, batch: TextBatch, count: int, generator: torch.Generator) -> "Anchors":
-        """``count`` anchors of every row, drawn without replacement, in ascending order.
+        """``count`` anchors of every row (or all its positions), drawn without replacement, in ascending order.
 
-        A row with too few of them is filled up with anchors that predict nothing.
-
-        Args:
-            count: How many per row; fewer if the rows are shorter than that.
-            generator: On the CPU.
+        A row with too few of them is filled up with anchors that predict nothing. The generator is on the CPU.
         """
         rows, length = batch.tokens.shape
         device = self.index.device
@@ -196,11 +183,7 @@ class TargetStates:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A further prediction of the same drafts, whose loss is added to that of the first.
-
-    Attributes:
-        weight: How much it counts, by how much of the training is over.
-    """
+    """A further prediction of the same drafts; its loss counts by ``weight`` of how much of the training is over."""
 
     states: list[Float[Tensor, "anchor width"]]
     weight: Callable[[float], float]
@@ -270,22 +253,14 @@ class TrainedHead(nn.Module, ABC):
 
     @abstractmethod
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make the weights for a target.
+        """Make the weights for a target. Raises ValueError: the settings do not fit it.
 
         Args:
-            target: What the head drafts for.
             counts: How often each token is supervised in the training text; None unless ``draft_columns`` asks for it.
-
-        Raises:
-            ValueError: The settings do not fit the target.
         """
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
-        """Where drafts begin: everywhere, unless a head takes a sample of the positions.
-
-        Args:
-            generator: The step's own random numbers, on the CPU.
-        """
+        """Where drafts begin: everywhere, unless a head takes a sample, by the step's own generator on the CPU."""
         return Anchors.everywhere(batch, self.depths)
 
     @abstractmethod
@@ -296,25 +271,14 @@ class TrainedHead(nn.Module, ABC):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """Logits of some places of one depth.
-
-        Args:
-            states: Theirs, from ``Prediction.states``.
-            previous: The text's token before the predicted one.
-            depth: From 1.
-        """
+        """Logits of some places of one depth, from 1, by their ``Prediction.states`` and the text's tokens before."""
 
     @abstractmethod
     def drafter(self) -> Drafter:
         """A drafter for the engine with a copy of the present weights: a chain of ``depths`` tokens."""
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the weights in bfloat16, as the drafter's ``from_pretrained`` reads them.
-
-        Args:
-            folder: New, and empty.
-            facts: What is known about the training, for a file beside the weights.
-        """
+        """Write the weights in bfloat16 into a new folder, with facts of the training if there is a file for them."""
         frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
 
 
@@ -357,14 +321,9 @@ def borrowed(head: PreTrainedModel, target: Target) -> tuple[Any, Any]:
 
 
 def most_frequent(counts: Int[Tensor, " vocab"] | None, columns: int | None) -> Int[Tensor, " column"] | None:
-    """The ids of the most frequent tokens, ascending; of equally frequent ones those with the lower ids.
+    """The ids of so many most frequent tokens, ascending, lower ids first among equals; None for no reduced vocabulary.
 
-    Args:
-        counts: How often each token is supervised.
-        columns: How many ids; None for no reduced vocabulary, and None is returned.
-
-    Raises:
-        ValueError: There are fewer tokens than columns.
+    Raises ValueError: There are fewer tokens than columns.
     """
     if columns is None:
         return None

@@ -51,12 +51,7 @@ class TrainedFeatureHead(TrainedHead):
 
     @abstractmethod
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        """The head for a target, with new or loaded weights.
-
-        Args:
-            target: What it drafts for.
-            draft_ids: The target's ids that it is to draft; None for all.
-        """
+        """The head for a target, with new or loaded weights, for some of the target's ids; None for all."""
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make the head, in float32. Raises ValueError: the settings do not fit the target."""
@@ -103,9 +98,7 @@ def unrolled(
 
     Args:
         head: The head; its attention must be ``ATTENTION``.
-        embed: Its embeddings, or those that it borrows.
         features: The features of the target's states, for step 0.
-        depths: How many steps.
     """
     mask = additive(batch.visible(), features.dtype)
     cache = DynamicCache()

@@ -194,7 +194,7 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("eagle3", has("parallel_draft_heads.0.medusa_layers.0.linear.weight", 32, 32), r"parallel_draft_heads\.0"),
         ("eagle3", as_deepspec, r"layers\.0\.hidden_norm\.weight is missing$"),
         ("eagle3", cut("lm_head.weight"), "31 columns, and d2t or t2d names 32 tokens"),
-        ("eagle3", lambda c, t: t["d2t"].add_(torch.arange(len(t["d2t"]))), "d2t holds tokens"),
+        ("eagle3", lambda c, t: t["d2t"].add_(torch.arange(len(t["d2t"]))), "d2t must hold differences"),
         ("eagle3", spoilt("fc.weight", -torch.inf), r"fc\.weight holds NaN or infinity"),
         ("eagle3", says(head_dim=7), "correct head_dim"),
         ("eagle3", says(target_hidden_size=36), "hidden states of width 36 would be 2.67"),
