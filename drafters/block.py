@@ -196,7 +196,7 @@ class BlockDrafter(HeadDrafter):
     def _behind_tokens(
         self, head: BlockHead, embed: Callable[[Tensor], Tensor], caller: Callable[[nn.Module], ModuleCaller]
     ) -> dict[str, Any]:
-        """Arguments of a ``BlockScorer`` for a head that makes places depend on tokens; none without one."""
+        """Arguments of a ``BlockScorer`` for a head that makes places depend on tokens."""
         places = head.place_head
         if places is None:
             return {}

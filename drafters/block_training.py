@@ -216,12 +216,7 @@ def packed_blocks(
     batch: TextBatch,
     anchors: Anchors,
 ) -> Float[Tensor, "anchor place hidden"]:
-    """Returns the normed outputs of all slots, for a block at every anchor, as many in every row.
-
-    Args:
-        embed: The input embeddings, or those that the head borrows.
-        states: The target's hidden states that the head reads.
-    """
+    """Returns the normed outputs of all slots, for a block at every anchor, as many in every row."""
     rows, length = batch.tokens.shape
     size, count = head.config.block_size, len(anchors.index) // rows
     cache = DynamicCache()
@@ -253,10 +248,7 @@ def block_mask(
     With three positions, an anchor at 2 and two slots, the keys are the positions 0, 1, 2 and then the slots: both
     slots see 0, 1 and both slots (a causal block's first slot does not see the second).
 
-    Args:
-        places: Where the anchors are in their rows.
-        config: Says what slots see.
-        windowed: Whether the mask is that of sliding layers.
+    ``places`` are the anchors' in their rows; ``windowed`` asks for the mask of sliding layers.
     """
     (rows, blocks), size = places.shape, config.block_size
     length = documents.shape[1]

@@ -72,6 +72,10 @@ class HydraHeads(Heads):
             output = nn.Linear(width, self.vocab_size)
             self.lm_head.append(nn.Sequential(*before, output) if before else output)
 
+    def output(self, depth: int) -> Any:
+        layers: Any = self.lm_head
+        return layers[depth - 1]
+
     def begin_as(self, output: nn.Linear) -> None:
         """The first blocks pass on the hidden state, and the others what they are given."""
         for name, parameter in self.named_parameters():
@@ -301,8 +305,3 @@ class TrainedHydra(TrainedHeads):
             position_ids=batch.positions,
         )
         return made.last_hidden_state.flatten(0, 1)[anchors.index - 1]
-
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
-        return self.head.lm_head[depth - 1](states).float()

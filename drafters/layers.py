@@ -32,28 +32,20 @@ _STEP = 8
 
 
 class Absent(nn.Module):
-    """Stands where an attention or an MLP was, and adds nothing to the residual stream.
-
-    Args:
-        others: How many things the part returned besides hidden states; None if it returned these by themselves.
-    """
+    """Stands where an attention or an MLP was, and adds nothing to the residual stream; see ``_returned``."""
 
     def __init__(self, others: int | None):
         super().__init__()
         self.others = others
 
     def forward(self, *inputs: Any, **more: Any) -> Any:
-        """Returns zeros of the hidden states' shape."""
+        """Zeros."""
         nothing = torch.zeros_like(inputs[0] if inputs else more["hidden_states"])
         return nothing if self.others is None else (nothing, *[None] * self.others)
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """Returns a model's decoder layers.
-
-    Raises:
-        ValueError: They stand in no list.
-    """
+    """Returns a model's decoder layers; refuses a model whose layers stand in no list."""
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -169,12 +161,7 @@ class _EnoughError(Exception):
 
 
 class _Search:
-    """Tries choices on some texts of the target's.
-
-    Args:
-        twin: A model like the target, with modules of its own.
-        texts: Prompts, each followed by as many tokens that the target has written.
-    """
+    """Tries choices on texts: prompts, each followed by as many tokens that the target has written."""
 
     def __init__(
         self, target: Target, twin: PreTrainedModel, texts: Sequence[Sequence[int]], *, written: int, depth: int,
@@ -296,11 +283,7 @@ def search(
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a search.
-
-    Raises:
-        ValueError: There is no such setting.
-    """
+    """Returns the settings of a search, which there must be."""
     known = ("prompts", "tokens", "temperature", "tries", "seed")
     for name in settings:
         if name not in known:

@@ -58,15 +58,9 @@ class Lora(nn.Module):
 
 
 def widths(model: PreTrainedModel, names: Iterable[str], of: str) -> dict[str, tuple[int, int]]:
-    """Returns the widths of the input and the output of a model's linear layers that are adapted.
+    """Returns the widths of the input and the output of a model's linear layers whose names end so.
 
-    Args:
-        model: The model, whose output layer is never one of them.
-        names: How their names end.
-        of: What to call the model in a message.
-
-    Raises:
-        ValueError: There are no such layers.
+    The output layer is never one of them. ``of`` is what to call the model in a message.
     """
     ends, output = tuple(names), model.get_output_embeddings()
     found = {

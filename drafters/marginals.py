@@ -33,14 +33,7 @@ class MarginalScorer(Follower):
 
     Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
     forwards the last of them again, with the root, and below one of the two a bush of ``samples`` chains, level by
-    level. The bush stands behind what is committed, and is written over later.
-
-    Args:
-        runner: Runs the target over a cache with room for the bush.
-        samples: Continuations per row and round.
-        depth: The deepest node.
-        knows_root: Whether continuations begin behind the root, or behind the token before it.
-        temperature: What they are drawn at; at 0 there is one, of the most probable tokens.
+    level. The bush stands behind what is committed, and is written over later; the runner's cache has room for it.
     """
 
     per_depth, needs_state = True, True
@@ -136,7 +129,6 @@ class MarginalDrafter(ScoredDrafter):
     those that draw and accept drafts. So the output is the target's under every rule that is exact.
 
     A request's temperature, filters and penalties have no part in the continuations; they apply when nodes are chosen.
-    A row proposes nothing while none of its tokens is committed, as with Medusa.
 
     Args:
         shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder. None is

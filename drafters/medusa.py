@@ -91,6 +91,10 @@ class MedusaHeads(Heads):
         facts = {"heads": f"{self.num_heads}, of {self.num_layers} residual layers each"}
         return replace(super().describe(), facts=facts, doubts={"first": self} if self.num_heads > 1 else {})
 
+    def output(self, depth: int) -> Any:
+        layers: Any = self.heads
+        return layers[depth - 1][-1]
+
     def begin_as(self, output: nn.Linear) -> None:
         """New residual blocks change nothing."""
         layers: Any = self.heads
@@ -312,9 +316,3 @@ class TrainedMedusa(TrainedHeads):
         layers: Any = self.head.heads
         hidden = states.before(anchors).to(next(layers.parameters()).dtype)
         return Prediction([head[:-1](hidden) for head in layers])
-
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
-        head: Any = self.head.heads[depth - 1]
-        return head[-1](states).float()

@@ -129,11 +129,7 @@ class OwnModelDrafter(ScoredDrafter):
     def runner_for(
         self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int, adapters: Adapters | None = None
     ) -> ModelRunner:
-        """Return a runner of the model for one engine.
-
-        Args:
-            kind: What it is, for messages: ``"head"`` or ``"drafter"``.
-            max_nodes: The largest tree of a forward, the root not counted.
+        """Return a runner of the model, a ``"head"`` or a ``"drafter"``, for one engine.
 
         Raises:
             ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
@@ -197,11 +193,7 @@ class HeadDrafter(OwnModelDrafter):
         return drafter
 
     def beside(self, head: _Draft, layers: Sequence[int], target: Target, sizes: Sizes) -> _Draft:
-        """Return a head as it runs beside a target: as wide, on its device, with what it borrows, and as long.
-
-        Args:
-            head: The head, which is not changed.
-            layers: The target's hidden states that it reads.
+        """Return a copy of a head, which reads these hidden states, as it runs beside a target.
 
         Raises:
             ValueError: It does not fit the target, its files name another one, or its quantization is not faster here.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, needed
@@ -49,6 +49,10 @@ class RecurrentHead(Heads):
     def max_depth(self) -> None:
         """None: it goes on as long as it is asked."""
         return None
+
+    def output(self, depth: int) -> Any:
+        layers: Any = self.lm_head
+        return layers[-1]
 
     def begin_as(self, output: nn.Linear) -> None:
         """The output layer reads the target's state alone, and the head's own begins as the last token's embedding."""
@@ -198,8 +202,3 @@ class TrainedRecurrent(TrainedHeads):
             state = self.head.state(self._embed[0](tokens), state)
             found.append(self.head.features(hidden, state))
         return Prediction(found)
-
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
-        return self.head.lm_head[-1](states).float()

@@ -1,11 +1,9 @@
 """Uno: the target drafts for itself, through a LoRA adapter over noise (Sahoo et al. 2026, arXiv 2609.04010).
 
 A forward holds what became final and the root, which go through the base weights, and a token of noise for every other
-depth, which goes through the adapter and predicts the token behind its place. All places see what stands before them.
-The depths know nothing of each other's tokens. Verification is by the base weights alone, so that the output follows
-the target exactly, whatever the adapter has learnt.
-
-The noise of a round depends on the request and the round, so that no output depends on what else is in the batch.
+depth, which goes through the adapter and predicts the token behind its place. The depths know nothing of each other's
+tokens. Verification is by the base weights alone. The noise depends on the request and the round, and on nothing else
+in the batch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,11 +71,7 @@ class UnoDrafter(OwnModelDrafter):
         noise_below: int | None = None,
         **options: Unpack[Settings],
     ) -> "UnoDrafter":
-        """Returns a drafter with an adapter from a folder; the other arguments are those of the class.
-
-        Raises:
-            ValueError: There is no adapter.
-        """
+        """Returns a drafter with an adapter from a folder; the other arguments are those of the class."""
         if not any((Path(name_or_path) / place / "adapter_config.json").is_file() for place in ("", "adapter")):
             raise ValueError(
                 f"no adapter at {shown(name_or_path)}: give a folder with adapter_config.json (a downloaded copy of "

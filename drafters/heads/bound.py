@@ -64,8 +64,19 @@ class DraftHead(PreTrainedModel):
         """Return what the head is, as its files say."""
 
     def bound(self, target: PreTrainedModel) -> Self:
-        """Return the same head beside its target; see ``bound``."""
-        return bound(self, target)
+        """Return the same head on the target's device and in its dtype, with what it borrows from the target.
+
+        The parameters are the head's own where device and dtype are right, so that training goes on in both. Its
+        ``base_model`` has ``embed_tokens`` and it has ``lm_head``; None for what is borrowed.
+        """
+        placed = beside(self, target.device, target.dtype)
+        shared = [*placed.parameters(), *placed.buffers()]
+        twin: Any = copy.deepcopy(placed, {id(tensor): tensor for tensor in shared})
+        if twin.base_model.embed_tokens is None:
+            twin.base_model.embed_tokens = target.get_input_embeddings()
+        if twin.lm_head is None:
+            twin.lm_head = target.get_output_embeddings()
+        return twin.eval()
 
     def widened(self, width: int) -> Self:
         """Return the same head for wider hidden states of the target (``widened``), where there is one; else itself."""
@@ -97,41 +108,17 @@ def fitted(head: _Draft, name: str, layers: Sequence[int], target: Target) -> _D
             f"{this} reads {head.captured} hidden states, and hidden_layers={list(layers)} are {len(layers)}: give "
             f"{head.captured}"
         )
-    _check_vocabulary(head, this, that, target.vocab_size)
-    return head
-
-
-def _check_vocabulary(head: DraftHead, this: str, that: str, tokens: int) -> None:
-    """Compare what a head has of the vocabulary with the target's: layers, or else what its files state."""
-    remedy = "give a head that was trained on this target"
-    ids, embeddings, output = head.draft_ids, head.get_input_embeddings(), head.get_output_embeddings()
+    ids, tokens = head.draft_ids, target.vocab_size
     if ids is not None and int(ids.max()) >= tokens:
         raise ValueError(f"{this} drafts token {int(ids.max())} and {that} has {tokens} tokens: {remedy}")
-    layers = {"output layer": None if ids is not None else output, "embeddings": embeddings}
-    widths = {part: layer.weight.shape[0] for part, layer in layers.items() if layer is not None}
+    tables = {"output layer": None if ids is not None else output, "embeddings": embeddings}
+    widths = {part: layer.weight.shape[0] for part, layer in tables.items() if layer is not None}
     if not widths and head.config.vocab_size > 1:  # 1: not stated
-        widths["vocabulary"] = head.config.vocab_size
+        widths["vocabulary"] = head.config.vocab_size  # as its files state
     for part, known in widths.items():
         if abs(known - tokens) > MOST_PADDING:
             raise ValueError(f"the {part} of {this} has {known} tokens and {that} has {tokens}: {remedy}")
-
-
-def bound(head: _Head, target: PreTrainedModel) -> _Head:
-    """Returns the same head on the target's device and in its dtype, with what it borrows from the target.
-
-    The parameters are the head's own where device and dtype are right, so that training goes on in both.
-
-    Args:
-        head: A head. Its ``base_model`` has ``embed_tokens`` and it has ``lm_head``; None for what is borrowed.
-    """
-    placed = beside(head, target.device, target.dtype)
-    shared = [*placed.parameters(), *placed.buffers()]
-    twin: Any = copy.deepcopy(placed, {id(each): each for each in shared})
-    if twin.base_model.embed_tokens is None:
-        twin.base_model.embed_tokens = target.get_input_embeddings()
-    if twin.lm_head is None:
-        twin.lm_head = target.get_output_embeddings()
-    return twin.eval()
+    return head
 
 
 def sizes_like(text: Any) -> dict[str, Any]:

@@ -84,6 +84,10 @@ class Heads(nn.Module):
         """Write the heads in their public layout."""
 
     @abstractmethod
+    def output(self, depth: int) -> Any:
+        """The output layer of a depth, from 1."""
+
+    @abstractmethod
     def begin_as(self, output: nn.Linear) -> None:
         """Set all weights so that every head says what an output layer does of the hidden state alone."""
 
@@ -278,12 +282,9 @@ class LastStateDrafter(ScoredDrafter):
         any_target: bool = False,
         **where: Unpack[Where],
     ) -> Any:
-        """Load heads from a folder, the hub, or this package (``"bundled/…"``).
-
-        The other arguments are those of the class and of ``Heads.from_pretrained``.
+        """Load heads with ``Heads.from_pretrained``; see the class.
 
         Args:
-            device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
             any_target: Whether it may run on another target than the one that its ``training.json`` names.
         """
         heads = cls.kind.from_pretrained(path, device=device, **where)
@@ -369,6 +370,11 @@ class TrainedHeads(TrainedHead):
                 f"head.name={self.name!r} holds {found[0]} heads of width {found[1]} with {found[2]} tokens, and "
                 f"{self.depths} of width {hidden_size} with {vocab_size} are wanted for the target {target.name}"
             )
+
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        return self.head.output(depth)(states).float()
 
     def settings(self, target: Target) -> dict[str, Any]:
         """Further arguments of new heads."""

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from drafters.heads.assemble import config_of, needed
 from drafters.heads.base import FeatureBackbone, FeatureHead, config_for
-from drafters.heads.bound import beside, bound, lengthen, widened, wider_config
+from drafters.heads.bound import beside, lengthen, widened, wider_config
 from specdec.target.target import Target
 
 _SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters")
@@ -78,7 +78,7 @@ class PrefixAttention(FeatureHead):
     def beside(self, target: Target, max_length: int) -> "PrefixAttention":
         """A copy of the layer as it runs beside a target."""
         placed = beside(copy.deepcopy(self.stated_for(target)), target.device, target.dtype).requires_grad_(False)
-        twin = bound(placed, target.model)
+        twin = placed.bound(target.model)
         lengthen(twin, max_length)
         return twin
 

@@ -33,11 +33,7 @@ class TrainedOn:
     facts: Mapping[str, Any] | None = None
 
     def check(self, head: str, target: Target) -> None:
-        """Refuse a target that is another model. The same model in another folder or dtype is none.
-
-        Args:
-            head: The head's name, for the message.
-        """
+        """Refuse a target that is another model, for a head of this name. A copy in another dtype is none."""
         path = str(target.model.config.name_or_path or "")
         if any(_place(self.name) == _place(each) for each in (target.name, path)):
             return
@@ -54,11 +50,7 @@ class TrainedOn:
 
 
 def trained_on(path: str | Path, **where: Any) -> TrainedOn | None:
-    """Returns the target that a head's files name; None if they name none.
-
-    Args:
-        path: As the head's loader takes it.
-    """
+    """Returns the target that a head's files name; None if they name none."""
     try:
         stored = Checkpoint(path, **where).json(TRAINING) or {}
     except (ValueError, OSError):  # whatever is wrong with the files, the head's loader says it
