@@ -125,8 +125,9 @@ def _check_entry(group: str, entry: Mapping[str, Any], names: Sequence[str]) -> 
         return
     if isinstance(name, str) and not is_class:
         raise ValueError(f"there is no {group} {name!r}{did_you_mean(name, names)}")
+    given = name if set(entry) == {"name"} else dict(entry)
     raise ValueError(
-        f"{entry!r} is no {group}: give a name, {{name: NAME, argument: value}} or "
+        f"{given!r} is no {group}: give a name, {{name: NAME, argument: value}} or "
         f"{{_target_: package.module.Class, argument: value}}"
     )
 

@@ -15,22 +15,12 @@ from specdec.target.target import Target
 
 _TRAINING = "training.json"
 _FILES = ("config.json", *WEIGHTS, *INDICES, "medusa_lm_head.safetensors", "medusa_lm_head.pt", OURS, _TRAINING)
-_LAYOUTS = {
-    "dflash_config": "z-lab's or SpecForge's (dflash_config)",
-    "target_layer_ids": "DeepSpec's (target_layer_ids)",
-    "enorm": "DeepSeek's or GLM's names",
-    "pre_fc_norm": "Qwen's names (mtp.*)",
-    "token_layernorm": "MiMo's names",
-    "midlayer.": "EAGLE-3's (midlayer.*)",
-    "fc.": "EAGLE's (fc and layers.0.*)",
-}
-"""A key of the configuration or a part of a tensor's name, and the public layout that has it; the first one tells."""
 
 
 def facts_of(
     drafter: Description, target: Target, checkpoint: Checkpoint | None, frequencies: Float[Tensor, " vocab"]
 ) -> dict[str, str]:
-    """Returns facts by their subject.
+    """Facts by their subject.
 
     Args:
         drafter: What one trained model is.
@@ -42,7 +32,7 @@ def facts_of(
     facts = {"kind": f"{drafter.kind}, {size_of(drafter)}"}
     if checkpoint is not None:
         there = [path for path in map(checkpoint.find, _FILES) if path is not None]
-        facts |= {"layout": layout_of(checkpoint), "files": ", ".join(path.name + _bytes(path) for path in there)}
+        facts["files"] = ", ".join(f"{path.name} ({path.stat().st_size / 1e6:.1f} MB)" for path in there)
         trained = trained_on(checkpoint)
         if trained:
             other = "" if same_model(trained, target.name) else f"; here: {target.name}"
@@ -70,31 +60,15 @@ def facts_of(
 
 
 def size_of(drafter: Description) -> str:
-    """Returns the number of layers and parameters of a drafter's first part, and their type."""
+    """The number of layers and parameters of a drafter's first part, and their type."""
     module: Any = drafter.parts[0]
     weights, layers = list(module.parameters()), getattr(getattr(module, "model", module), "layers", ())
     deep = f"{len(layers)} decoder layer{'s' * (len(layers) > 1)}, " if len(layers) else ""
     return f"{deep}{sum(each.numel() for each in weights):,} parameters, {dtype_name(weights[0].dtype)}"
 
 
-def layout_of(checkpoint: Checkpoint) -> str:
-    """Returns the public layout that a checkpoint has, and the sign of it."""
-    ours = f", with this project's {OURS}" if checkpoint.find(OURS) is not None else ""
-    theirs = checkpoint.config.get("speculators_model_type")
-    if theirs is not None:
-        return f"speculators, of the type {theirs}{ours}"
-    if any(name.startswith("medusa") for name in checkpoint.config):
-        return f"FasterDecoding's, first version{ours}"
-    try:
-        names = checkpoint.names()
-    except ValueError:
-        names = []
-    signs = [sign for sign in _LAYOUTS if sign in checkpoint.config or any(sign in name for name in names)]
-    return (_LAYOUTS[signs[0]] if signs else "a model of transformers") + ours
-
-
 def trained_on(checkpoint: Checkpoint) -> str | None:
-    """Returns the target's name, where a checkpoint says what it was trained on."""
+    """The target's name, where a checkpoint says what it was trained on."""
     for file in (OURS, _TRAINING):
         named = (checkpoint.json(file) or {}).get("target")
         if isinstance(named, str) and named:
@@ -105,7 +79,7 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Returns whether two names surely mean one model: the same name, or the same folder.
+    """Whether two names surely mean one model: the same name, or the same folder.
 
     Two folders of one name, or a folder and a repository of one name, may hold different models.
     """
@@ -115,11 +89,6 @@ def same_model(one: str, other: str) -> bool:
 def _place(name: str) -> str:
     path = Path(bundled.resolve(name)).expanduser()
     return str(path.resolve()) if path.is_dir() else name.rstrip("/")
-
-
-def _bytes(path: Path) -> str:
-    size = path.stat().st_size
-    return f" ({size / 1e6:.1f} MB)" if size > 1e5 else ""
 
 
 def _rope(config: Any) -> str | None:

@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 from torch import Tensor
 
-from drafters.heads.eagle_files import save_eagle
 from experiments.check import check
 from experiments.inspecting.mistakes import Mistake
 from experiments.results.checked import REFUTED, stated_exactness
@@ -17,7 +15,6 @@ from specdec import DraftSampling, DraftTree, Laws
 from specdec.checks.drafter import Status
 from tests import mutants
 from tests.changed_rule import accept_the_first
-from tests.experiments.inspecting.toys import Seen, toy_eagle3, toy_model, toy_tokenizer
 from tests.experiments.runs import Configure
 from tests.specdec.test_drafter_checks import NoResidual
 from verifiers import RejectionVerifier, SharedNoiseVerifier
@@ -113,7 +110,7 @@ def test_a_drafter_that_keeps_its_contract(
     findings = check(configure("check", *words))
     captured = capsys.readouterr()
     text, said = " ".join(captured.out.split()), captured.err
-    assert "0 s: drafter" in said and " s: recorded rounds\n" in said, "a line per check where there is no terminal"
+    assert " s: recorded rounds\n" in said, "a line per check where there is no terminal"
     assert "NGramDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
     passed = sum(finding.status is Status.PASSED for finding in findings)
     assert f"NGramDrafter keeps its contract: it passes {passed} checks, and" in text
@@ -139,29 +136,7 @@ def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pyte
 
 # ---------------------------------------------------------------- a trained head
 
-PROMPTS = ",".join(" ".join(f"w{7 * row + 5 * place * row % 63}" for place in range(9)) for row in range(1, 9))
-INSPECTED = ("tokens=32", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu", f"prompts=[{PROMPTS}]")
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders with the toy target and a head of it."""
-    folder, seen = tmp_path_factory.mktemp("toys"), Seen(toy_model())
-    seen.model.save_pretrained(folder / "target")
-    toy_tokenizer().save_pretrained(folder / "target")
-    save_eagle(toy_eagle3(seen), folder / "eagle", notes={"target": "someone/target"})
-    return folder
-
-
-@pytest.fixture
-def composed(configure: Configure, toys: Path) -> Configure:
-    """Composes an inspection of one of the toys."""
-
-    def compose(kind: str, *overrides: str) -> DictConfig:
-        names = [f"target.name={toys / 'target'}", f"drafter.name={toys / kind}"]
-        return configure("check", "inspect=true", f"drafter={kind}", *INSPECTED, *names, *overrides)
-
-    return compose
+INSPECTED = ("tokens=32", "threads=1", "target.dtype=float32", "target.device=cpu")
 
 
 def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,24 +149,24 @@ def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, caps
 
 
 @pytest.mark.full
-def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_and_what_mends_it(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """What the verdict says to set is set, and then nothing is wrong."""
-    found = check(composed("eagle", "depths=1", "drafter.hidden_layers=[1,3,4]"))
+    words = ["inspect=true", "drafter=eagle", "drafter.name=bundled/eagle3", "depths=1", *INSPECTED]
+    found = check(configure("check", *words, "drafter.hidden_layers=[5,3,1]"))
     text = shown(capsys)
     assert found.mistake is not None and found.mistake.alternative.mistake is Mistake.LAYERS
     assert "was probably loaded with a mistake: wrong hidden layers. With " in text
     assert "To mend it: leave out drafter.hidden_layers." in text
-    mended = check(composed("eagle", "depths=1"))
+    mended = check(configure("check", *words))
     text = shown(capsys)
     assert mended.mistake is None and not mended.knows_nothing
     assert mended.loaded.length == pytest.approx(found.mistake.acceptance.length)
     for words in (
         "kind EAGLE-3 head, 1 decoder layer, ",
-        "layout EAGLE-3's (midlayer.*), with this project's specdec.json",
-        "trained on someone/target, as its files say",
-        "reads hidden states 2, 4, 5 (l is the input of layer l) of a target of 8 layers",
-        "vocabulary 64 of the target's 64 tokens",
-        "RoPE theta 50, default (as the target's)",
+        "trained on bundled/target, as its files say",
+        "reads hidden states 1, 3, 5 (l is the input of layer l) of a target of 6 layers",
+        "vocabulary 4,096 of the target's 4,096 tokens",
+        "RoPE theta 10,000, default (as the target's)",
         f"No mistake was found: none of {len(mended.tried)} alternatives raises the acceptance.",
         f"1 {mended.loaded.acceptance[0]:.2f} {mended.loaded.unconditional[0]:.2f} 0.53 to 0.81",
     ):

@@ -1,156 +1,143 @@
-"""The likeliest mistakes are planted in heads that are right by construction, and found; a right head is not accused.
+"""The likeliest mistakes are planted in the bundled heads, and found; a right head is not accused.
 
-The toys' acceptance is a function of fixed seeds, so nothing here is drawn anew. An alternative that changes nothing is
-taken for a mistake if it is better by 4 standard errors over rounds (1 in 30,000) and by 2.5 over prompts (1 in 50)."""
+Seeds are fixed, so nothing here is drawn anew. An alternative that changes nothing is taken for a mistake if it is
+better by 4 standard errors over rounds (1 in 30,000) and by 2.5 over prompts (1 in 50).
+"""
 
+import copy
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter
 from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle_files import save_eagle
 from experiments.inspecting.acceptance import prompts_of
-from experiments.inspecting.mistakes import USUAL, Inspection, Mistake, inspect
-from specdec import Drafter, Target
-from tests.components import perturbed, wide
-from tests.experiments.inspecting import toys
-from tests.experiments.inspecting.toys import MASK, Seen, toy_block, toy_eagle, toy_eagle3, toy_medusa, toy_mtp
+from experiments.inspecting.mistakes import USUAL, Inspection, Mistake, alternatives, inspect
+from specdec import Drafter, Target, bundled
+from tests.components import wide
+from tests.drafters.test_mtp import head_of
+from tests.models import tiny_model
 
-Make = Callable[..., Drafter]
+Make = Callable[[Mapping[str, Any]], Drafter]
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return toys.toy_target()
+    return Target.from_pretrained("bundled/target", dtype="float32")
 
 
-@pytest.fixture(scope="module")
-def seen(target: Target) -> Seen:
-    return Seen(target.model)  # pyright: ignore[reportArgumentType]
-
-
-def inspected(
-    make: Callable[[Mapping[str, Any]], Drafter], target: Target, *given: str, batches: int = 1, tokens: int = 40
-) -> Inspection:
+def inspected(make: Make, target: Target, *given: str, batches: int = 1, tokens: int = 40) -> Inspection:
     prompts = [prompt for seed in range(batches) for prompt in prompts_of(target, None, seed)]
     return inspect(make, target, prompts, tokens=tokens, given=given)
 
 
-def eagle3(seen: Seen, **settings: Any) -> Drafter:
-    return EagleDrafter(toy_eagle3(seen), 2, sampling="iid", **settings)
+def loaded(kind: Any, name: str | Path, **options: Any) -> Make:
+    return lambda settings: kind.from_pretrained(str(name), **{"shape": 2, "sampling": "iid", **options, **settings})
 
 
-def block(seen: Seen, **settings: Any) -> Drafter:
-    return BlockDrafter(toy_block(seen), sampling="iid", **settings)
+def eagle3(folder: Path, **config: Any) -> Make:
+    """EAGLE-3 with something changed in its files."""
+    shutil.copytree(bundled.resolve("bundled/eagle3"), folder, dirs_exist_ok=True)
+    for name in ("config.json", "specdec.json"):
+        kept = json.loads((folder / name).read_text()) | config
+        (folder / name).write_text(json.dumps({key: value for key, value in kept.items() if value is not None}))
+    return loaded(EagleDrafter, folder)
 
 
-def mtp(seen: Seen, hidden_state: str = "after_norm") -> Drafter:
-    head = toy_mtp(seen)
-    head.before_norm = hidden_state == "before_norm"
-    return MTPDrafter(head, 2)
+def medusa_from_the_targets_own(target: Target) -> Make:
+    """Medusa heads behind one that predicts what the target's own output layer does."""
+
+    def make(settings: Mapping[str, Any]) -> Drafter:
+        drafter = loaded(MedusaDrafter, "bundled/medusa")(settings)
+        heads = drafter.describe(target).doubts["first"].heads
+        first = copy.deepcopy(heads[0])
+        for parameter in first[:-1].parameters():
+            parameter.data.zero_()
+        first[-1].weight.data.copy_(target.model.get_output_embeddings().weight)
+        heads.insert(0, first)
+        return drafter
+
+    return make
 
 
-def public(seen: Seen, folder: Path, **config: Any) -> Make:
-    """EAGLE-3 from its public files, with something changed in them."""
-    save_eagle(toy_eagle3(seen), folder)
-    (folder / "specdec.json").unlink()
-    kept = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in kept.items() if value is not None}))
-    return lambda **settings: EagleDrafter.from_pretrained(folder, shape=2, sampling="iid", **settings)
-
-
-RIGHT: dict[str, Callable[[Seen], Make]] = {
-    "MTP": lambda seen: lambda **settings: mtp(seen, **settings),
-    "EAGLE-1": lambda seen: lambda: EagleDrafter(toy_eagle(seen), 2),
-    "model": lambda seen: lambda: ModelDrafter(perturbed(seen.model, 0.2), 2),
+RIGHT: dict[str, Make] = {
+    "block head (DSpark)": loaded(BlockDrafter, "bundled/dspark"),
+    "Medusa heads": loaded(MedusaDrafter, "bundled/medusa"),
+    "model": loaded(ModelDrafter, "bundled/drafter"),
 }
-"""The other kinds are inspected by the command's own tests."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "MTP" else pytest.mark.full) for n in RIGHT])
-def test_a_right_head_is_not_accused(name: str, target: Target, seen: Seen) -> None:
-    make = RIGHT[name](seen)
-    found = inspected(lambda settings: make(**settings), target)
+@pytest.mark.parametrize("kind", [pytest.param(n, marks=[] if n[0] == "M" else pytest.mark.full) for n in RIGHT])
+def test_a_right_head_is_not_accused(kind: str, target: Target) -> None:
+    found = inspected(RIGHT[kind], target)
     assert found.mistake is None and not found.knows_nothing and not found.refused
     assert found.loaded.acceptance[0] > found.loaded.unigram + 0.1
-    assert found.drafter.kind in {*USUAL, "model"}
+    assert found.drafter.kind == kind and kind in {*USUAL, "model"}
 
 
-# How a mistake is made, which one it is, and what mends it.
-WRONG: dict[str, tuple[Callable[[Seen, Path], Make], Mistake, str]] = {
-    "layers one too low": (
-        lambda seen, folder: lambda hidden_layers=(1, 3, 4): eagle3(seen, hidden_layers=tuple(hidden_layers)),
-        Mistake.LAYERS, "drafter.hidden_layers=[2,4,5]",
+# How a mistake is made, which settings are given, which mistake it is, and what mends it.
+WRONG: dict[str, tuple[Callable[[Target, Path], Make], str, Mistake, str]] = {
+    "layers in another order": (
+        lambda target, folder: loaded(EagleDrafter, "bundled/eagle3", hidden_layers=(5, 3, 1)),
+        "", Mistake.LAYERS, "drafter.hidden_layers=[1,3,5]",
     ),
-    "a block's layers": (
-        lambda seen, folder: lambda hidden_layers=(3, 5, 6), **m: block(seen, hidden_layers=tuple(hidden_layers), **m),
-        Mistake.LAYERS, "drafter.hidden_layers=[2,4,5]",
+    "layers that are not the checkpoint's own": (
+        lambda target, folder: loaded(EagleDrafter, "bundled/eagle3", hidden_layers=(5, 3, 1)),
+        "hidden_layers", Mistake.LAYERS, "leave out drafter.hidden_layers",
     ),
-    "a normed residual stream": (
-        lambda seen, folder: public(seen, folder, norm_before_residual=True),
-        Mistake.NORM, "'norm_before_residual: false'",
+    "an un-normed residual stream": (
+        lambda target, folder: eagle3(folder, norm_before_residual=False),
+        "", Mistake.NORM, "'norm_before_residual: true'",
     ),
-    "no rope_theta": (
-        lambda seen, folder: public(seen, folder, rope_parameters=None, rope_theta=None),
-        Mistake.ROPE, "'rope_theta: 50'",
-    ),
-    "an MTP module that reads after the norm": (
-        lambda seen, folder: lambda hidden_state="before_norm": mtp(seen, hidden_state),
-        Mistake.NORM, "drafter.hidden_state=after_norm",
-    ),
-    "EAGLE-1 with the hidden state first": (
-        lambda seen, folder: lambda: EagleDrafter(swapped(toy_eagle(seen)), 2),
-        Mistake.HALVES, "halves of the columns of fc.weight",
+    "another rope_theta": (
+        lambda target, folder: eagle3(
+            folder, rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 2.0}
+        ),
+        "", Mistake.ROPE, "'rope_theta: 10000'",
     ),
     "mask token": (
-        lambda seen, folder: lambda mask_token_id=5, **more: block(seen, mask_token_id=mask_token_id, **more),
-        Mistake.MASK_TOKEN, f"drafter.mask_token_id={MASK}",
+        lambda target, folder: loaded(BlockDrafter, "bundled/dspark", mask_token_id=5),
+        "", Mistake.MASK_TOKEN, "drafter.mask_token_id=4095",
     ),
     "Medusa heads that begin with the target's own": (
-        lambda seen, folder: lambda: MedusaDrafter(toy_medusa(seen, 3, first=1), 2, sampling="iid"),
-        Mistake.SHIFT, "leave it out",
+        lambda target, folder: medusa_from_the_targets_own(target), "", Mistake.SHIFT, "leave it out",
     ),
 }  # fmt: skip
-
-
-def swapped(head: Any) -> EagleHead:
-    weight = head.model.fc.weight
-    weight.data = weight.data.roll(head.model.fc.in_features // 2, dims=1)
-    return head
-
-
-FIRST = ("an MTP module that reads after the norm",)
+FIRST = ("Medusa heads that begin with the target's own",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FIRST else pytest.mark.full) for n in WRONG])
-def test_a_mistake_is_named(name: str, target: Target, seen: Seen, tmp_path: Path) -> None:
-    plant, mistake, words = WRONG[name]
-    make = plant(seen, tmp_path)
-    batches = 12 if mistake is Mistake.SHIFT else 1  # those heads know least
-    found = inspected(lambda settings: make(**settings), target, batches=batches)
+def test_a_mistake_is_named(name: str, target: Target, tmp_path: Path) -> None:
+    plant, given, mistake, words = WRONG[name]
+    found = inspected(plant(target, tmp_path), target, *given.split(), batches=2)
     assert found.mistake is not None, [(each.alternative.name, each.gain) for each in found.tried]
     assert found.mistake.alternative.mistake == mistake and words in found.mistake.alternative.remedy
     assert found.mistake.gain.tokens > 0.1
 
 
-@pytest.mark.full
-def test_the_checkpoints_own_layers_are_tried(target: Target, seen: Seen, tmp_path: Path) -> None:
-    """They are none of the neighbours."""
-    make = public(seen, tmp_path)
+def test_the_alternatives_of_heads_that_are_not_bundled() -> None:
+    """EAGLE-1 with swapped halves, and an MTP module that reads the other state."""
+    model: Any = tiny_model("llama", vocab_size=64)
+    small, head = Target(model), EagleHead.for_target(model)
+    drafter = EagleDrafter(head, 2)
+    (halves,) = [each for each in alternatives(drafter.describe(small), small) if each.mistake is Mistake.HALVES]
+    one, other = (half.clone() for half in head.model.fc.weight.chunk(2, dim=1))
+    assert halves.edit is not None and "halves of the columns of fc.weight" in halves.remedy
+    halves.edit(drafter.describe(small).doubts)
+    assert torch.equal(head.model.fc.weight, torch.cat([other, one], dim=1))
+    module = head_of(model)
+    for before, state in ((True, "after_norm"), (False, "before_norm")):
+        module.before_norm = before
+        tried = alternatives(MTPDrafter(module, 2).describe(small), small)
+        (norm,) = [each for each in tried if each.settings.get("hidden_state")]
+        assert norm.mistake is Mistake.NORM and norm.settings == {"hidden_state": state}
 
-    def wrong(settings: Mapping[str, Any]) -> Drafter:
-        return make(**{"hidden_layers": (0, 1, 7), **settings})
 
-    found = inspected(wrong, target, "hidden_layers")
-    assert found.mistake is not None
-    assert found.mistake.alternative.name == "hidden_layers of its own files"
-    assert found.mistake.alternative.remedy == "leave out drafter.hidden_layers"
-
-
-def test_an_untrained_head(target: Target, seen: Seen) -> None:
-    head = wide(EagleHead.for_target(seen.model), 1.0)
+def test_an_untrained_head(target: Target) -> None:
+    head = wide(EagleHead.for_target(target.model), 1.0)
     assert inspected(lambda settings: EagleDrafter(head, 2), target, tokens=16).knows_nothing
