@@ -28,7 +28,7 @@ from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
-from experiments.datasets.sources import read_source, training_files
+from experiments.datasets.stdlib import read_source, training_files
 from experiments.results.comparison import commit_of
 from experiments.results.origin import read_manifest
 from specdec import bundled

@@ -29,8 +29,7 @@ from experiments.training.losses import Loss
 from experiments.training.served import ServedConfig, served
 from experiments.training.served import prompts_of as served_prompts
 from experiments.training.sharding import check_processes
-from experiments.training.states import FrozenTarget
-from experiments.training.stored import StoredTarget
+from experiments.training.states import FrozenTarget, StoredTarget
 from experiments.training.weights import Weights
 from specdec.engine.engine import Engine
 from specdec.machine import dtype_name

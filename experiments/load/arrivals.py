@@ -36,40 +36,28 @@ class Arrivals(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Arrivals):
-    """A request every 1 / ``rate`` seconds."""
-
-    rate: float = 1.0
-
-    def times(self, rng: np.random.Generator, count: int) -> Times:
-        return np.arange(count) / self.rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Poisson(Arrivals):
-    """Requests that come independently of each other, ``rate`` in a second on average."""
-
-    rate: float = 1.0
-
-    def times(self, rng: np.random.Generator, count: int) -> Times:
-        return rng.exponential(1 / self.rate, count).cumsum()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gamma(Arrivals):
-    """Gaps between requests with a gamma distribution.
+class Gaps(Arrivals):
+    """Independent gaps between requests, with a gamma distribution.
 
     Attributes:
-        cv: Coefficient of variation of the gaps: 1 is a Poisson process, more comes in bursts. vLLM's burstiness is
-            1 / cv².
+        cv: Coefficient of variation of the gaps: 0 is a request every 1 / ``rate`` seconds, 1 a Poisson process, more
+            comes in bursts. vLLM's burstiness is 1 / cv².
     """
 
-    above_zero = ("rate", "cv")
     rate: float = 1.0
     cv: float = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (np.isfinite(self.cv) and self.cv >= 0):
+            raise ValueError(f"arrival.cv={self.cv:g}: give a number from 0 on")
+
     def times(self, rng: np.random.Generator, count: int) -> Times:
+        if not self.cv:
+            return np.arange(count) / self.rate
         shape = 1 / self.cv**2
+        if self.cv == 1:
+            return rng.exponential(1 / self.rate, count).cumsum()
         return rng.gamma(shape, 1 / (shape * self.rate), count).cumsum()
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -16,16 +18,15 @@ from torch import Tensor
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch
 from experiments.results.origin import keep_row, kept_rows
-from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
 from experiments.training.figures import Tally, calibrated
 from experiments.training.fitting import FitConfig, optimizers_of, set_learning_rates
 from experiments.training.sharding import divide, gathered, load_optimizer, undivided
-from experiments.training.states import FrozenTarget
-from experiments.training.stored import StoredTarget
+from experiments.training.states import FrozenTarget, StoredTarget
 
 LOG = "training.jsonl"
+_PATTERN, _KEPT = "step-*.pt", 2
 BEST, LAST = "best", "last"
 """Folders of the finished weights: those with the greatest served length, and those of the last step."""
 
@@ -337,3 +338,32 @@ def _summed(accelerator: Accelerator, value: Tensor) -> Tensor:
     found = accelerator.reduce(value, reduction="sum")
     assert isinstance(found, Tensor)
     return found
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder; None if there is none."""
+    return max(folder.glob(_PATTERN), default=None)
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Write a checkpoint into a folder, and keep the one before it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / "unfinished"
+    torch.save(state, unfinished)
+    os.replace(unfinished, folder / f"step-{step:08d}.pt")  # a process that dies before this leaves no checkpoint
+    for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
+        old.unlink()
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder that appears under its name when it is complete, and takes the place of an older one."""
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    old = folder.with_name(f".{folder.name}.old")
+    for left in (unfinished, old):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    write(unfinished)
+    if folder.exists():
+        folder.rename(old)
+    unfinished.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

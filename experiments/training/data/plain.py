@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.datasets.sources import held_out_files, read_source, stdlib_root, training_files
+from experiments.datasets.stdlib import held_out_files, read_source, stdlib_root, training_files
 from experiments.datasets.text import matching
 from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
 from specdec.target.target import Target

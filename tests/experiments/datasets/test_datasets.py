@@ -12,8 +12,7 @@ from experiments.config.sections import build
 from experiments.datasets import files
 from experiments.datasets.jsonl import Jsonl
 from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, choose, licenses, warmup_texts
-from experiments.datasets.sources import HELD_OUT, stdlib_root
-from experiments.datasets.stdlib import Stdlib
+from experiments.datasets.stdlib import HELD_OUT, Stdlib, stdlib_root
 from experiments.datasets.text import Text
 from tests.experiments.runs import Configure
 

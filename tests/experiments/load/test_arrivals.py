@@ -10,10 +10,8 @@ from scipy.stats import kstest
 from experiments.load.arrivals import (
     Arrivals,
     Batch,
-    Constant,
     Diurnal,
-    Gamma,
-    Poisson,
+    Gaps,
     Ramp,
     Spike,
     Times,
@@ -47,9 +45,9 @@ def fit_of_rate(times: Times, expected: Callable[[Times], Times]) -> float:
 @pytest.mark.parametrize(
     ("arrivals", "cv", "mutants"),
     [
-        (Poisson(rate=3), 1.0, [Poisson(rate=3.4), Gamma(rate=3, cv=1.2), Constant(rate=3)]),
-        (Gamma(rate=3, cv=2), 2.0, [Gamma(rate=4, cv=2), Gamma(rate=3, cv=2.6), Poisson(rate=3)]),
-        (Gamma(rate=3, cv=0.5), 0.5, [Gamma(rate=3, cv=0.6), Poisson(rate=3)]),
+        (Gaps(rate=3), 1.0, [Gaps(rate=3.4), Gaps(rate=3, cv=1.2), Gaps(rate=3, cv=0)]),
+        (Gaps(rate=3, cv=2), 2.0, [Gaps(rate=4, cv=2), Gaps(rate=3, cv=2.6), Gaps(rate=3)]),
+        (Gaps(rate=3, cv=0.5), 0.5, [Gaps(rate=3, cv=0.6), Gaps(rate=3)]),
     ],
 )
 def test_gaps_have_their_mean_and_variation(arrivals: Arrivals, cv: float, mutants: list[Arrivals]) -> None:
@@ -89,18 +87,18 @@ def test_rates_that_vary_are_thinned(arrivals: Arrivals, expected: Any, other: f
     times = drawn(arrivals)
     assert fit_of_rate(times, expected) > 0.01
     assert fit_of_rate(times, lambda at: expected(at, other)) < REJECTED, "another height of the same shape"
-    assert fit_of_rate(drawn(Poisson(rate=COUNT / times[-1])), expected) < REJECTED, "the same mean, not thinned"
+    assert fit_of_rate(drawn(Gaps(rate=COUNT / times[-1])), expected) < REJECTED, "the same mean, not thinned"
 
 
 def test_a_ramp_by_factors_is_not_one_by_amounts() -> None:
     assert fit_of_rate(drawn(Ramp(rate=3, factor=5, length=200)), exponential) < REJECTED
 
 
-@pytest.mark.parametrize("arrivals", [Constant(), Poisson(), Gamma(cv=2), Spike(), Diurnal(), Ramp(), Users(think=1.0)])
+@pytest.mark.parametrize("arrivals", [Gaps(cv=0), Gaps(), Gaps(cv=2), Spike(), Diurnal(), Ramp(), Users(think=1.0)])
 def test_a_seed_decides_everything(arrivals: Arrivals) -> None:
     times = drawn(arrivals, 50)
     assert (drawn(arrivals, 50) == times).all() and len(times) == 50
-    assert isinstance(arrivals, Constant) or (drawn(arrivals, 50, seed=8) != times).any()
+    assert not getattr(arrivals, "cv", 1) or (drawn(arrivals, 50, seed=8) != times).any()
     if arrivals.loop == OPEN:
         assert (np.diff(times) >= 0).all() and times[0] >= 0
         fast = drawn(arrivals.at_rate(10 * arrivals.rate), COUNT)
@@ -117,7 +115,7 @@ def test_users_begin_at_once_and_think_later() -> None:
 
 def test_requests_and_seconds_both_end_the_arrivals() -> None:
     def ends(requests: int | None, seconds: float | None, arrivals: Arrivals | None = None) -> Times:
-        return arriving(arrivals or Poisson(rate=5), np.random.default_rng(1), requests=requests, seconds=seconds)
+        return arriving(arrivals or Gaps(rate=5), np.random.default_rng(1), requests=requests, seconds=seconds)
 
     within = ends(None, 60)
     assert 200 < len(within) < 400 and within[-1] < 60
@@ -125,7 +123,7 @@ def test_requests_and_seconds_both_end_the_arrivals() -> None:
     assert ends(len(within) + 1, None)[-1] >= 60, "and the next one is too late"
     assert (ends(10, 60) == within[:10]).all() and (ends(1000, 60)[: len(within)] == within).all()
     assert not ends(7, None, Batch()).any() and Batch().rate == np.inf
-    for requests, seconds, arrivals in ((None, None, Poisson()), (None, 5.0, Users())):
+    for requests, seconds, arrivals in ((None, None, Gaps()), (None, 5.0, Users())):
         with pytest.raises(ValueError, match="requests=null: give a number"):
             ends(requests, seconds, arrivals)
     with pytest.raises(ValueError, match="seconds=1e-09: no request arrives so early"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.load.arrivals import Arrivals, Constant, Poisson
+from experiments.load.arrivals import Arrivals, Gaps
 from experiments.load.driver import Driver, Overload, RealEngine
 from experiments.load.figures import LATE, figures_of, latencies, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
@@ -32,9 +32,9 @@ def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float 
 )
 def test_queues_of_the_textbook(load: float, exponential: bool, expected: float, count: int, tolerance: float) -> None:
     """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less, slower service more."""
-    assert mean_wait(Poisson(rate=load), count, exponential=exponential) == pytest.approx(expected, rel=tolerance)
-    assert mean_wait(Constant(rate=load), count, exponential=exponential) < (1 - 2 * tolerance) * expected
-    assert load > 0.8 or mean_wait(Poisson(rate=load), count, exponential=exponential, more=0.5) > 2 * expected
+    assert mean_wait(Gaps(rate=load), count, exponential=exponential) == pytest.approx(expected, rel=tolerance)
+    assert mean_wait(Gaps(rate=load, cv=0), count, exponential=exponential) < (1 - 2 * tolerance) * expected
+    assert load > 0.8 or mean_wait(Gaps(rate=load), count, exponential=exponential, more=0.5) > 2 * expected
 
 
 def moments(run: LoadRun, *names: str) -> list[list[float]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments.load.arrivals import Poisson
+from experiments.load.arrivals import Gaps
 from experiments.load.driver import Overload
 from experiments.load.figures import figures_of, knee, latencies, little, warnings_of
 from experiments.load.run import CLOSED, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
@@ -38,9 +38,7 @@ def test_a_request_lasts_its_first_token_and_the_others() -> None:
     """e2e = TTFT + (N - 1) · TPOT, exactly; the mutant with N tokens is not."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 5, (300, 3))
-    run = driven(
-        Poisson(rate=0.3).times(rng, 300), lambda number: [(0.3 * (1 + n), int(n)) for n in sizes[number] if n]
-    )
+    run = driven(Gaps(rate=0.3).times(rng, 300), lambda number: [(0.3 * (1 + n), int(n)) for n in sizes[number] if n])
     found = latencies(run)
     others = found.output_tokens - 1
     np.testing.assert_allclose(found.ttft + others * found.tpot.fillna(0), found.e2e, rtol=1e-12)
@@ -78,7 +76,7 @@ def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -
 def test_littles_law_holds_unless_timestamps_are_wrong() -> None:
     rng = np.random.default_rng(2)
     seconds = rng.exponential(1.0, 400)
-    run = driven(Poisson(rate=0.7).times(rng, 400), lambda number: [(float(seconds[number]), 1)])
+    run = driven(Gaps(rate=0.7).times(rng, 400), lambda number: [(float(seconds[number]), 1)])
     balance = little(run)
     assert balance["in_engine"] == pytest.approx(balance["expected"], rel=1e-6)
     assert balance["running"] < 1.0 < balance["in_engine"]
@@ -111,7 +109,7 @@ def loads(loop: str, *rates: float) -> list[LoadRun]:
     """Two methods, the second one half as fast."""
     found = []
     for rate, (method, seconds) in itertools.product(rates, (("plain", 0.2), ("m: a | long name", 0.4))):
-        times = Poisson(rate=rate).times(np.random.default_rng(0), 30) if loop == OPEN else np.zeros(30)
+        times = Gaps(rate=rate).times(np.random.default_rng(0), 30) if loop == OPEN else np.zeros(30)
         asked = requests(30, lambda number: "short" if number % 3 else "long")
         rounds = [(seconds / 2, 1), (seconds / 2, 3)]
         given = {"asked": asked, "loop": loop, "users": int(rate), "method": method, "rate": rate}

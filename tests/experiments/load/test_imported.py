@@ -8,8 +8,8 @@ import pytest
 
 from experiments.commands.compare import compare
 from experiments.load.figures import latencies
-from experiments.load.imported import import_results
 from experiments.load.run import load_runs
+from experiments.load.studies import import_results
 from tests.experiments.conftest import composed
 
 VLLM = {

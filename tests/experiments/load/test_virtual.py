@@ -8,7 +8,7 @@ import pytest
 from experiments.commands.load import load
 from experiments.commands.run import run
 from experiments.load.accepted import Accepted
-from experiments.load.arrivals import Poisson
+from experiments.load.arrivals import Gaps
 from experiments.load.driver import Overload
 from experiments.load.figures import figures_of, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, OPEN, pooled
@@ -69,7 +69,7 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler) -> No
     engine = VirtualEngine(
         costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, accepted=TRACES, policy=RandomLength()
     )
-    run = engine.play(asked, Poisson(rate=30).times(rng, 60), loop=OPEN)
+    run = engine.play(asked, Gaps(rate=30).times(rng, 60), loop=OPEN)
     table = run.requests
     assert (table.outcome == DONE).all()
     assert table.output_tokens.tolist() == [each.planned.output_tokens for each in asked]
@@ -96,7 +96,7 @@ def test_overload_is_dropped_and_users_wait_for_answers() -> None:
 
 def test_no_policy_beats_the_oracle_by_much_and_it_beats_them() -> None:
     asked = requests([200] * 64, [60] * 64)
-    times = Poisson(rate=12.0).times(np.random.default_rng(4), 64)
+    times = Gaps(rate=12.0).times(np.random.default_rng(4), 64)
 
     def seconds(policy) -> float:
         engine = VirtualEngine(costs=COSTS, slots=16, max_length=512, accepted=TRACES, policy=policy)
@@ -110,7 +110,7 @@ def test_seeds_are_pooled_into_one_run() -> None:
     engine = VirtualEngine(costs=COSTS, slots=2, max_length=64)
     asked = requests([8] * 30, [10] * 30)
     runs = [
-        engine.play(asked, Poisson(rate=10).times(np.random.default_rng(seed), 30), loop=OPEN, method="x", rate=10)
+        engine.play(asked, Gaps(rate=10).times(np.random.default_rng(seed), 30), loop=OPEN, method="x", rate=10)
         for seed in range(3)
     ]
     one = pooled(runs)

@@ -17,12 +17,19 @@ from accelerate.utils import DistributedType
 
 from drafters.model import TrainedLM
 from experiments.train import train
-from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
 from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
 from experiments.training.fitting import FitConfig
-from experiments.training.loop import LOG, DivergedError, Training, _summed
+from experiments.training.loop import (
+    LOG,
+    DivergedError,
+    Training,
+    _summed,
+    newest_checkpoint,
+    save_checkpoint,
+    write_folder,
+)
 from experiments.training.losses import ForwardKL
 from experiments.training.sharding import check_processes
 from experiments.training.states import FrozenTarget

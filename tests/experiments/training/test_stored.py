@@ -14,8 +14,7 @@ from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
 from experiments.training.losses import ForwardKL
-from experiments.training.states import FrozenTarget
-from experiments.training.stored import STATES, StoredTarget
+from experiments.training.states import STATES, FrozenTarget, StoredTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
