@@ -32,15 +32,8 @@ def at(tensor: Tensor, node: int, value: float) -> Tensor:
 
 def parents_of(tree: DraftTree, *parents: int) -> DraftTree:
     table = torch.tensor([parents], device=tree.tokens.device).expand(len(tree.tokens), -1)
-    return DraftTree.build(
-        tree.tokens,
-        table,
-        valid=tree.valid,
-        sampling=tree.law,
-        draft_probs=tree.draft_probs,
-        max_depth=4,
-        max_children=4,
-    )
+    kept = {"valid": tree.valid, "sampling": tree.law, "draft_probs": tree.draft_probs}
+    return DraftTree.build(tree.tokens, table, **kept, max_depth=4, max_children=4)
 
 
 MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
@@ -199,11 +192,13 @@ class NeverForgets(_Remembers):
     """Counts the tokens of its slot, and does not begin anew with a new request."""
 
     def observe(self, outcome: Outcome) -> None:
-        counts = outcome.counts
-        self.noted[outcome.slots] = (self.noted[outcome.slots] + counts) % len(self.table)
+        self.noted[outcome.slots] = (self.noted[outcome.slots] + self.counted(outcome)) % len(self.table)
+
+    def counted(self, outcome: Outcome) -> Tensor:
+        return outcome.counts
 
 
-class NeedsTheBeginning(_Remembers):
+class NeedsTheBeginning(NeverForgets):
     """Counts the tokens of its request, and says that a beginning that is shared need not be shown to it."""
 
     lookback = 0
@@ -211,19 +206,14 @@ class NeedsTheBeginning(_Remembers):
     def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
         self.noted[slot] = 0
 
-    def observe(self, outcome: Outcome) -> None:
-        self.noted[outcome.slots] = (self.noted[outcome.slots] + outcome.counts) % len(self.table)
 
-
-class Drifts(_Remembers):
+class Drifts(NeedsTheBeginning):
     """Counts the tokens of the sequence, and forgets the root of every round."""
 
-    def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
-        self.noted[slot] = 0
+    lookback = None
 
-    def observe(self, outcome: Outcome) -> None:
-        counts = outcome.counts - int(outcome.path is not None)
-        self.noted[outcome.slots] = (self.noted[outcome.slots] + counts) % len(self.table)
+    def counted(self, outcome: Outcome) -> Tensor:
+        return outcome.counts - int(outcome.path is not None)
 
 
 class ClearsByProduct(HonestTop):
@@ -313,19 +303,18 @@ class Drops(Honest):
 class SameForSiblings(Honest):
     """Draws both siblings with one number."""
 
+    twice = 1
+
     def numbers(self, batch: Batch) -> Tensor:
         numbers = super().numbers(batch).clone()
-        numbers[:, 1] = numbers[:, 0]
+        numbers[:, self.twice] = numbers[:, 0]
         return numbers
 
 
-class SameForChild(Honest):
+class SameForChild(SameForSiblings):
     """Draws a child with its parent's number, so that given the parent's token it does not come from q."""
 
-    def numbers(self, batch: Batch) -> Tensor:
-        numbers = super().numbers(batch).clone()
-        numbers[:, 2] = numbers[:, 0]
-        return numbers
+    twice = 2
 
 
 class SameEveryRound(Honest):

@@ -1,5 +1,6 @@
 """Verdicts on verifiers and drafters: right ones pass, one that promises too much is an error; and trained heads."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,18 @@ from torch import Tensor
 
 from experiments.check import check
 from experiments.inspecting.mistakes import Mistake
+from experiments.measuring.exactness import LAWS, SHAPES, cases
 from experiments.results.checked import REFUTED, stated_exactness
 from experiments.results.lossless import promises_exact
 from specdec import DraftSampling, DraftTree, Laws
 from specdec.checks.drafter import Status
+from specdec.checks.drafts import enumerate_drafts, num_drafts
+from specdec.checks.tables import Tables
 from tests import mutants
 from tests.changed_rule import accept_the_first
 from tests.experiments.runs import Configure
 from tests.specdec.test_drafter_checks import NoResidual
-from verifiers import RejectionVerifier, SharedNoiseVerifier
+from verifiers import RejectionVerifier, SharedNoiseVerifier, TransportVerifier
 
 SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
 STRONG = ("vocab=3", "tables=1", "temperatures=[1]")
@@ -52,6 +56,20 @@ def test_rules_that_are_exact_in_their_own_way(configure: Configure, capsys: pyt
     assert all(case.differing == 0 for case in done) and {case.law for case in done} == set(DraftSampling)
     text = shown(capsys)
     assert "SharedNoiseVerifier is exact by its own check" in text and "It says of itself: exact, noise shared." in text
+
+
+def test_drafts_are_counted_without_making_them() -> None:
+    for shape, law, vocab in itertools.product(SHAPES.values(), LAWS, (2, 3)):
+        made = Tables.random(vocab, shape.max_depth, seed=0)
+        assert num_drafts(shape, law, vocab) == len(enumerate_drafts(made, shape, law).probability)
+
+
+@pytest.mark.parametrize("vocab", [12, 50])
+def test_a_vocabulary_that_does_not_fit_is_refused_at_once(vocab: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^vocab={vocab}: a tree of shape 2 x 2, drafted iid, has .* vocab=11 or less"
+    ):
+        next(cases(TransportVerifier(), vocab, 2, 0, [1]))
 
 
 class AlwaysTheFirst(SharedNoiseVerifier):

@@ -11,7 +11,7 @@ import torch
 
 from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
-from experiments.measuring.jobs import Job, prepare, render, stream_of
+from experiments.measuring.jobs import Job, fit, needed_tokens, prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from experiments.results.rows import rows_of
@@ -154,10 +154,10 @@ def test_jobs_for_samples_and_what_does_not_fit() -> None:
     tokenizer = byte_tokenizer()
     prompts = [Prompt(id="short", turns=("ab",)), Prompt(id="long", turns=("x" * 40,))]
     sampling = SamplingParams(temperature=1.0, n=2, max_new_tokens=10, seed=3)
-    fit, unfit = prepare(prompts, sampling, tokenizer, max_length=30)
-    assert [(job.prompt.id, job.sample, len(job.prompt_ids)) for job in fit] == [("short", 0, 2), ("short", 1, 2)]
-    assert [job.sampling.stream for job in fit] == [stream_of("short", 0, 0), stream_of("short", 0, 1)]
-    assert all(job.sampling.n == 1 and job.sampling.seed == 3 for job in fit)
+    fitting, unfit = prepare(prompts, sampling, tokenizer, max_length=30)
+    assert [(job.prompt.id, job.sample, len(job.prompt_ids)) for job in fitting] == [("short", 0, 2), ("short", 1, 2)]
+    assert [job.sampling.stream for job in fitting] == [stream_of("short", 0, 0), stream_of("short", 0, 1)]
+    assert all(job.sampling.n == 1 and job.sampling.seed == 3 for job in fitting)
     assert [job.prompt.id for job, _ in unfit] == ["long", "long"]
     assert unfit[0][1] == "40 prompt tokens and max_new_tokens=10 exceed the engine's max_length=30"
     with pytest.raises(ValueError, match="no prompt fits: 40 prompt tokens"):
@@ -252,3 +252,49 @@ def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:
         name: [r.memory.get("reused", 0) for r in records if r.method == name] for name in (PLAIN, "beside", "alone")
     }
     assert found[PLAIN] == found["beside"] == [0, 0, 0] and max(found["alone"]) > 0
+
+
+# ---------------------------------------------------------------- prompts that are too long
+
+TEN = SamplingParams(max_new_tokens=10)
+SHORT = Prompt(id="short", turns=("ab",))
+LONG = Prompt(id="long", turns=("0123456789" * 10,))
+CHAT = Prompt(id="chat", turns=("begin " + "x" * 100 + " end", "more"), chat=True)
+
+
+def fitted(*prompts: Prompt, policy: str, room: int = 60) -> tuple[list[Prompt], str | None]:
+    found = fit(prompts, TEN, byte_tokenizer(), max_length=room, policy=policy)
+    return found.prompts, found.sentence
+
+
+def test_one_token_too_many_is_too_long() -> None:
+    prompts, sentence = fitted(SHORT, LONG, policy="skip", room=109)
+    assert prompts == [SHORT]
+    for words in ("1 of 2 prompts", "engine.max_length=109", "the longest needs 110", "1 left out", "too_long=cut"):
+        assert sentence is not None and words in sentence
+
+
+def test_a_text_keeps_its_end() -> None:
+    (prompt,), sentence = fitted(LONG, policy="cut")
+    assert byte_tokenizer().decode(list(render(prompt, byte_tokenizer()))) == ("0123456789" * 5)
+    assert sentence is not None and "1 shortened; dataset.too_long=skip leaves them out" in sentence
+
+
+def test_a_token_before_every_text_stays_in_front() -> None:
+    tokenizer = byte_tokenizer()
+    plain = tokenizer("wxyz")["input_ids"]
+    first = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    marked = Prompt(id="a", turns=("<|endoftext|>wxyz",), last_tokens=3)
+    assert render(marked, tokenizer) == (first, *plain[-2:])
+    assert render(Prompt(id="a", turns=("wxyz",), last_tokens=3), tokenizer) == tuple(plain[-3:])
+    with pytest.raises(ValueError, match="prompt a has 4 tokens, and 5 were asked for"):
+        render(Prompt(id="a", turns=("wxyz",), last_tokens=5), byte_tokenizer())
+
+
+def test_a_conversation_loses_the_middle_of_its_longest_turn() -> None:
+    (prompt,), _ = fitted(CHAT, policy="cut", room=90)
+    long, short = prompt.turns
+    assert short == "more" and long.startswith("begin x") and long.endswith("x end") and "[...]" in long
+    assert 80 < needed_tokens(prompt, TEN, byte_tokenizer()) <= 90, "not more than it must"
+    prompts, sentence = fitted(SHORT, CHAT, policy="cut", room=45)
+    assert prompts == [SHORT] and sentence is not None and "1 left out" in sentence, "nothing would be left of it"
