@@ -13,14 +13,12 @@ Where a block of many rows fails, blocks of one token are tried: then every toke
 import itertools
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -63,7 +61,7 @@ def settle(executor: InvariantExecutor) -> None:
 
     Raises:
         ValueError: The model does not take an attention function, or the promise cannot be kept; names the model's type
-            and the part of it that differs.
+            and what differs.
     """
     model, facts = executor.model, executor.facts
     kind = facts.model_type
@@ -181,7 +179,7 @@ def _trial(executor: InvariantExecutor) -> str:
     cuts = [0, 2, *range(count - 2, count + 1)]
     pieces = [run.chain(1, tokens[a:b], a) for a, b in itertools.pairwise(cuts)]
     if not torch.equal(torch.cat(pieces), whole):
-        return f"{_part(executor, tokens)} gives other bits for a token alone than for one among others"
+        return "a token alone gets other bits than one among others"
     if any(not torch.equal(kept[:, 0, :count], kept[:, 1, :count]) for kept in run.cache.tensors):
         return "the cache holds other bits for a prompt in pieces than for a whole one"
     states = [] if run.cache.states is None else run.cache.states.tensors
@@ -199,30 +197,6 @@ def _trial(executor: InvariantExecutor) -> str:
         if not torch.equal(trees[row, _PATH], whole[start : start + branch]):
             return "a token gets other bits in a tree than in a line"
     return ""
-
-
-def _part(executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
-    """Return the name of the first part of a model whose output for a token depends on its neighbours."""
-    last = len(tokens) - 1
-    outputs: list[dict[str, Tensor]] = []
-    for pieces in ([(0, len(tokens))], [(0, last), (last, len(tokens))]):
-        run, noted = _Run(executor, slots=1), {}
-        place = (pieces[-1][1] - pieces[-1][0] - 1) % executor.rows
-        with ExitStack() as hooks:
-            for name, module in executor.model.named_modules():
-                if not any(module.children()):
-                    hooks.enter_context(module.register_forward_hook(partial(_note, noted, name, place)))
-            for start, stop in pieces:
-                run.chain(0, tokens[start:stop], start)
-        outputs.append(noted)
-    among, alone = outputs
-    first = next((name for name in among if not torch.equal(among[name], alone[name])), None)
-    return "its attention" if first is None else first
-
-
-def _note(noted: dict[str, Tensor], name: str, place: int, module: nn.Module, inputs: object, output: object) -> None:
-    if isinstance(output, Tensor) and output.shape[0] > place:
-        noted[name] = output[place].clone()
 
 
 def _tokens(executor: InvariantExecutor, count: int) -> Int[Tensor, " node"]:
