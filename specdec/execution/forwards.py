@@ -4,9 +4,8 @@ What a forward does is noted (``program``), groups of its operations become one 
 written down as a flat function. Attention and the write to the cache stay single steps, which read the cache and the
 masks of the forward that runs. So a program depends on the numbers of rows and nodes, and not on any length.
 
-On a CPU a program is made of forwards that come often, and must return the very numbers of the model's own code on
-packed weights. On a GPU, where transformers' models launch some forty small kernels per layer besides the products, the
-forward of every shape is noted once, by its shapes and without a device's work; its results differ by rounding alone.
+On a CPU a program must return the very numbers of the model's own code on packed weights. On a GPU the forward of every
+shape is noted once, by its shapes and without a device's work; its results differ by rounding alone.
 """
 
 import logging
@@ -98,8 +97,7 @@ class ProgramExecutor(Executor):
 class ReplayExecutor(ProgramExecutor):
     """For the CPU: runs a model on packed weights (``packing``), and makes programs of forwards that come often.
 
-    A program is checked before it is used: on inputs other than those it was captured with, it must return the very
-    numbers of the eager forward.
+    A program is used if it returns the eager forward's numbers on inputs other than those it was captured with.
     """
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
@@ -151,8 +149,7 @@ class ReplayExecutor(ProgramExecutor):
 class FusedExecutor(ProgramExecutor):
     """For a GPU: ``kernels`` compute the patterns, in rounds that are played as they are and in captured ones.
 
-    A program is used if its outputs were those of the model's own code, up to rounding, on the inputs that it was noted
-    for.
+    A program is used if its outputs on the inputs it was noted for are those of the model's own code, up to rounding.
     """
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Kernels):
@@ -186,13 +183,13 @@ class CurrentForward:
         return Layers(self.attend, self.write, self.turn)
 
     def answer(self, call: AttentionCall) -> Tensor:
-        """Return a layer's attention; a single operation while a forward is captured."""
+        """Return a layer's attention, as a single operation."""
         batch, heads, nodes = call.query.shape[:3]
         like = partial(call.query.new_empty, batch, nodes, heads, call.value.shape[3])
         return opaque(self.attend, *call, like=like)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer's keys and values; a single operation while a forward is captured."""
+        """Store a layer's keys and values, as a single operation."""
         opaque(self.write, layer, keys, values, like=lambda: None)
 
     def attend(self, *call: Any) -> Tensor:

@@ -69,9 +69,9 @@ class PackedLayer(NamedTuple):
 class PackedLinears:
     """Packed copies of a model's linear layers, with norms and activations in C (``norms``).
 
-    Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices,
-    in other dtypes, or without a C compiler. Copies are made only if half of the free memory holds them. Engines of one
-    model, and models that have weights in common, such as a target and its drafting twin, have these copies in common.
+    Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices
+    or in other dtypes. Copies are made only if half of the free memory holds them. Engines of one model, and models
+    that have weights in common, such as a target and its drafting twin, have these copies in common.
     """
 
     def __init__(self, model: nn.Module):

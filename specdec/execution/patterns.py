@@ -25,14 +25,7 @@ _SAME = (_aten.alias.default, _aten.detach.default)
 
 
 class Kernels(NamedTuple):
-    """The functions that compute a forward's parts on a GPU.
-
-    Attributes:
-        norm: ``norm(x, weight, eps, rounds, offset)``.
-        add_norm: ``add_norm(x, residual, weight, eps, rounds, offset)``, which returns the norm and the sum.
-        gated: ``gated(gate, up, activation)``.
-        rotate: ``rotate(query, key, value, cosines, sines, query_norm, key_norm, destination)``.
-    """
+    """The functions that compute a forward's parts on a GPU, as in ``specdec.kernels.layers``."""
 
     norm: Callable[..., Tensor]
     add_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -116,9 +109,7 @@ def _key(value: Any) -> Any:
 def join_products(steps: list[Step], joint: Joint) -> list[Step]:
     """Return steps with one product for several of the same inputs, such as a layer's queries, keys and values.
 
-    Args:
-        steps: As they were recorded, their tensors alive.
-        joint: Makes one weight from several that are multiplied with the same inputs, or returns None.
+    ``joint`` makes one weight of several that are multiplied with the same inputs, or returns None.
     """
     groups: dict[int, list[tuple[Step, PanelWeight]]] = {}
     made = {id(tensor) for step in steps for tensor in step.makes}
@@ -310,19 +301,12 @@ def _is_pair(query: Rotation, key: Rotation, value: Any) -> bool:
 
 
 class _Heads(NamedTuple):
-    """What is turned, or normalized and turned.
-
-    Attributes:
-        x: The heads, ``[batch, head, node, head_dim]``.
-        norm: Weight, eps, rounds and offset of their norm; None for none.
-        steps: Those of the norm.
-        views: Steps that make ``x`` in their place.
-    """
+    """What is turned, or normalized and turned: heads, ``[batch, head, node, head_dim]``."""
 
     x: Tensor
-    norm: tuple[Any, ...] | None = None
-    steps: Sequence[Step] = ()
-    views: Sequence[Step] = ()
+    norm: tuple[Any, ...] | None = None  # weight, eps, rounds and offset
+    steps: Sequence[Step] = ()  # of the norm
+    views: Sequence[Step] = ()  # which make ``x`` in their place
 
 
 def _normalized(graph: Graph, rotation: Rotation, function: Callable[..., Tensor] | None) -> _Heads:

@@ -97,12 +97,7 @@ def _with_others(value: Any, others: dict[int, Tensor]) -> Any:
 class Noted(TorchDispatchMode):
     """Notes every operation of a piece of work, and keeps its tensors so that each is known by its identity.
 
-    Args:
-        shapes: The work is done on tensors without numbers.
-
-    Attributes:
-        steps: The operations.
-        refusal: Why they cannot be repeated; None if they can.
+    With ``shapes``, the work is done on tensors without numbers. ``refusal`` says why it cannot be repeated.
     """
 
     def __init__(self, *, shapes: bool = False) -> None:
@@ -134,7 +129,7 @@ class Noted(TorchDispatchMode):
     def call(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], like: Callable[[], Any] | None = None
     ) -> Any:
-        """Return what a function does, as one operation; see ``opaque``."""
+        """See ``opaque``."""
         with self.apart():
             outputs = like() if self.shapes and like is not None else function(*arguments)
         self.add(function, arguments, outputs)

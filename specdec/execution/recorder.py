@@ -1,9 +1,8 @@
 """Recordings: a piece of work on tensors that was done once and can be done again without its Python.
 
-A stage is a function of tensors that returns tensors; besides, it may read and write tensors that stay where they are
-(the slots' state, the caches). If it depends on nothing else, it can be recorded: as a CUDA graph on a GPU, and as a
-flat program of operations on a CPU. So a stage that a CPU replays on other lengths, slots and trees, bit for bit, is
-known to be ready for a graph.
+A stage is a function of tensors that returns tensors, and may read and write tensors that stay where they are (the
+slots' state, the caches). If it depends on nothing else, it can be recorded: as a CUDA graph on a GPU, and as a flat
+program on a CPU. A stage that a CPU replays on other lengths, slots and trees, bit for bit, is ready for a graph.
 """
 
 import logging
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 Stage = Callable[..., Sequence[Tensor]]
 """A function of tensors. Whatever else it reads must be the same tensors, or the same values, every time."""
-
 Recording = Callable[..., Sequence[Tensor]]
 """Does what its stage did, on other inputs of the same shapes."""
 
@@ -68,9 +66,9 @@ class Recorder(ABC):
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """Do a stage's work, record it, and return the recording and the outputs for these inputs.
 
-        Stages of one ``name`` never need each other's outputs. A stage must have run before, so that what it keeps
-        (constants, workspaces) is there. In place of a recording there is the reason, if the stage has run and cannot
-        be repeated. If it raises, the stage has changed nothing that matters, or has not run.
+        Stages of one ``name`` never need each other's outputs. A stage must have run before, so that what it keeps is
+        there. If it has run and cannot be repeated, the reason is returned in place of a recording. If this raises, the
+        stage has changed nothing that matters, or has not run.
         """
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:

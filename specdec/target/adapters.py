@@ -27,12 +27,9 @@ Matrices = Mapping[str, tuple[Tensor, Tensor]]
 
 
 class Choice:
-    """Which adapter each token of the current forward goes through; 0 is none.
+    """Which adapter each token of the current forward goes through (``now``); 0 is none.
 
     Captured forwards read it where it stands, so that every shape has one place.
-
-    Attributes:
-        now: One number per row and token; either may be one for all.
     """
 
     def __init__(self, device: torch.device):
@@ -74,10 +71,8 @@ class AdaptedLinear(nn.Module):
         """Return the layer's output, with the chosen adapter's for each token."""
         chosen = self._choice.now
         if inputs.dim() != 3 and chosen.numel() > 1:
-            raise ValueError(
-                "adapters per request need layers that are shown rows of tokens, and this model's are shown a list: "
-                "merge one into the weights with Target.from_pretrained(…, adapter=…)"
-            )
+            needs = "adapters per request need layers that take rows of tokens, and this model's take a list"
+            raise ValueError(f"{needs}: merge one into the weights with Target.from_pretrained(…, adapter=…)")
         low = torch.nn.functional.linear(inputs.to(self.down.dtype), self.down) * (chosen[..., None] == self.owner)
         return self.base(inputs) + torch.nn.functional.linear(low, self.up).to(inputs.dtype)
 

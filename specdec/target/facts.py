@@ -81,8 +81,7 @@ class ShapeProbe(OwnLayout):
     def __init__(self, num_layers: int, device: torch.device):
         super().__init__(num_layers)
         self._device = device  # layers that run there have no device of their own in their shape
-        self.shapes: dict[int, LayerShape] = {}
-        self.indexers: dict[int, LayerShape] = {}
+        self.shapes, self.indexers = dict[int, LayerShape](), dict[int, LayerShape]()
         self.states = view = StateView(None)
         self.get_conv_state, self.get_recurrent_state = view.get_conv_state, view.get_recurrent_state
         self.update_conv_state, self.update_recurrent_state = view.update_conv_state, view.update_recurrent_state

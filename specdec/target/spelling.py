@@ -112,17 +112,10 @@ class Spelling:
 
 
 class Retokenized:
-    """A growing sequence of one tokenizer's tokens, as another's: a function of the sequence alone.
+    """A growing sequence of the tokens of ``source``, as those of ``own``: a function of the sequence alone.
 
-    All but the last piece of the text is settled, so that reading on costs little. Special tokens become those of the
-    same name, or nothing.
-
-    Args:
-        source: Spells the sequence.
-        own: Spells the result, which begins as its tokenizer begins texts.
-
-    Attributes:
-        tail: The text of the last piece.
+    All but the last piece of the text (``tail``) is settled, so that reading on costs little. Special tokens become
+    those of the same name, or nothing.
     """
 
     def __init__(self, source: Spelling, own: Spelling):

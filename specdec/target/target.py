@@ -26,14 +26,11 @@ class Target:
         model: Any decoder-only Hugging Face model.
         tokenizer: Its tokenizer. Without one, prompts are token ids and completions have no text.
         name: The name in results; by default the model's own path.
-        dtype_reason: Why the model has its dtype; ``from_pretrained`` fills it in.
+        dtype_reason: Why the model has its dtype, for the heading of a table; ``from_pretrained`` fills it in.
         adapters: Folders of LoRA adapters by their names, which are put into the model. Every request chooses one or
             none (``SamplingParams.adapter``).
 
     Attributes:
-        adapters: These adapters; None if there are none.
-        dtype_reason: The dtype and the reason for it, for the heading of a table:
-            ``"auto: float32, because this CPU has no native bfloat16 arithmetic (checkpoint: bfloat16)"``.
         eos_token_ids: The EOS tokens of the generation config, the model's config and the tokenizer.
         vocab_size: The width of the logits, padding included.
 
@@ -95,7 +92,7 @@ class Target:
                 as they are. The target is the quantized model then: outputs follow its distribution.
             quantization_check: Refuse a scheme that is not faster than full precision on the device.
             inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers). The model then costs what that
-                shape costs and computes what it computes now (``specdec/inflate.py``). The target's name says so.
+                shape costs and computes what it computes now (``specdec/inflate.py``).
             device_map: ``"auto"`` spreads the layers over all GPUs, then the CPU's memory, then the disk; a dict says
                 which module goes where (``{"model.layers.0": 0, …, "lm_head": "cpu"}``). Not together with ``device``.
             max_memory: With ``device_map="auto"``, what every device may be given: ``{0: "20GiB", "cpu": "60GiB"}``.
@@ -103,8 +100,7 @@ class Target:
                 started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
             tokenizer: A folder or a name on the hub with a tokenizer, for a model that comes without one; None for its
                 own. A folder that has no file of a tokenizer gives a target that takes and returns token ids.
-            adapter: A folder or a name on the hub with a LoRA adapter of the model (peft's layout), to be merged into
-                its weights: the target is the adapted model then.
+            adapter: A folder or a name on the hub with a LoRA adapter (peft's layout), to be merged into the weights.
             adapters: Such adapters by names of your choice, among which every request chooses.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
                 ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
@@ -145,11 +141,7 @@ class Target:
 
     @property
     def bytes_per_weight(self) -> float:
-        """The bytes that a forward of one token reads per weight: 2 in bfloat16, little more than 1 in int8.
-
-        Counted as the model stores them. On a CPU an engine may read copies in fewer bits:
-        ``engine.runner.bytes_per_weight`` counts those.
-        """
+        """The bytes per weight as stored: 2 in bfloat16, little more than 1 in int8; an engine may read fewer."""
         return weights_read(self.model).bytes_per_weight
 
     @property
