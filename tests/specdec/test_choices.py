@@ -54,7 +54,7 @@ def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "_known", {})
 
 
-def test_a_choice_is_measured_once_and_kept(
+def test_a_choice_is_measured_once_and_kept_for_its_conditions(
     measured: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     measure = Measurement(64)
@@ -62,33 +62,29 @@ def test_a_choice_is_measured_once_and_kept(
         for _ in range(3):
             assert chosen("rows", measure, 0) == 64
             next_process(monkeypatch)
-    assert measure.times == 1
     (line,) = caplog.messages
-    assert line.startswith("rows: 64 (measured in ")
+    assert measure.times == 1 and line.startswith("rows: 64 (measured in ")
     assert [each.suffix for each in measured.iterdir()] == [".json"], "and nothing else is left"
     assert chosen("other rows", Measurement(32), 0) == 32
+    monkeypatch.setattr(choices, "cpu", lambda: Cpu(name="Some CPU", onednn_limit="AVX2"))
+    assert chosen("rows", Measurement(0), 0) == 0
+    monkeypatch.setattr(torch, "__version__", "9.0")
+    assert chosen("rows", Measurement(16), 0) == 16
+    assert len(list(measured.iterdir())) == 4
 
 
-def cut_off(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(file.read_text()[:-3])
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "cut off": lambda text: text[:-3],
+    "of another version": lambda text: text.replace("torch ", "torch 1."),
+    "of another kind": lambda text: json.dumps(json.loads(text) | {"found": "many"}),
+    "no table": lambda text: "[1]",
+}
 
 
-def of_another_version(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content | {"measured_for": content["measured_for"].replace("torch ", "torch 1.")}))
-
-
-def of_another_kind(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content | {"found": "many"}))
-
-
-def no_table(file: Path, content: dict[str, Any]) -> None:
-    file.write_text("[1]")
-
-
-@pytest.mark.parametrize("damage", [cut_off, of_another_version, of_another_kind, no_table])
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("mutant", [False, True], ids=["as it is", "mutant"])
 def test_a_file_that_is_not_right_is_measured_again(
-    damage: Callable[[Path, dict[str, Any]], None], mutant: bool, measured: Path, monkeypatch: pytest.MonkeyPatch
+    damage: str, mutant: bool, measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutant believes every file that is there."""
     if mutant:
@@ -96,7 +92,7 @@ def test_a_file_that_is_not_right_is_measured_again(
     measure = Measurement(64)
     chosen("rows", measure, 0)
     (file,) = measured.iterdir()
-    damage(file, json.loads(file.read_text()))
+    file.write_text(DAMAGES[damage](file.read_text()))
     measure.found = 32
     next_process(monkeypatch)
     assert (chosen("rows", measure, 0) == 32) is not mutant
@@ -104,29 +100,16 @@ def test_a_file_that_is_not_right_is_measured_again(
     assert mutant or (chosen("rows", measure, 0) == 32 and measure.times == 2), "and is right from then on"
 
 
-def test_other_conditions_have_a_choice_of_their_own(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen("rows", Measurement(64), 0) == 64
-    monkeypatch.setattr(choices, "cpu", lambda: Cpu(name="Some CPU", onednn_limit="AVX2"))
-    assert chosen("rows", Measurement(0), 0) == 0
-    monkeypatch.setattr(torch, "__version__", "9.0")
-    assert chosen("rows", Measurement(16), 0) == 16
-    assert len(list(measured.iterdir())) == 3
-
-
-def test_what_cannot_be_kept_is_measured_once_per_process(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_or_was_disturbed_is_measured_once_per_process(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed, measure = Measurement(None), Measurement(64)
+    assert [chosen("threads", disturbed, 4) for _ in range(2)] == [4, 4] and disturbed.times == 1
+    assert not list(measured.iterdir())
     measured.rmdir()  # as the folder in which a library was compiled that is not kept
-    measure = Measurement(64)
     assert [chosen("rows", measure, 0) for _ in range(2)] == [64, 64] and measure.times == 1
     next_process(monkeypatch)
-    assert chosen("rows", measure, 0) == 64 and measure.times == 2
-
-
-def test_a_disturbed_measurement_is_not_kept(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = Measurement(None)
-    assert [chosen("threads", measure, 4) for _ in range(2)] == [4, 4] and measure.times == 1
-    assert not list(measured.iterdir())
-    next_process(monkeypatch)
-    assert chosen("threads", Measurement(2), 4) == 2
+    assert (chosen("rows", measure, 0), chosen("threads", Measurement(2), 4)) == (64, 2) and measure.times == 2
 
 
 def test_nothing_is_measured_where_nothing_is_to_choose(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
