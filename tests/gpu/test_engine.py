@@ -159,22 +159,6 @@ def test_rounds_of_a_warm_engine_are_replayed(drafter: str | None) -> None:
         assert after.stages == before.stages and torch.cuda.memory_reserved() < reserved + 2**27
 
 
-@pytest.mark.usefixtures("several_sizes")
-@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
-def test_rows_do_not_notice_those_behind_them(drafter: str | None) -> None:
-    """Greedy and sampled requests together; another kind of engine has no rows behind them."""
-    model = tiny_model().cuda()
-    outputs = []
-    for recording in ("rounds", "off"):
-        with engine_of(model, drafter, recording) as engine:
-            longer = [replace(each, max_new_tokens=64) for each in SAMPLING]
-            found = [engine.generate(prompts()[:5], longer[:5]), engine.generate([*prompts(), *prompts()], longer * 2)]
-            outputs.append([each.token_ids for completions in found for each in completions])
-            if recording == "rounds":
-                assert engine.recording_counts.replays > 20 and not engine.recording_counts.refused
-    assert outputs[0] == outputs[1]
-
-
 def test_a_stage_that_makes_the_host_wait_is_told_by_the_device(caplog: pytest.LogCaptureFixture) -> None:
     """It is refused by name before a capture could break off, and captures that come later succeed."""
     with engine_of(tiny_model().cuda(), None) as engine:

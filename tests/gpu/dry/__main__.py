@@ -33,7 +33,6 @@ def main() -> int:
         (["kernels", "100", "usual"], path),
         (["kernels", "86", "usual"], path),
         (["kernels", "80", "usual"], path),
-        (["pools"], {}),
     ]
     begin = time.perf_counter()
     with ThreadPoolExecutor(CPUS) as pool:
