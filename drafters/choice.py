@@ -34,9 +34,6 @@ class ChoiceDrafter(CombinedDrafter):
         start: The mean that a request begins with; None for half of the model's longest draft.
         memory: The weight of the last round in the running means. In a round that took the model's draft, trust comes
             back towards 1 with a tenth of this weight, so that a look-up that was wrong once is tried again.
-
-    Raises:
-        ValueError: A part is no such drafter, or a number is out of its range.
     """
 
     adapts = True

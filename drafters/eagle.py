@@ -183,15 +183,11 @@ def eagle3_for(
     kind: type[Eagle3Head] = Eagle3Head,
     **options: Any,
 ) -> Any:
-    """Returns a head to train.
+    """Returns a head to train, of a class of ``Eagle3Head``.
 
     Args:
-        kind: Its class.
         draft_ids: The target's ids that it is to draft; None for all.
         **options: Of ``Eagle3Head.for_target``, for new weights.
-
-    Raises:
-        ValueError: It is an EAGLE-1 head.
     """
     name, layers = given.get("name"), layers_given(given.get("hidden_layers"))
     if name is not None:

@@ -6,7 +6,7 @@ Hydra++ has prefix attention besides: a decoder layer over the target's last sta
 import copy
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, named, needed
 from drafters.heads.bound import move, widened
-from drafters.heads.files import Checkpoint, Where, write
+from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.prefix import PrefixAttention
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive
@@ -59,6 +59,7 @@ class HydraHeads(Heads):
         dropout: Hydra++'s dropout before every linear layer of a head, while it is trained.
     """
 
+    files = FILES
     sizes = (*Heads.sizes, "dropout")
 
     def __init__(self, *, prefix: PrefixAttention | None = None, dropout: float = 0.0, **sizes: Any):
@@ -109,12 +110,7 @@ class HydraHeads(Heads):
         return larger.requires_grad_(False).eval()
 
     def forward(self, joined: Float[Tensor, "*rows width"], index: int) -> Float[Tensor, "*rows vocab"]:
-        """Returns the logits of one head.
-
-        Args:
-            joined: Hidden states and embeddings, side by side.
-            index: The head's number, from 0.
-        """
+        """Returns the logits of head ``index``, from 0, of hidden states and embeddings side by side."""
         return self.lm_head[index](self.mlp[index](joined))
 
     def save_pretrained(self, path: str | Path) -> None:
@@ -131,8 +127,7 @@ class HydraHeads(Heads):
         write(path, named(self.state_dict(), NAMES), config, file=FILES[0])
 
     @classmethod
-    def load(cls, path: str | Path, **where: Unpack[Where]) -> "HydraHeads":
-        checkpoint = Checkpoint(path, weights=FILES, **where)
+    def read(cls, checkpoint: Checkpoint) -> "HydraHeads":
         name, stored, tensors = checkpoint.name, checkpoint.config, checkpoint.tensors(lambda key: key not in _UNUSED)
         tensors = {key: tensor for key, tensor in tensors.items() if not key.endswith(".rotary_emb.inv_freq")}
         if stored.get("hidden_state_offset"):
@@ -249,9 +244,6 @@ class TrainedHydra(TrainedHeads):
         prefix_attention: Whether new heads are Hydra++'s, which read what a decoder layer makes of the target's states.
         intermediate_size: Width of this layer's MLP; None for the target's.
         dropout: Hydra++'s dropout before every linear layer of a head.
-
-    Raises:
-        ValueError: There is dropout without prefix attention, or an argument is out of its range.
     """
 
     title, made = "Hydra heads", HydraDrafter

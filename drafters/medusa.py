@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import Names, fill, named, needed
 from drafters.heads.bound import widened
-from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, Where, check_layout, has, write
+from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, check_layout, has, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
@@ -71,6 +71,7 @@ class MedusaHeads(Heads):
         sizes: See ``Heads``. With a ``vocab_size`` of 0, all heads have the target's output layer (version 2).
     """
 
+    files = (*FILES, *_WHOLE)
     least_layers = least_columns = 0
     sizes = (*Heads.sizes, "shared", "bias")
 
@@ -136,9 +137,6 @@ class MedusaHeads(Heads):
         """Write a folder in FasterDecoding's format (``"native"``), or in vLLM's.
 
         Shared layers are written once per layer, as the published checkpoints have them.
-
-        Raises:
-            ValueError: There is no such layout to be written, or it has no place for something.
         """
         check_layout(layout, ("native", "vllm"))
         sizes: dict[str, Any] = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
@@ -159,18 +157,17 @@ class MedusaHeads(Heads):
         write(path, tensors, config, file=FILES[0] if layout == "native" else WEIGHTS[0])
 
     @classmethod
-    def load(cls, path: str | Path, **where: Unpack[Where]) -> "MedusaHeads":
+    def read(cls, checkpoint: Checkpoint) -> "MedusaHeads":
         """Returns the heads of a checkpoint: FasterDecoding's in both versions, modelopt's, TensorRT-LLM's or vLLM's.
 
         If names begin with ``medusa_head.`` or ``medusa_heads.``, as in models that were trained as a whole, all other
         tensors are ignored.
         """
-        checkpoint = Checkpoint(path, weights=(*FILES, *_WHOLE), **where)
         name, stored = checkpoint.name, checkpoint.config
         try:
             tensors = _behind_prefix(checkpoint.tensors(lambda key: not key.startswith(_TARGETS)))
         except ValueError as error:
-            weights = (each for each in (*FILES, *_WHOLE) if checkpoint.find(each) is not None)
+            weights = (each for each in cls.files if checkpoint.find(each) is not None)
             if any(weights) or checkpoint.find("adapter_config.json") is None:
                 raise
             raise ValueError(
@@ -277,10 +274,8 @@ class MedusaDrafter(LastStateDrafter):
     """Drafts every depth of the tree at once, from the hidden state at the last committed position.
 
     With that position at t, the root stands at t+1 and head i predicts token t+2+i: depth d takes its tokens from
-    head d-1, whatever the nodes above are: the heads do not see each other's tokens (section 2.1.2). By default a node
-    whose path ends with rank r has the head's r-th most probable token (from 0), as in the paper. Tokens may also be
-    drawn from the heads' distributions, at the request's temperature; then q is kept, and the exact rules accept with
-    p and q. Arguments: see ``LastStateDrafter``.
+    head d-1, whatever the nodes above are (section 2.1.2). By default a node whose path ends with rank r has the head's
+    r-th most probable token (from 0), as in the paper. Tokens may also be drawn. Arguments: see ``LastStateDrafter``.
     """
 
     kind, title = MedusaHeads, "Medusa"

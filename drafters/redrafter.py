@@ -1,7 +1,7 @@
 """ReDrafter: a recurrent head on the target's last state drafts beams (Cheng et al. 2024, arXiv 2403.09919)."""
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, needed
 from drafters.heads.bound import widened
-from drafters.heads.files import Checkpoint, Where, write
+from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from drafters.medusa import ResidualBlock
@@ -118,8 +118,7 @@ class RecurrentHead(Heads):
         write(path, self.state_dict(), config)
 
     @classmethod
-    def load(cls, path: str | Path, **where: Unpack[Where]) -> "RecurrentHead":
-        checkpoint = Checkpoint(path, **where)
+    def read(cls, checkpoint: Checkpoint) -> "RecurrentHead":
         name, tensors = checkpoint.name, checkpoint.tensors()
         parts = [key.split(".") for key in tensors]
         layers = 1 + max(
@@ -150,8 +149,7 @@ class ReDrafter(LastStateDrafter):
     """Drafts with a recurrent head: by default what a beam search finds, whatever the request's temperature.
 
     The published code verifies beams at a temperature as if they had been drawn, which is biased; here they are
-    ``DETERMINISTIC``. A ``shape`` may be drawn from the head's distributions, which depend on the path (``sampling``).
-    Arguments: see ``LastStateDrafter``.
+    ``DETERMINISTIC``. A ``shape`` may be drawn. Arguments: see ``LastStateDrafter``.
     """
 
     kind, title = RecurrentHead, "ReDrafter"

@@ -34,11 +34,11 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
-def loader(read: Callable[..., _Head]) -> Callable[..., _Head]:
+def loader(read: Callable[..., _Head], weights: Sequence[str] = ()) -> Callable[..., _Head]:
     """Returns what loads a head from files: ``load(path, *, dtype, device, **given)``.
 
     ``path`` is a folder, a name on the hub, or ``bundled/…``; ``dtype`` None for the checkpoint's own; ``device`` None
-    for the CPU. ``given`` is ``Where``, and what ``read`` takes besides the ``Checkpoint``.
+    for the CPU. ``given`` is ``Where``, and what ``read`` takes besides the ``Checkpoint`` with these ``weights``.
     """
 
     @wraps(read)
@@ -51,8 +51,9 @@ def loader(read: Callable[..., _Head]) -> Callable[..., _Head]:
     ) -> _Head:
         where: Any = {key: given.pop(key) for key in Where.__annotations__ if key in given}
         resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
-        head = read(Checkpoint(path, **where), **given)
-        return move(head, place, resolved if isinstance(resolved, torch.dtype) else next(head.parameters()).dtype)
+        head = read(Checkpoint(path, weights=weights, **where), **given)
+        own = None if weights else next(head.parameters()).dtype  # what it has of embeddings may be of another
+        return move(head, place, resolved if isinstance(resolved, torch.dtype) else own)
 
     return load
 

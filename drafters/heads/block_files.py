@@ -129,16 +129,12 @@ SGLANG = {
 
 
 def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", served: ServedFor | None = None) -> None:
-    """Write ``config.json`` and ``model.safetensors``.
+    """Write ``config.json`` and ``model.safetensors``; refuses a head that the layout cannot say.
 
     Args:
-        folder: Where to; it is made if it is not there.
         layout: ``"own"``, one of ``LAYOUTS``, ``"native"`` for the first of them that has such heads, or ``"sglang"``
             for that one if SGLang can serve the head.
         served: The target, which speculators' layout has to name.
-
-    Raises:
-        ValueError: There is no such layout, or it cannot say what this head is.
     """
     check_layout(layout, ("own", *LAYOUTS, "native", "sglang"))
     if layout == "own":
@@ -218,8 +214,7 @@ def load_block(
         mask_token_id: In place of the one that its files name.
 
     Raises:
-        ValueError: There is no such checkpoint, it is of another kind, it is incomplete, or its numbers contradict each
-            other.
+        ValueError: The checkpoint is of another kind, or incomplete, or its numbers contradict each other.
     """
     name, tensors = checkpoint.name, {}
     for key, tensor in checkpoint.tensors().items():

@@ -182,11 +182,10 @@ class Eagle3Head(FeatureHead):
         intermediate_size: int | None = None,
         **options: Any,
     ) -> "Eagle3Head":
-        """A new head with random weights for a target, of the target's widths.
+        """A new head with random weights for a target, of the target's widths unless given.
 
         Args:
             hidden_layers: See the class; None for an early, a middle and a late layer, as published heads have them.
-            intermediate_size: Width of the MLP; None for the target's.
         """
         text = target.config.get_text_config(decoder=True)
         chosen = default_layers(text.num_hidden_layers) if hidden_layers is None else tuple(hidden_layers)
@@ -250,10 +249,7 @@ class _Eagle3Backbone(FeatureBackbone):
 class PairLayer(nn.Module):
     """EAGLE-3's first layer: a decoder layer whose attention reads embedding and feature side by side.
 
-    Args:
-        config: As for Llama's or Qwen3's decoder layer.
-        index: The layer's number in the cache.
-        norm_before_residual: Whether the residual stream begins with the normed feature.
+    Its residual stream begins with the feature, normed if ``norm_before_residual``.
     """
 
     def __init__(self, config: Any, index: int, *, norm_before_residual: bool):
@@ -294,11 +290,7 @@ class _NormEach(nn.Module):
 
 
 def default_layers(layers: int) -> tuple[int, ...]:
-    """The hidden states that published heads fuse for a target of so many layers: 2, N/2 and N-3.
-
-    Raises:
-        ValueError: The target has too few layers for three different ones.
-    """
+    """The hidden states that published heads fuse for a target of so many layers: 2, N/2 and N-3, if they are three."""
     if layers < 7:
         raise ValueError(
             f"the usual hidden states 2, N/2 and N-3 of a target with N={layers} layers are not three: "

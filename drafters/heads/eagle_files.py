@@ -212,16 +212,12 @@ def save_eagle(
     served: ServedFor | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``config.json``, ``model.safetensors`` and ``specdec.json``.
+    """Write ``config.json``, ``model.safetensors`` and ``specdec.json``; refuses a head that the layout cannot say.
 
     Args:
-        folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
         served: The target, which speculators' layout has to name.
         notes: More to keep in ``specdec.json``, such as the target's name and the training data.
-
-    Raises:
-        ValueError: There is no such layout, or it cannot say what this head is.
     """
     fuses = isinstance(head, Eagle3Head)
     check_layout(layout, LAYOUTS if fuses else ("native", "sglang"))

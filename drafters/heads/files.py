@@ -41,7 +41,7 @@ class Checkpoint:
     Args:
         path: A folder, a name on the hub, or ``bundled/…``; with ``weights``, also a file of weights.
         weights: The names that its file of weights, or an index of several, may have, the first one that is there; such
-            a checkpoint needs no ``config.json``. None for those of transformers.
+            a checkpoint needs no ``config.json``. None are those of transformers.
 
     Attributes:
         name: What was given as ``path``.
@@ -51,7 +51,7 @@ class Checkpoint:
         ValueError: There is no such folder or repository, or no ``config.json`` in it.
     """
 
-    def __init__(self, path: str | Path, *, weights: Sequence[str] | None = None, **where: Unpack[Where]):
+    def __init__(self, path: str | Path, *, weights: Sequence[str] = (), **where: Unpack[Where]):
         self.name = str(path)
         resolved = bundled.resolve(self.name)
         self._weights, self._away = tuple(weights or (*INDICES, *WEIGHTS)), ""
@@ -64,7 +64,7 @@ class Checkpoint:
         if self._folder is not None and not self._folder.is_dir():
             raise ValueError(f"no checkpoint at {self.name!r}: there is no such folder")
         config = self.json("config.json")
-        if config is None and weights is None:
+        if config is None and not weights:
             raise ValueError(f"no checkpoint at {self.name!r}: {self._away or 'there is no config.json'}")
         self.config: dict[str, Any] = config or {}
 

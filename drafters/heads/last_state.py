@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from drafters.heads.assemble import loader
 from drafters.heads.bound import beside, widened
-from drafters.heads.files import Where
+from drafters.heads.files import Checkpoint, Where
 from drafters.heads.trained_on import TrainedOn, trained_on
 from drafters.heads.training import Borrowed, TrainedHead, frozen_copy, output_of
 from specdec.arguments import flag, instance, whole
@@ -25,7 +26,7 @@ from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Description, Drafter, Sizes
 from specdec.quantization.base import input_width
-from specdec.target.loading import resolve_device, resolve_dtype
+from specdec.target.loading import resolve_dtype
 from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.tree import TreeShape
@@ -53,9 +54,11 @@ class Heads(nn.Module):
         base_model: Name of the target they were trained on; kept in ``config.json``.
 
     Attributes:
+        files: Names that their file of weights may have, which needs no ``config.json``; none for a model's usual.
         draft_ids: The target's id of every column, ascending; None if column i is id i.
     """
 
+    files: ClassVar[tuple[str, ...]] = ()
     least_layers: ClassVar[int] = 1
     least_columns: ClassVar[int] = 1
     sizes: ClassVar[tuple[str, ...]] = ("num_heads", "vocab_size", "num_layers", "base_model")
@@ -76,7 +79,7 @@ class Heads(nn.Module):
 
     @classmethod
     @abstractmethod
-    def load(cls, path: str | Path, **where: Unpack[Where]) -> "Heads":
+    def read(cls, checkpoint: Checkpoint) -> "Heads":
         """The heads of a checkpoint, in its own dtype."""
 
     @abstractmethod
@@ -113,20 +116,12 @@ class Heads(nn.Module):
         return widened(self, self.like(hidden_size=hidden_size), hidden_size / self.hidden_size, self.parts)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        **where: Unpack[Where],
-    ) -> Any:
-        """Load heads from a folder, the hub, ``bundled/…``, or a file of weights, in their own dtype unless given.
+    def from_pretrained(cls, path: str | Path, **given: Any) -> Any:
+        """Load heads from a folder, the hub, ``bundled/…``, or a file of weights; see ``loader``.
 
         Heads, layers and widths are read from the tensors, because uploaded configurations are wrong.
         """
-        resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
-        return cls.load(path, **where).to(device=place, dtype=resolved if isinstance(resolved, torch.dtype) else None)
+        return loader(cls.read, cls.files)(path, **given)
 
 
 class LastStateScorer(Scorer):

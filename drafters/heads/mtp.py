@@ -290,7 +290,7 @@ def load_mtp(
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with those of single experts put together, as transformers keeps them."""
+    """The tensors, those of single experts put together as transformers keeps them."""
     experts: dict[str, dict[str, dict[int, Tensor]]] = {}
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -92,12 +92,7 @@ def dropped(anchors: Anchors, batch: TextBatch, ratio: float, least: float, gene
 
 
 class FillsMasks(TrainedHead):
-    """A head whose drafts are masks, of which there are fewer at every depth while it is trained.
-
-    Attributes:
-        keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
-        keeps_least: The least share at any depth.
-    """
+    """A head whose drafts are masks, of which there are fewer at every depth while it is trained; see ``dropped``."""
 
     before: ClassVar[int] = 0
     keeps: float
@@ -116,11 +111,7 @@ class FillsMasks(TrainedHead):
 
 
 def mask_token(target_name: str, vocab_size: int, given: int | None) -> int:
-    """Returns the token of masks: the one given, else the last of the vocabulary.
-
-    Raises:
-        ValueError: It is none of the target's.
-    """
+    """Returns the token of masks: the one given, which must be the target's, else the last of the vocabulary."""
     if given is not None and not 0 <= given < vocab_size:
         raise ValueError(f"head.mask_token_id={given}: the target {target_name} has the tokens 0 to {vocab_size - 1}")
     return vocab_size - 1 if given is None else given

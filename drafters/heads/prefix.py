@@ -56,11 +56,7 @@ class PrefixAttention(FeatureHead):
         return widened(self, PrefixAttention(wider_config(self.config, factor), stated=self.stated), factor)
 
     def stated_for(self, target: Target) -> "PrefixAttention":
-        """The same layer with the target's attention heads, rotary embedding and norm, unless it has its own.
-
-        Raises:
-            ValueError: The layer is not of these sizes.
-        """
+        """The same layer with the target's attention heads, rotary embedding and norm, unless it has its own."""
         if self.stated:
             return self
         config: Any = _config_like(target.model, self.config.intermediate_size)
