@@ -126,7 +126,7 @@ class MarkovHead(PlaceHead):
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank, bias=config.markov_biases)
 
     def embed(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some rank"]:
-        """Returns W1[token]. A token that the table lacks (padding of the vocabulary) gets the last row."""
+        """Returns W1[token]."""
         return rows_of(self.markov_w1.weight, tokens)
 
     def note(
@@ -159,11 +159,7 @@ class ConfidenceHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*some hidden"], known: Float[Tensor, "*some rank"] | None = None
     ) -> Float[Tensor, "*some"]:
-        """Returns the logit of the probability.
-
-        Args:
-            known: ``MarkovHead.embed`` of the tokens before them; only with a ``rank``.
-        """
+        """Returns the logit of the probability; ``known`` is ``MarkovHead.embed`` of the tokens before, with a rank."""
         inputs: Any = hidden if not self.rank else torch.cat([hidden, known], dim=-1)  # type: ignore[list-item]
         return self.proj(inputs)[..., 0]
 
@@ -198,12 +194,7 @@ class GroupedConvolution(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch node hidden"], sublayer: Callable[[Tensor], Tensor], places: int
     ) -> Float[Tensor, "batch node hidden"]:
-        """Returns a sublayer's output between the two convolutions.
-
-        Args:
-            hidden: Its input, of blocks side by side.
-            places: Places of a block.
-        """
+        """Returns a sublayer's output between the two convolutions, for blocks of some places side by side."""
         added = self.kernel_projection(hidden).unflatten(-1, (2, self.base_kernel.shape[1], -1))
         output = sublayer(_convolved(hidden, self.base_kernel[0], added[..., 0, :, :], places))
         return _convolved(output, self.base_kernel[1], added[..., 1, :, :], places)
@@ -265,9 +256,7 @@ class CandidateSelector(PlaceHead):
     ) -> Float[Tensor, "*some column"]:
         """Returns the candidates' scores, and -inf for all other tokens.
 
-        Args:
-            whole: Whether other tokens keep their logits, so that training has a gradient where the right token is no
-                candidate.
+        With ``whole``, others keep their logits: training has a gradient where the right token is no candidate.
         """
         unary, ids = largest(logits, min(self.top_k, logits.shape[-1]))
         scores = unary + (note[..., None, :] * rows_of(self.successor_codebook, ids)).sum(-1).to(unary.dtype)
@@ -376,12 +365,7 @@ class Refiner(PlaceHead):
 
 
 class Refinement(nn.Module):
-    """A block's logits after some passes of a refiner, each behind the most probable tokens of the one before.
-
-    Args:
-        passes: How many.
-        draft_ids: The target's id of every column; None if column i is id i.
-    """
+    """A block's logits after some passes of a refiner, each behind the most probable tokens of the one before."""
 
     def __init__(self, refiner: Refiner, passes: int, draft_ids: Int[Tensor, " column"] | None = None):
         super().__init__()

@@ -218,8 +218,7 @@ class Public:
 
     Attributes:
         name, title: What it is called, in files and in words.
-        formats: What it is written in: as its authors write it, for vLLM in speculators' layout, for SGLang.
-        why_not: Why it is not written in the others.
+        formats, why_not: What it is written in (native, speculators, sglang), and why not in the others.
         holds: Whether files hold one, by the names of their tensors, without ``model.``, and their ``config.json``.
         read: Loads its module by its files' place, the target's configuration (None if it is not known), ``dtype`` and
             what it ``takes``.
