@@ -36,8 +36,12 @@ def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
         with screen.status(first) as status:
             yield status.update
         return
-    terminal.say(screen, first)
-    yield lambda step: terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
+
+    def say(step: str) -> None:
+        terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
+
+    say(first)
+    yield say
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ deleted or left out of version control: rules are then declared until they are c
 """
 
 import hashlib
-import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -65,20 +64,14 @@ def remember(rule: "Verifier", *, passed: bool, **how: object) -> Path | None:
         The file that remembers it, and how it was checked; None where the rule's source cannot be read, so that an
         edit could not be noticed.
     """
-    found = digest(rule)
-    if found is None:
+    name = digest(rule)
+    if name is None:
         return None
     path = checked_file()
-    known = _read(path)
-    known[found] = {
-        "rule": f"{type(rule).__module__}.{type(rule).__qualname__}",
-        "arguments": {name: repr(value) for name, value in getattr(rule, "__dict__", {}).items()},
-        "checked": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "specdec": specdec.__version__,
-        "passed": passed,
-        **how,
-    }
-    replace_text(path, json_text({"rules": known}))
+    arguments = {key: repr(value) for key, value in getattr(rule, "__dict__", {}).items()}
+    facts = {"rule": f"{type(rule).__module__}.{type(rule).__qualname__}", "arguments": arguments}
+    facts |= {"checked": datetime.now().astimezone().isoformat(timespec="seconds"), "specdec": specdec.__version__}
+    replace_text(path, json_text({"rules": {**_read(path), name: {**facts, "passed": passed, **how}}}))
     return path
 
 
@@ -132,31 +125,22 @@ def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
     if id(value) in above:
         return "itself"
     above, name = (*above, id(value)), f"{type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(value, FunctionType):
-        try:
-            return f"function {inspect.getsource(value)}"
-        except OSError:
-            return f"function {value.__module__}.{value.__qualname__}"
-    if isinstance(value, type | ModuleType):
+    if isinstance(value, FunctionType | type | ModuleType):
         return f"{getattr(value, '__module__', '')}.{value.__name__}"
-    if isinstance(value, Mapping):
-        return f"{name}{sorted((_canonical(key, above), _canonical(each, above)) for key, each in value.items())}"
-    if isinstance(value, list | tuple | set | frozenset):
-        parts = [_canonical(each, above) for each in value]
-        return f"{name}{sorted(parts) if isinstance(value, set | frozenset) else parts}"
     if hasattr(value, "tolist"):  # tensors and arrays
         return f"{name} {getattr(value, 'dtype', '')} {value.tolist()!r}"
-    return f"{name} {_canonical(vars(value), above) if hasattr(value, '__dict__') else repr(value)}"
+    if isinstance(value, list | tuple):
+        return f"{name}{[_canonical(part, above) for part in value]}"
+    if isinstance(value, set | frozenset):
+        return f"{name}{sorted(_canonical(part, above) for part in value)}"
+    parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {"": repr(value)})
+    return f"{name}{sorted((_canonical(key, above), _canonical(part, above)) for key, part in parts.items())}"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
-        if isinstance(rules, dict):
-            return rules
-        problem = "its rules are not an object"
+        rules = json.loads(path.read_text(encoding="utf-8"))["rules"] if path.is_file() else {}
+        return {**rules}
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
-    raise ValueError(f"{path} is damaged ({problem}): remove it, and check your rules again")
+        raise ValueError(f"{path} is damaged ({problem}): remove it, and check your rules again") from error

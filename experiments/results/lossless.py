@@ -1,14 +1,12 @@
 """The verdict on an exact rule at temperature 0: is the output plain decoding's, token for token?"""
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-import pandas
+from typing import Any, NamedTuple
 
 from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.records import DECLARED, EXACT
+from experiments.results.rows import without_missing
 
 OTHER_TARGET = "another target"
 """What is said of plain decoding with other weights or another cache than the run's own plain decoding."""
@@ -77,12 +75,10 @@ def _judged(outputs: Outputs) -> Frame:
     return frame[~frame.failed & frame.equals_plain.notna() & frame.exactness.map(promises_equality).astype(bool)]
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """The first place where an output leaves plain decoding's.
+class Divergence(NamedTuple):
+    """The first place where an output leaves plain decoding's, of which ``tokens`` and ``texts`` have both.
 
-    ``index`` is the number of the output token, from 0; ``tokens`` and ``texts`` are the method's and plain decoding's;
-    ``margin`` and ``tie_bound`` as in ``Record``.
+    ``index`` is the number of the output token, from 0; ``margin`` and ``tie_bound`` as in ``Record``.
     """
 
     prompt: str
@@ -103,19 +99,10 @@ def worst(outputs: Outputs) -> Divergence | None:
 
 def divergences_of(frame: Frame) -> list[Divergence]:
     """Return where the outputs of a frame leave plain decoding's."""
-    return [
-        Divergence(
-            row.prompt,
-            row.turn,
-            row.sample,
-            int(row.divergence),
-            row.tokens_at_divergence,
-            row.texts_at_divergence,
-            None if pandas.isna(row.margin) else row.margin,
-            None if pandas.isna(row.tie_bound) else row.tie_bound,
-        )
-        for row in frame[frame.divergence.notna()].itertuples()
-    ]
+    parted = frame[frame.divergence.notna()].assign(divergence=lambda rows: rows.divergence.astype(int))
+    names = ("prompt", "turn", "sample", "divergence", "tokens_at_divergence", "texts_at_divergence")
+    rows = without_missing(parted[[*names, "margin", "tie_bound"]])
+    return [Divergence(*row) for row in rows.itertuples(index=False)]
 
 
 def explained(divergence: Any) -> bool:

@@ -113,18 +113,14 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def project_state(folder: Path) -> dict[str, Any] | None:
-    """The state of the repository that the user works in: its folder, commit, and the files that differ from it.
+    """The ``folder``, ``commit`` (None before the first) and ``changes`` (at most 50) of a folder's repository.
 
-    Returns:
-        ``folder``, ``commit`` (None before the first), ``dirty``, and ``changes`` as ``git status`` lists them, at most
-        50. None if the working directory is in no repository.
+    ``dirty`` says whether there are any changes. None outside of a repository.
     """
-    top = _git(folder, "rev-parse", "--show-toplevel")
-    changes = _git(folder, "status", "--porcelain")
+    top, changes = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "status", "--porcelain")
     if top is None or changes is None:
         return None
-    listed = changes.splitlines()
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    listed, commit = changes.splitlines(), _git(folder, "rev-parse", "--verify", "HEAD")
     return {"folder": top, "commit": commit, "dirty": bool(listed), "changes": listed[:MOST_CHANGES]}
 
 

@@ -25,7 +25,7 @@ tokens prefilled again, tokens that came back from the host's memory, its second
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One method's output for one prompt, and how it came about.
+    """One method's output for one prompt, and how it came about. docs/measurements.md has the columns of its frame.
 
     Records that share a batch carry the same figures of the batch as a whole (``seconds``, ``stage_seconds``, ``load``,
     ``joules``, ``work``): do not add them up over records. Moments are seconds since the batch's call began, on one
@@ -36,32 +36,22 @@ class Record:
         exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.
-        finish_reason: ``"stop"``, ``"length"`` or ``"error"``.
-        error, traceback: With ``"error"``: what happened, and where. The record is a failure: its figures count not.
-        seconds: Wall time of the batch, from prompts to outputs; None if it failed as a whole.
-        load: How busy the machine was meanwhile, in cores: ``own`` (this process), ``others`` (all others; of a short
-            time it may be below 0), and how many ``cores`` there are. Empty where that is not known.
-        joules: Energy; None where no counter tells (``experiments.measuring.meters``).
-        arrived, admitted, prefilled, finished: When the request was given to the engine, took its slot, had its prompt
-            in the cache, and when the host saw its last tokens.
+        finish_reason: ``"stop"``, ``"length"`` or ``"error"``: a failure, whose figures count not.
+        load: Cores that were busy meanwhile: ``own`` (this process), ``others``, and how many ``cores`` there are.
         emitted_at, emitted: When the host saw tokens, round by round, and how many these were, after cuts.
         ingestion: Seconds of template and tokenizer for this request, which ran before the call.
         memory: What caches and preemption did (``MEMORY``); what is 0 is left out.
         accepted, expected_accepted: Accepted tokens of every round, before any cut, and their expectations.
         proposed_depth, proposed_nodes: Depth of every round's longest branch, and its drafted nodes.
-        distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p
-            (``experiments.tracing.distance``); empty for an exact rule.
+        distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p.
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
-        divergence: Index of the first output token that differs.
-        tokens_at_divergence, texts_at_divergence: The method's token and plain decoding's there; None where that
-            output has ended.
+        divergence: Index of the first output token that differs, with the method's and plain decoding's there.
         margin: How far the lower of the two is below the largest logit there, in nats: near 0, a tie of this dtype.
             None if one output ends where the other goes on, or if a token is impossible there.
         tie_bound: The largest margin that this dtype explains at that place (``specdec.checks.ties``).
-        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``). Empty
-            where nothing was counted.
-        round_seconds: Seconds of every round: of its stages, prefill left out. Rows that share a round have the same.
+        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``).
+        round_seconds: Seconds of every round without prefill. Rows that share a round have the same.
         predicted_seconds: What calibrated costs say of every round; None outside of their box, empty without costs.
     """
 
@@ -162,11 +152,8 @@ def read_records(path: str | Path) -> list[Record]:
         ValueError: A line is not a record, or one of another version (with its number).
     """
     records = []
-    text = Path(path).read_text(encoding="utf-8")
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines):
-            break  # empty, or not finished: every record ends with a line break
+    # Every record ends with a line break: what stands behind the last one is empty, or not finished.
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         try:
             row: dict[str, Any] = json.loads(line)
             row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
