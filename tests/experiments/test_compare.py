@@ -12,7 +12,6 @@ import pytest
 from experiments import results
 from experiments.compare import main
 from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import dataset_name
 from experiments.results.records import read_records, replace_records
 from experiments.results.runs import find_folders, load_run
 from tests.experiments.made_runs import loaded, made
@@ -92,23 +91,6 @@ def test_unlike_runs_are_refused_unless_told_to(facts: dict[str, Any], message: 
     with pytest.raises(ValueError, match=message + r".*: allow_mixed=true compares them"):
         report_comparison(runs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("dataset", "name"),
-    [
-        ({"file": "some/where/questions.jsonl"}, "questions.jsonl"),
-        ({"file": "hf://datasets/HuggingFaceH4/MATH-500/test.jsonl", "split": ""}, "MATH-500"),
-        (
-            {"file": "hf://datasets/nvidia/SPEED-Bench/{split}/x.parquet", "split": "qualitative"},
-            "SPEED-Bench qualitative",
-        ),
-    ],
-)
-def test_a_dataset_of_the_hub_is_named_by_its_repository(dataset: dict[str, Any], name: str, tmp_path: Path) -> None:
-    run = loaded(tmp_path / "a")
-    run.manifest["config"]["dataset"] = dataset | {"seed": 0}
-    assert dataset_name(run) == f"{name}, 3 prompts, seed 0"
 
 
 @pytest.mark.usefixtures("no_pictures")

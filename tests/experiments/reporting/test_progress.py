@@ -1,4 +1,4 @@
-"""Lines of progress where there is no terminal; two methods side by side."""
+"""How often progress is told; two methods side by side."""
 
 import io
 
@@ -6,40 +6,12 @@ import pytest
 from rich.console import Console
 
 from experiments.measuring.race import Emitted, Lane, run_lane
-from experiments.reporting.progress import Every, Progress
+from experiments.reporting.progress import Every
 from experiments.reporting.race import show_race
 from experiments.results.sources import Source
 from specdec import Engine, SamplingParams, Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Watched(io.StringIO):
-    """A file that knows what has been flushed."""
-
-    flushed = ""
-
-    def flush(self) -> None:
-        self.flushed = self.getvalue()
-
-
-def test_a_line_every_so_many_prompts_is_there_at_once() -> None:
-    clock, file = Clock(), Watched()
-    with Progress(10, every=Every(prompts=4), file=file, clock=clock) as progress:
-        for done in range(1, 11):
-            clock.now += 2
-            progress.update(done)
-            if done == 4:
-                assert file.flushed == "4 of 10 prompts, 8 s elapsed, about 12 s left\n"
-    assert file.getvalue().splitlines()[1:] == ["8 of 10 prompts, 16 s elapsed, about 4 s left"]
 
 
 def test_settings() -> None:

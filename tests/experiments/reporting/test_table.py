@@ -41,16 +41,6 @@ def test_terminal_and_markdown() -> None:
     )
 
 
-def test_a_full_table_that_is_too_wide_is_a_narrow_one() -> None:
-    shown = []
-    for width in (60, 30):
-        console = Console(width=width, record=True, file=io.StringIO())
-        terminal.show(console, small(), frame=terminal.Frame.FULL)
-        shown.append(console.export_text())
-    assert "│ 2.00 [1.00, 3.00] │" in shown[0] and "│" not in shown[1]
-    assert "[1.00, 3.00]" in shown[1], "nothing is cut"
-
-
 def test_latex_escapes_what_it_would_read() -> None:
     tex = example().latex("tab:x")
     rows = [line.strip() for line in tex.splitlines() if "&" in line]

@@ -10,7 +10,6 @@ from hydra import compose, initialize_config_dir
 from experiments.commands.settings import RunSettings
 from experiments.config.kinds import check_arguments
 from experiments.config.sections import CONF, plain
-from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.tree import TreeShape
 from tests.experiments.runs import launched
 from tests.experiments.tracking.datastore import Datastore
@@ -45,23 +44,6 @@ def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatc
         assert any(name.startswith("media/images/pictures/time") for name in each.files)
         assert each.exit_code == 0
     assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
-
-
-def test_names() -> None:
-    manifest: dict[str, Any] = {"config": {}, "exactness": {"plain": None, "ngram": "exact"}}
-    for given, name in (
-        (["drafter=ngram", "out=x", "tracker=wandb", "resume=true", "seed=1"], "drafter=ngram seed=1"),
-        (["seed=1", "experiment=quick"], "experiment=quick seed=1"),
-        (["out=x"], "ngram"),  # never without a name
-    ):
-        made = tracked_run(Path("x"), manifest | {"overrides": given})
-        assert (made.name, made.group) == (name, None), "no sweep"
-    assert name_of(["target.name=/some/where/gpt2", "drafter.shape=[3,2]", "x=a/b/"]) == (
-        "target.name=gpt2 drafter.shape=[3,2] x=b"
-    )
-    typed = ["drafter=a", "drafter.x=1,2", f"b={'y' * 80}"]
-    assert name_of(["drafter=a", "drafter.x=2", typed[2]], typed) == "drafter.x=2 drafter=a", "what varies is kept"
-    assert sweep_name(Path("multirun/2026-01-02/03-04-05")) == "2026-01-02 03-04-05"
 
 
 # ---------------------------------------------------------------- wandb sweep
