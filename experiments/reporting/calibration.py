@@ -136,12 +136,10 @@ def _amount(seconds: float) -> str:
 
 def _notes(found: CalibratedRounds) -> list[str]:
     where, box, peaks = found.conditions, found.box, found.peaks
+    sizes = {"rows": box.batch, "positions": box.context, "drafted nodes": box.drafted}
+    holds = ", ".join(f"{ends[0]} to {ends[1]} {name}" for name, ends in sizes.items())
     drafter = "" if where.drafter is None else f" {where.drafter};"
-    notes = [
-        f"holds for {box.batch[0]} to {box.batch[1]} rows, {box.context[0]} to {box.context[1]} positions, "
-        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes;{drafter} "
-        f"{where.attention} attention, {where.threads} threads"
-    ]
+    notes = [f"holds for {holds};{drafter} {where.attention} attention, {where.threads} threads"]
     if peaks:
         measured = f"{max(peaks['copy'], peaks['read']) / 1e9:.3g} GB/s, {peaks['flops'] / 1e12:.3g} TFLOP/s"
         notes.append(f"measured peaks: {measured}")

@@ -127,25 +127,15 @@ def comparison_table(
         *([cols.BOLD] if bold else []),
         *([f"timings vary by {varies} between batches"] if varies else []),
     ]
-    return Table.of(
-        rows,
-        [
-            cols.T,
-            words(
-                "method and settings",
-                lambda row: cols.method_cell(row, row["parts"][0], *row["parts"][1:], joint=", "),
-                min_width=24,
-            ),
-            cols.unless_plain(Col("mean\nacceptance\nlength", "mean_acceptance_length", best=True)),
-            Col("speedup", "speedup", ".2fx", best=True),
-            Col("tokens/s", "tokens_per_second", ".1f", best=True),
-            Col("plain's", "plain", ".1f"),
-            *(cols.ACCEPTED, cols.NODES, cols.DISTINCT, cols.EQUAL),
-        ],
-        title=text,
-        notes=[*about, *notes],
-        section=lambda row: row["temperature"],
-    )
+    columns = [
+        cols.T,
+        words("method and settings", lambda row: cols.method_cell(row, *row["parts"], joint=", "), min_width=24),
+        cols.unless_plain(Col("mean\nacceptance\nlength", "mean_acceptance_length", best=True)),
+        *(Col("speedup", "speedup", ".2fx", best=True), Col("tokens/s", "tokens_per_second", ".1f", best=True)),
+        *(Col("plain's", "plain", ".1f"), cols.ACCEPTED, cols.NODES, cols.DISTINCT, cols.EQUAL),
+    ]
+    notes = [*about, *notes]
+    return Table.of(rows, columns, title=text, notes=notes, section=lambda row: row["temperature"])
 
 
 def comparison_frame(entries: Sequence[Entry]) -> Frame:
@@ -240,20 +230,15 @@ def report_differences(
 def differences_table(rows: Sequence[Row], title: str, notes: Sequence[str]) -> Table:
     """A row per pair of methods, and per category of prompts if there are several."""
     names = list(rows[0])[: list(rows[0]).index("category")]
-    return Table.of(
-        rows,
-        [
-            *(words(name, name) for name in names),
-            *([words("prompts of", "category")] if any(row["category"] != ALL for row in rows) else []),
-            words("compared", lambda row: f"{row['compared']} - {row['reference']}", min_width=20),
-            Col("lengths", lambda row: f"{row['length']:.2f} - {row['reference_length']:.2f}"),
-            *(Col("difference", "difference", "+.2f"), Col("prompts", "prompts", "d")),
-            Col("needed", "prompts_needed", "d"),
-        ],
-        title=title,
-        notes=notes,
-        section=lambda row: [row[name] for name in (*names, "compared", "reference")],
-    )
+    columns = [
+        *(words(name, name) for name in names),
+        *([words("prompts of", "category")] if any(row["category"] != ALL for row in rows) else []),
+        words("compared", lambda row: f"{row['compared']} - {row['reference']}", min_width=20),
+        *(Col("length", "length"), Col("reference's", "reference_length"), Col("difference", "difference", "+.2f")),
+        *(Col("prompts", "prompts", "d"), Col("needed", "prompts_needed", "d")),
+    ]
+    keys = (*names, "compared", "reference")
+    return Table.of(rows, columns, title=title, notes=notes, section=lambda row: [row[name] for name in keys])
 
 
 def by_position(entries: Sequence[Entry]) -> Frame:

@@ -144,11 +144,11 @@ def head_lines(plan: Plan) -> list[str]:
     asked, shape, device = plan.asked, plan.asked.shape, plan.asked.device
     used = short_count(shape.active_weights + shape.output_weights)
     active = f", of which a token uses {used}" if shape.is_mixture else ""
+    speeds = f"{asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s"
     figures = "measured" if asked.measured else "printed"
     lines = [
         f"{asked.name}: {short_count(shape.weights)} parameters in matrices{active}; {asked.formats}",
-        f"{device.title}: {asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s ({figures}); "
-        f"ridge {asked.roof.ridge:.3g} FLOP/byte",
+        f"{device.title}: {speeds} ({figures}); ridge {asked.roof.ridge:.3g} FLOP/byte",
     ]
     if plan.phases[1].bytes < CACHES * device.cache:
         lines.append(
@@ -159,12 +159,34 @@ def head_lines(plan: Plan) -> list[str]:
         lines.append(f"Nobody has compared the sizes of models of the model_type {shape.kind!r} with such a model.")
     if asked.drafter is not None:
         lines.append(f"drafter: {asked.drafter.title}; acceptance {acceptance_in_words(plan)}, an assumption")
-    return [*lines, _times_in_words(plan)]
+    rounds = asked.costs
+    if rounds is None:
+        return [*lines, "Times are the least that the device allows: good engines reach 60 to 85 % of these speeds."]
+    box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
+    error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
+    lines.append(
+        f"Times are predicted by costs measured on {rounds.conditions.device}{error}. They hold for "
+        f"{between(box.batch)} rows, {between(box.context)} positions and {between(box.drafted)} drafted nodes per "
+        f"row, chains of up to {longest_chain(rounds)}, and pieces of prompts of {between(box.chunk)} tokens; a "
+        f"dash is {OUTSIDE}."
+    )
+    return lines
 
 
 def tail_lines(plan: Plan) -> list[str]:
-    """The map in words."""
-    lines = [_critical_in_words(plan)]
+    """The map in words: where memory bounds, and where a draft of a fixed length is slower than plain decoding."""
+    never = "is bound by operations if there are many rows, at every context: attention alone is above the ridge"
+    steps = {
+        "A plain step": 0,
+        **({} if plan.asked.drafter is None else {f"One that verifies {plan.fixed}": plan.fixed}),
+    }
+    lines = []
+    for name, drafted in steps.items():
+        context = plan.critical_context(drafted)
+        bound = (
+            never if context is None else f"is bound by memory from a context of {context:,.0f} on, however many rows"
+        )
+        lines.append(f"{name} {bound}.")
     if plan.asked.drafter is None:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
@@ -174,42 +196,13 @@ def tail_lines(plan: Plan) -> list[str]:
     if not known:
         return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
     pieces: dict[str, list[int]] = {}
-    for context in list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]:
+    for context in list(known) if measured else [shown for shown in _SHOWN if shown in known] or list(known)[-1:]:
         batch = known[context]
-        never = f"at no batch up to {grid.most:,}" if measured else "at no batch"
-        words = never if batch is None else f"above batch {batch:,}" if batch else "at every batch"
-        pieces.setdefault(words, []).append(context)
-    words = [f"{said} with {between((contexts[0], contexts[-1]))}" for said, contexts in pieces.items()]
-    return [*lines, f"{what} is slower than plain decoding {', '.join(words)} positions per row."]
-
-
-def _times_in_words(plan: Plan) -> str:
-    """The kind of times: the least ones, or predicted by costs that were measured."""
-    rounds = plan.asked.costs
-    if rounds is None:
-        return "Times are the least that the device allows: good engines reach 60 to 85 % of these speeds."
-    box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
-    error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
-    return (
-        f"Times are predicted by costs measured on {rounds.conditions.device}{error}. They hold for "
-        f"{between(box.batch)} rows, {between(box.context)} positions and {between(box.drafted)} drafted nodes per "
-        f"row, chains of up to {longest_chain(rounds)}, and pieces of prompts of {between(box.chunk)} tokens; a "
-        f"dash is {OUTSIDE}."
-    )
-
-
-def _critical_in_words(plan: Plan) -> str:
-    """The context from which on memory is the limit at every batch, for plain steps and for those that verify."""
-    plain = plan.critical_context(0)
-    never = "bound by operations if there are many rows, at every context: attention alone is above the ridge"
-    if plain is None:
-        return f"A step is {never}."
-    text = f"From a context of {plain:,.0f} on, a plain step is bound by memory however many rows there are"
-    if plan.asked.drafter is not None:
-        verify = plan.critical_context(plan.fixed)
-        words = f"is {never}" if verify is None else f"from {verify:,.0f} on"
-        text += f"; one that verifies a draft of {plan.fixed} {words}"
-    return f"{text}."
+        nowhere = f"at no batch up to {grid.most:,}" if measured else "at no batch"
+        where = nowhere if batch is None else f"above batch {batch:,}" if batch else "at every batch"
+        pieces.setdefault(where, []).append(context)
+    said = [f"{where} with {between((contexts[0], contexts[-1]))}" for where, contexts in pieces.items()]
+    return [*lines, f"{what} is slower than plain decoding {', '.join(said)} positions per row."]
 
 
 def _prefill_unknown(plan: Plan) -> list[str]:
@@ -249,30 +242,22 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     """All figures by name, for ``plan.json``. Bytes, seconds and operations, without prefixes."""
     asked, drafts = plan.asked, plan.asked.drafter is not None
     names = ("formats", "precision", "measured", "context", "prompt", "output", "acceptance", "usable", "price")
+    facts = {name: getattr(asked, name) for name in names}
+    facts |= {"target": asked.name, "parameters": asked.shape.weights, "batch": list(asked.batches)}
+    facts |= {"device": asked.device.name, "source": asked.device.source, "longest": plan.longest}
+    facts |= {"bandwidth": asked.roof.bandwidth, "flops": asked.roof.flops}
+    facts |= {"drafter": None if asked.drafter is None else asked.drafter.title}
+    facts |= {"costs": None if asked.costs is None else asked.costs.conditions}
+    speculative = plan.requests(speculate=True) if drafts else []
     return {
         "schema": 1,
-        "asked": {
-            **{name: getattr(asked, name) for name in names},
-            "target": asked.name,
-            "parameters": asked.shape.weights,
-            "device": asked.device.name,
-            "source": asked.device.source,
-            "bandwidth": asked.roof.bandwidth,
-            "flops": asked.roof.flops,
-            "batch": list(asked.batches),
-            "drafter": None if asked.drafter is None else asked.drafter.title,
-            "longest": plan.longest,
-            "costs": None if asked.costs is None else asked.costs.conditions,
-        },
+        "asked": facts,
         "memory": plan.rooms,
         "most_rows": plan.most_rows,
         "most_paged_rows": plan.most_paged_rows,
         "forwards": plan.phases,
         "speculation": plan.speculations if drafts else [],
-        "requests": {
-            "plain": plan.requests(speculate=False),
-            "speculative": plan.requests(speculate=True) if drafts else [],
-        },
+        "requests": {"plain": plan.requests(speculate=False), "speculative": speculative},
         "critical_context": {
             "plain": plan.critical_context(0),
             "verify": plan.critical_context(plan.fixed) if drafts else None,

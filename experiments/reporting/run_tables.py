@@ -49,18 +49,10 @@ def run_table(run: Run, title: str) -> Table:
 
 def comparison_table(run: Run, title: str) -> Table:
     """Several methods, perhaps at several temperatures: a row each."""
-    return Table.of(
-        run.rows,
-        [
-            cols.T,
-            words("method", lambda row: _named(row, joint="\n")),
-            *(cols.unless_plain(cols.LENGTH), Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS),
-            *(cols.ACCEPTED, cols.DISTINCT, cols.EQUAL),
-        ],
-        title=title,
-        notes=[*_notes(run), *_bold(run.rows)],
-        section=lambda row: row["temperature"],
-    )
+    columns = [cols.T, words("method", lambda row: _named(row, joint="\n")), cols.unless_plain(cols.LENGTH)]
+    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED, cols.DISTINCT, cols.EQUAL]
+    notes = [*_notes(run), *_bold(run.rows)]
+    return Table.of(run.rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
 def methods_table(run: Run, title: str) -> Table:
@@ -75,21 +67,15 @@ def methods_table(run: Run, title: str) -> Table:
         *(*_brackets(rows), *_bold(rows), *noise_notes(run)),
         *([] if over is None else [f"difference: from {over} on the same prompts, given the drafts"]),
     ]
-    return Table.of(
-        rows,
-        [
-            cols.T,
-            words("method", lambda row: _named(row, joint=", ")),
-            cols.unless_plain(Col("tokens\nper round", "mean_acceptance_length", best=True)),
-            *([] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]),
-            Col("drafted nodes\nper round", "proposed_nodes_per_round", ".1f"),
-            Col("drafting,\nshare of time", lambda row: NOTHING if _plain(row) else percent(drafting_share(row))),
-            *(Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS),
-        ],
-        title=title,
-        notes=notes,
-        section=lambda row: row["temperature"],
-    )
+    columns = [cols.T, words("method", lambda row: _named(row, joint=", "))]
+    columns.append(cols.unless_plain(Col("tokens\nper round", "mean_acceptance_length", best=True)))
+    columns += [] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]
+    columns += [
+        Col("drafted nodes\nper round", "proposed_nodes_per_round", ".1f"),
+        Col("drafting,\nshare of time", lambda row: NOTHING if _plain(row) else percent(drafting_share(row))),
+        *(Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS),
+    ]
+    return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
 def shown_categories(run: Run) -> list[str]:
@@ -107,17 +93,11 @@ def category_table(run: Run) -> Table | None:
     parts = [part for part in run.parts if not _plain(part) and part["category"] in shown]
     if not parts:
         return None
-    return Table.of(
-        sorted(parts, key=lambda part: part["category"]),
-        [
-            *(words("category", "category"), cols.METHOD, cols.T, Col("prompts", "finished", "d")),
-            Col(f"for ±{parts[0]['width']:g}", "prompts_needed", "d"),
-            *(cols.LENGTH, cols.SPEEDUP, cols.TOKENS),
-        ],
-        title="By category",
-        notes=[*cols.of_few(part["finished"] for part in parts), *([NOISY] if run.noisy else [])],
-        section=lambda row: row["category"],
-    )
+    parts.sort(key=lambda part: part["category"])
+    columns = [words("category", "category"), cols.METHOD, cols.T, Col("prompts", "finished", "d")]
+    columns += [Col(f"for ±{parts[0]['width']:g}", "prompts_needed", "d"), cols.LENGTH, cols.SPEEDUP, cols.TOKENS]
+    notes = [*cols.of_few(part["finished"] for part in parts), *([NOISY] if run.noisy else [])]
+    return Table.of(parts, columns, title="By category", notes=notes, section=lambda row: row["category"])
 
 
 def print_troubles(console: Console, run: Run) -> None:
@@ -199,19 +179,15 @@ def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     if not known:
         return None
     silent = ", ".join(row["label"] for row in timed if row not in known)
-    notes = [
-        *(*warnings_of(run), cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"),
-        *([f"limits: {known[0]['limits']}"] if known[0]["limits"] else []),
-        *([f"left out, because they do not tell when tokens come: {silent}"] if silent else []),
-        f"intervals: {known[0]['confidence']:.0%}, over prompts",
-    ]
+    notes = [*warnings_of(run), cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"]
+    notes += [f"limits: {known[0]['limits']}"] if known[0]["limits"] else []
+    notes += [f"left out, because they do not tell when tokens come: {silent}"] if silent else []
+    notes.append(f"intervals: {known[0]['confidence']:.0%}, over prompts")
     if len(known) <= _MOST_COLUMNS:
         return Table.upright(known, labels_of(known), _REQUEST_LINES, title=title, notes=notes)
-    columns = [
-        *(cols.T, cols.METHOD, cols.TTFT, cols.TPOT, _latency("to end, ms\np50; p99", "e2e")),
-        *(Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER),
-        *(Col("within\nlimits", "attainment", ".0%"), Col("price of\n1M tokens", "price_per_million_tokens")),
-    ]
+    columns = [cols.T, cols.METHOD, cols.TTFT, cols.TPOT, _latency("to end, ms\np50; p99", "e2e")]
+    columns += [Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER]
+    columns += [Col("within\nlimits", "attainment", ".0%"), Col("price of\n1M tokens", "price_per_million_tokens")]
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 

@@ -48,7 +48,7 @@ def test_a_plan_says_what_a_reader_wants_to_know(
         "a position takes 128 KiB of KV cache",
         "there is no room for a batch of 512",
         "million tokens",
-        "a plain step is bound by memory however many rows there are",
+        "A plain step is bound by memory from a context of",
     ):
         assert part in said, part
     written = json.loads((tmp_path / "out" / "plan.json").read_text())

@@ -77,33 +77,20 @@ def report_accuracy(
     notes = [
         f"intervals at {confidence:.0%}, over documents; the difference is paired; p: McNemar's exact test",
         "share worse: exact, so that documents without a loss say how large a loss could still be",
+        *([] if length is None else [f"{method}: {length:.2f} tokens per round"]),
     ]
-    if length is not None:
-        notes.append(f"{method}: {length:.2f} tokens per round")
-    cell = Cell(method, emphasis=lossiness(exactness))
-    table = Table.of(
-        rows,
-        [
-            words("task", "task"),
-            words("metric", "metric"),
-            words("method", lambda row: cell),
-            Col("documents", "documents", "d"),
-            Col("plain", "plain", ".3f"),
-            Col("score", "accuracy", ".3f"),
-            Col("difference", "difference", "+.3f"),
-            Col("better;\nworse", "better", "d", also="worse"),
-            Col("p", "p", ".3f"),
-            Col("share\nworse", "share_worse", ".1%"),
-        ],
-        title=title,
-        notes=notes,
-    )
+    columns = [
+        *(words("task", "task"), words("metric", "metric")),
+        words("method", lambda row: Cell(method, emphasis=lossiness(exactness))),
+        *(Col("documents", "documents", "d"), Col("plain", "plain", ".3f"), Col("score", "accuracy", ".3f")),
+        *(Col("difference", "difference", "+.3f"), Col("better;\nworse", "better", "d", also="worse")),
+        *(Col("p", "p", ".3f"), Col("share\nworse", "share_worse", ".1%")),
+    ]
+    table = Table.of(rows, columns, title=title, notes=notes)
     facts = {"title": title, "method": method, "exactness": exactness, "mean_acceptance_length": length}
-    text, frame = document(table, notes), pandas.DataFrame(rows)
-    publish(
-        out,
-        "accuracy",
-        tables=[table],
-        figures={**facts, "confidence": confidence, "rows": rows, **(made or {})},
-        drawn=lambda: write_formats(formats, out, "accuracy", document=text, table=table, figures=frame),
-    )
+    figures, frame = {**facts, "confidence": confidence, "rows": rows, **(made or {})}, pandas.DataFrame(rows)
+
+    def written() -> list[Path]:
+        return write_formats(formats, out, "accuracy", document=document(table, notes), table=table, figures=frame)
+
+    publish(out, "accuracy", tables=[table], figures=figures, drawn=written)

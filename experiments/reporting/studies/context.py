@@ -83,6 +83,11 @@ def _accepted(row: Row) -> str:
     return " ".join(f"{shares[place - 1]:.2f}" for place in places) or NOTHING
 
 
+def _two(drafter: str, target: str, label: str, scale: float) -> Panel:
+    labels = (AXIS, f"{label}: — drafter, ··· target")
+    return Panel(x=CONTEXT, y=(drafter, target), labels=labels, scale=(1.0, scale), log=True)
+
+
 report = Study(
     name="context",
     title="Acceptance, time and caches by length of the context",
@@ -97,20 +102,8 @@ report = Study(
     ],
     panels=[
         Panel(x=CONTEXT, y="mean_acceptance_length", labels=(AXIS, "tokens per round"), at=1.0, log=True),
-        Panel(
-            x=CONTEXT,
-            y=("draft", "verify"),
-            labels=(AXIS, "ms per round: — draft, ··· verify"),
-            scale=(1.0, 1e3),
-            log=True,
-        ),
-        Panel(
-            x=CONTEXT,
-            y=("drafter_bytes", "target_bytes"),
-            labels=(AXIS, "keys and values of a row, MB: — drafter, ··· target"),
-            scale=(1.0, 1e-6),
-            log=True,
-        ),
+        _two("draft", "verify", "ms per round", 1e3),
+        _two("drafter_bytes", "target_bytes", "keys and values of a row, MB", 1e-6),
     ],
     derive=with_changes,
     sentences=sentences,
