@@ -1,4 +1,4 @@
-"""The example of a project outside this repository: its commands as the page shows them, and its parts."""
+"""Examples: a project outside this repository, its commands as the page shows them, its parts; and a corpus."""
 
 import os
 import re
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from drafters.corpus import Corpus
 from specdec import DraftSampling, TreeShape, Verifier
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
+from specdec.target.loading import load_tokenizer
 from tests.changed_rule import ChangedRule
 from verifiers import RejectionVerifier
 
@@ -114,3 +116,14 @@ def test_the_rule_is_exact_and_stops(project: Path, monkeypatch: pytest.MonkeyPa
     # The mutant: after `most` tokens it draws from what a rejection would have left.
     mistaken = ChangedRule(rule(2), after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop))
     assert enumerate_outcome(mistaken, tables, chain, DraftSampling.IID).tv > 1e-3
+
+
+def test_a_corpus_is_made_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    (tmp_path / "a.txt").write_text("import os\n")
+    out = tmp_path / "a.corpus"
+    tokens = import_module("corpus").make(out, [f"{tmp_path}/*.txt"], "bundled/target").tokens.tolist()
+    tokenizer = load_tokenizer("bundled/target")
+    assert tokenizer is not None
+    assert tokens == [*tokenizer("import os\n", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    assert Corpus.open(out).tokens.tolist() == tokens

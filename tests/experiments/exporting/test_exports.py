@@ -1,7 +1,8 @@
-"""Exported folders as vLLM, speculators and SGLang read them, what these would leave out; and what is refused."""
+"""Exported drafters: they draft as before in every format, and say what vLLM, speculators and SGLang ask; refusals."""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,163 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
+from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
-from drafters.heads.eagle_files import save_eagle
-from experiments.exporting.kinds import kind_of
-from specdec.target.target import Target
+from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.mtp import embedding_first, save_mtp
+from drafters.peagle import PEagleHead
+from experiments.exporting.kinds import KINDS, Source, kind_of, read
+from experiments.exporting.writing import compare
+from experiments.train import train
+from specdec import Drafter, Engine, SamplingParams, Target
+from specdec.checks import playing
+from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
 from tests.drafters import pairs
 from tests.drafters.test_mtp import head_of
-from tests.experiments.exporting.conftest import IDS, VOCAB, Export, block_of, eagle3_of
+from tests.experiments.runs import Configure
 from tests.models import tiny_model
+from verifiers import RejectionVerifier
+
+Export = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A target whose files are there."""
+    folder = tmp_path_factory.mktemp("target")
+    tiny_model("llama", vocab_size=VOCAB).save_pretrained(folder)
+    model = tiny_model("llama", vocab_size=VOCAB)
+    model.config.name_or_path = str(folder)
+    return Target(model, name=str(folder))
+
+
+@pytest.fixture
+def written(tmp_path: Path, target: Target) -> Callable[[str], Path]:
+    """Writes the folder that the trainer would have written."""
+
+    def write(kind: str) -> Path:
+        folder = tmp_path / kind
+        WRITE[kind](target, folder)
+        (folder / "training.json").write_text(json.dumps({"target": target.name, "seed": 3}))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def exported(configure: Configure, tmp_path: Path) -> Export:
+    def run(folder: Path, form: str, *words: str) -> Path:
+        out = tmp_path / "out"
+        given = {word.partition("=")[0] for word in words}
+        words = tuple(word.replace("drafter.", "+export.") for word in words)
+        out_word = [] if "out" in given else [f"out={out}"]
+        train(configure("train", "target.name=null", f"export={{name: {folder}}}", f"format={form}", *out_word, *words))
+        return out
+
+    return run
+
+
+VOCAB = 64
+IDS = [token for token in range(VOCAB) if token % 3]
+
+
+def eagle3_of(target: Target, kind: type[Eagle3Head] = Eagle3Head, **options: Any) -> Eagle3Head:
+    given = {"hidden_layers": (1, 2, 3), "draft_ids": IDS} | options
+    return wide(kind.for_target(target.model, **given), 1.5)
+
+
+def block_of(target: Target, **options: Any) -> BlockHead:
+    given = {"layers": 1, "block_size": 4, "hidden_layers": (1, 3)} | options
+    head = BlockHead.for_target(target.model, **given).eval()
+    return wide(head)  # type: ignore[type-var]
+
+
+def pard_of(target: Target) -> Any:
+    model = perturbed(target.model, 0.1)
+    model.config.pard_token = 5
+    return model
+
+
+WRITE: dict[str, Callable[[Target, Path], object]] = {
+    "medusa": lambda target, folder: medusa_heads(target.model).save_pretrained(folder),
+    "eagle": lambda target, folder: save_eagle(eagle_head(target.model), folder),
+    "eagle3": lambda target, folder: save_eagle(eagle3_of(target), folder),
+    "peagle": lambda target, folder: save_eagle(
+        eagle3_of(target, PEagleHead, mask_token_id=5, tokens=4, layers=2), folder
+    ),
+    "mtp": lambda target, folder: save_mtp(head_of(target.model, hidden_first=True), folder),
+    "dflash": lambda target, folder: block_of(target).save_pretrained(folder),
+    "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
+    "lm": lambda target, folder: perturbed(target.model, 0.1).save_pretrained(folder),
+    "pard": lambda target, folder: pard_of(target).save_pretrained(folder),
+}
+
+
+DRAFTERS: dict[str, Callable[[Path], Drafter]] = {
+    "medusa": lambda folder: MedusaDrafter.from_pretrained(folder, shape=2, optimize=False),
+    "eagle": lambda folder: EagleDrafter.from_pretrained(folder, shape=[2, 2], optimize=False),
+    "eagle3": lambda folder: EagleDrafter.from_pretrained(folder, shape=[2, 2], optimize=False),
+    "peagle": lambda folder: PEagleDrafter.from_pretrained(folder, optimize=False),
+    "pard": lambda folder: PARDDrafter.from_pretrained(str(folder), optimize=False),
+    "mtp": lambda folder: MTPDrafter.from_pretrained(folder, shape=2, optimize=False),
+    "dflash": lambda folder: BlockDrafter.from_pretrained(folder, optimize=False),
+    "dspark": lambda folder: BlockDrafter.from_pretrained(folder, shape=[2, 1], optimize=False),
+    "lm": lambda folder: ModelDrafter.from_pretrained(str(folder), shape=2, optimize=False),
+}
+
+
+def drafts(drafter: Drafter, target: Target) -> list[playing.Run]:
+    with Engine(target, drafter, RejectionVerifier(), max_length=48, optimize=False) as engine:
+        sampling = SamplingParams(max_new_tokens=6, temperature=1.0, seed=5, stream=0)
+        return playing.run(engine, [playing.Job((3, 1, 4, 1, 5, 9, 2, 6), sampling)])
+
+
+ALWAYS = {("eagle3", "speculators"), ("mtp", KINDS["mtp"].formats[-1]), ("dspark", KINDS["dspark"].formats[-1])}
+CASES = [
+    pytest.param(kind, form, marks=() if (kind, form) in ALWAYS else pytest.mark.full)
+    for kind, known in KINDS.items()
+    for form in known.formats
+]
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
+def test_what_is_exported_drafts_as_before(
+    kind: str, form: str, written: Callable[[str], Path], exported: Export, target: Target
+) -> None:
+    """Weights, options and sampled drafts are those of the folder that was read."""
+    folder = written(kind)
+    out = exported(folder, form)
+    decoder = target.model.config
+    sources = [read(Source(name=str(each)), kind_of(str(each)), decoder) for each in (folder, out)]
+    assert sources[0].kind == sources[1].kind == kind
+    if (kind, form) == ("mtp", "speculators"):  # which has the embedding first
+        sources[0] = replace(sources[0], module=embedding_first(sources[0].module))  # type: ignore[arg-type]
+    compare(sources[0], sources[1])
+    before, after = (drafts(DRAFTERS[kind](each), target) for each in (folder, out))
+    assert before[0].tokens == after[0].tokens
+    assert any(len(draft.nodes) > 1 for draft in before[0].drafts)
+    for one, other in zip(before[0].drafts, after[0].drafts, strict=True):
+        assert one.difference(other, 1e-5) is None
+    told = json.loads((out / "specdec.json").read_text())
+    assert (told["target"], told["seed"], told["format"]) == (target.name, 3, form)
+    assert told["target_revision"].startswith("files:")
+
+
+def test_a_difference_would_be_found(written: Callable[[str], Path]) -> None:
+    """The comparison above, of a head with one whose layers, norm or weights are others."""
+    head = load_eagle(written("eagle3"))
+    found = read(Source(name=str(written("eagle3"))), "eagle3")
+    compare(found, found)
+    for name, value in {"hidden_layers": (0, 2, 3), "feeds_normed": True}.items():
+        other = load_eagle(written("eagle3"))
+        setattr(other, name, value)
+        with pytest.raises(RuntimeError, match=f"not what was read back: {name}"):
+            compare(found, type(found)(found.kind, other))
+    next(head.parameters()).data[0] += 1
+    with pytest.raises(RuntimeError, match="not what was read back: model"):
+        compare(found, type(found)(found.kind, head))
+
 
 SPECULATORS = {
     "eagle3": {"draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
@@ -165,33 +315,6 @@ def test_a_folder_that_holds_something_is_not_touched(written: Callable[[str], P
         exported(folder, "native", f"out={folder}", "overwrite=true")
 
 
-@pytest.mark.parametrize(
-    ("kind", "words", "message"),
-    [
-        ("dflash", ["drafter.hidden_layers=[1,9]"], r"states \[1, 9\] does not fit the target .* of 4"),
-        ("dflash", ["tokens=4"], "drafts 3 tokens per round, give at most as many"),
-        ("medusa", ["drafter.mask_token_id=3"], r"^export\.mask_token_id: .* holds Medusa heads, which has none"),
-        ("eagle3", ["drafter.dtype=float23"], "float23"),
-    ],
-)
-def test_bad_settings(
-    kind: str, words: list[str], message: str, written: Callable[[str], Path], exported: Export, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        exported(written(kind), "native", *words)
-    assert [path.name for path in tmp_path.iterdir()] == [kind]
-
-
-def test_a_target_of_another_size_is_refused(written: Callable[[str], Path], exported: Export, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    model = tiny_model("llama", vocab_size=VOCAB - 10)
-    model.save_pretrained(other)
-    with pytest.raises(ValueError, match=r"a small causal LM of 64 tokens does not fit the target .*, which has 54"):
-        exported(written("lm"), "native", f"target.name={other}")
-    with pytest.raises(ValueError, match=r"^target\.name=.*: there is no config\.json"):
-        exported(written("lm"), "native", f"target.name={tmp_path}", "overwrite=true")
-
-
 def test_speculators_names_the_target(written: Callable[[str], Path], exported: Export) -> None:
     folder = written("dflash")
     (folder / "training.json").unlink()
@@ -202,13 +325,31 @@ def test_speculators_names_the_target(written: Callable[[str], Path], exported: 
     assert verifier == {"name_or_path": "some/target", "architectures": []}
 
 
-def test_a_folder_that_holds_no_drafter(exported: Export, tmp_path: Path) -> None:
-    (folder := tmp_path / "odd").mkdir()
-    (folder / "config.json").write_text("{}")
-    torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
-    for name, said in (
-        ("nowhere", r"no checkpoint at '.*nowhere': there is no such folder"),
-        ("odd", r"holds no drafter that is known here, its tensors are some\.weight …: give"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            exported(tmp_path / name, "native")
+REFUSED: list[tuple[str, str, list[str], str]] = [
+    ("dflash", "native", ["drafter.hidden_layers=[1,9]"], r"states \[1, 9\] does not fit the target .* of 4"),
+    ("dflash", "native", ["tokens=4"], "drafts 3 tokens per round, give at most as many"),
+    ("medusa", "native", ["drafter.mask_token_id=3"], r"^export\.mask_token_id: .* holds Medusa heads, which has none"),
+    ("eagle3", "native", ["drafter.dtype=float23"], "float23"),
+    ("lm", "native", ["target.name={tmp}/other"], "a small causal LM of 64 tokens does not fit .*, which has 54"),
+    ("lm", "native", ["target.name={tmp}"], r"^target\.name=.*: there is no config\.json"),
+    ("lm", "speculators", [], r"^format=speculators: .*; give format=native or format=sglang$"),
+    ("mtp", "sglang", [], r"^format=sglang: .*; give format=native or format=speculators$"),
+    ("nowhere", "native", [], r"no checkpoint at '.*nowhere': there is no such folder"),
+    ("odd", "native", [], r"holds no drafter that is known here, its tensors are some\.weight …: give"),
+]
+
+
+@pytest.mark.parametrize(("kind", "form", "words", "message"), REFUSED)
+def test_what_is_refused(
+    kind: str, form: str, words: list[str], message: str, written: Callable[[str], Path], exported: Export,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = written(kind) if kind in WRITE else tmp_path / kind
+    if kind == "odd":
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
+    tiny_model("llama", vocab_size=VOCAB - 10).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=message):
+        exported(folder, form, *(word.format(tmp=tmp_path) for word in words))
+    assert not (tmp_path / "out").exists()
