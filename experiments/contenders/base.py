@@ -3,6 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 
 from experiments.results.records import DECLARED
 from specdec.engine.text import Detokenizer
@@ -55,6 +56,10 @@ class OtherEngine(ABC):
             speculate: Our engine's switch, which means nothing here.
         """
 
+    def ends(self, sampling: SamplingParams) -> set[int]:
+        """The tokens that end an output."""
+        return {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.target.eos_token_ids)}
+
     def completion(
         self, prompt: Sequence[int], sampling: SamplingParams, output: Sequence[int], rounds: Sequence[int] = ()
     ) -> Completion:
@@ -63,20 +68,25 @@ class OtherEngine(ABC):
         Args:
             rounds: Tokens per round, the last one's before any cut if that is known; empty if the engine does not say.
         """
-        ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self.target.eos_token_ids)
-        output = list(output)[: sampling.max_new_tokens]
+        output, ends = list(output)[: sampling.max_new_tokens], self.ends(sampling)
         stop = next((index + 1 for index, token in enumerate(output) if token in ends), None)
         tokens = output[:stop]
         text = Detokenizer(self.target.tokenizer, prompt, stop=tuple(sampling.stop))
         shown = text.push(tokens)
         if text.stopped_at is not None:
             tokens, stop = tokens[: text.stopped_at], text.stopped_at
+        # What was drafted is not known: its depth is 0. An engine may go on behind the end.
+        steps = [
+            Step(request=0, round=number, token_ids=tuple(part), accepted=count - 1, expected_accepted=float(count - 1))
+            for number, (count, end) in enumerate(zip(rounds, accumulate(rounds), strict=True))
+            if (part := tokens[end - count : end])
+        ]
         return Completion(
             prompt_ids=tuple(prompt),
             token_ids=tuple(tokens),
             text=shown + text.flush(),
             finish_reason="length" if stop is None else "stop",
-            steps=_steps(tokens, rounds),
+            steps=tuple(steps),
         )
 
 
@@ -84,18 +94,3 @@ def seed_of(sampling: Sequence[SamplingParams]) -> int:
     """One seed of 63 bits, from the seeds and streams of all rows."""
     text = " ".join(f"{each.seed},{each.stream}" for each in sampling)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def _steps(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[Step, ...]:
-    """A step per round, the tokens cut where the output is. What was drafted is not known: its depth is 0."""
-    steps: list[Step] = []
-    start = 0
-    for number, count in enumerate(rounds):
-        emitted = tuple(tokens[start : start + count])
-        if not emitted:
-            break  # the engine went on behind the end
-        steps.append(
-            Step(request=0, round=number, token_ids=emitted, accepted=count - 1, expected_accepted=float(count - 1))
-        )
-        start += count
-    return tuple(steps)

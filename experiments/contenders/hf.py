@@ -32,9 +32,6 @@ class HfGenerate(OtherEngine):
             and MTP draft as many as they were trained for.
         options: More arguments of ``generate``, such as ``{use_mtp: true}``, ``{assistant_early_exit: 2}`` or
             ``{cache_implementation: static, compile_config: {}}``, which compiles on CPUs, too.
-
-    Raises:
-        ValueError: The number is below 1, or the assistant cannot be loaded.
     """
 
     def __init__(
@@ -108,39 +105,25 @@ class HfGenerate(OtherEngine):
             options["logits_processor"] = LogitsProcessorList(first.processors)
         if first.stop:
             options |= {"stop_strings": list(first.stop), "tokenizer": self.target.tokenizer}
-        ends = set(first.stop_token_ids) | (set() if first.ignore_eos else self.target.eos_token_ids)
         devices = [model.device] if model.device.type == "cuda" else []
-        with _generation_config(model, first, sorted(ends)), torch.random.fork_rng(devices=devices):
+        with _generation_config(model, first, sorted(self.ends(first))), torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed_of(sampling))
             output: Any = model.generate(ids, attention_mask=mask, streamer=watch, **options)  # type: ignore[operator]
-        rounds = [len(each) for each in watch.emitted]
-        return [
-            self.completion(prompt, own, row, rounds)
-            for prompt, own, row in zip(prompts, sampling, output[:, width:].tolist(), strict=True)
-        ]
+        rows = zip(prompts, sampling, output[:, width:].tolist(), strict=True)
+        return [self.completion(prompt, params, row, watch.counts[1:]) for prompt, params, row in rows]
 
 
 class _Rounds(BaseStreamer):
-    """Notes how many tokens each forward brought: transformers hands over a forward's tokens together.
-
-    Attributes:
-        emitted: The tokens of the first row, by forward.
-    """
+    """Counts the tokens of the prompt, and then of each forward, which transformers hands over together."""
 
     def __init__(self) -> None:
-        self.emitted: list[list[int]] = []
-        self._prompt = True
+        self.counts: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt, then the tokens of one forward after the other."""
-        if self._prompt:
-            self._prompt = False
-            return
         # Plain decoding hands over one token per row, drafting one row of several tokens.
-        self.emitted.append([int(value[0])] if value.dim() == 1 else value[0].tolist())
+        self.counts.append(1 if value.dim() == 1 else value.shape[1])
 
-    def end(self) -> None:
-        """Nothing is held back."""
+    def end(self) -> None: ...
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from experiments.contenders.base import OtherEngine, seed_of
 from specdec.requests import SamplingParams
+from specdec.target.loading import load
 from specdec.types import Completion
 
 _CAUSE = 300
@@ -38,7 +39,6 @@ class Process:
     Python, or after a failure.
 
     Args:
-        name: What messages call it.
         log: Takes what it prints besides.
     """
 
@@ -46,15 +46,12 @@ class Process:
         self.name, self._log = name, log
         self._socket, theirs = socket.socketpair()
         with theirs, log.open("w") as errors:
+            pipe = theirs.fileno()
             self._process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=errors,
-                env=environment,
-                start_new_session=True,
+                command, stdin=pipe, stdout=pipe, stderr=errors, env=environment, start_new_session=True
             )
-        self._stop = weakref.finalize(self, _stop, self._process, self._socket)
+        # Ends the process, and whatever it has started.
+        self.stop = weakref.finalize(self, _stop, self._process, self._socket)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and return its answer.
@@ -65,7 +62,7 @@ class Process:
         Raises:
             PeerError: There is no answer, or it is an error.
         """
-        if not self._stop.alive:
+        if not self.stop.alive:
             raise PeerError(f"{self.name} was stopped after an earlier failure")
         try:
             answer = json.loads(self._exchange(json.dumps(request).encode() + b"\n", timeout))
@@ -87,10 +84,6 @@ class Process:
         if "error" in answer:
             raise PeerError(f"{self.name} failed: {' '.join(str(answer['error']).split())[:_CAUSE]}")
         return answer
-
-    def stop(self) -> None:
-        """End the process, and whatever it has started."""
-        self._stop()
 
     def _exchange(self, line: bytes, timeout: float) -> bytes:
         end, answer = time.monotonic() + timeout, b""
@@ -189,13 +182,8 @@ class Peer(OtherEngine):
             raise ValueError(f"{self.NAME} is measured on CPUs, and the target is on {self.target.device}")
         self.folder = folder = Path(tempfile.mkdtemp(prefix="specdec_"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        given = self.prepared(folder) | {
-            "model": str(folder),
-            "threads": torch.get_num_threads(),
-            "max_length": self.max_length,
-            "max_batch_size": self.max_batch_size,
-            "num_tokens": self.num_tokens,
-        }
+        given = self.prepared(folder) | {"model": str(folder), "threads": torch.get_num_threads()}
+        given |= {name: getattr(self, name) for name in ("max_length", "max_batch_size", "num_tokens")}
         begin = time.perf_counter()
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [str(python), str(_ANSWER), self.WORKER]
@@ -240,7 +228,7 @@ class Peer(OtherEngine):
 
     def _ask(self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> list[Completion]:
         first = sampling[0]
-        ends = set(first.stop_token_ids) | (set() if first.ignore_eos else self.target.eos_token_ids)
+        ends = self.ends(first)
         drawn = {"temperature": 0.0}
         if not first.greedy:
             drawn = {name: getattr(first, name) for name in ("temperature", "top_k", "top_p", "min_p")}
@@ -269,6 +257,8 @@ class Peer(OtherEngine):
         return [self.completion(*each) for each in zip(prompts, sampling, *zip(*told, strict=True), strict=True)]
 
 
-def write_float32(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model in float32, for a worker that stores it at another precision."""
-    model.save_pretrained(folder, state_dict={name: each.float() for name, each in model.state_dict().items()})
+def write_float32(model: PreTrainedModel | str, folder: Path) -> str:
+    """Write a model, or that of a name, in float32, for a worker that stores it at another precision."""
+    loaded = load(model, dtype="float32", device="cpu").model if isinstance(model, str) else model
+    loaded.save_pretrained(folder, state_dict={name: part.float() for name, part in loaded.state_dict().items()})
+    return str(folder)

@@ -51,13 +51,10 @@ class OpenVinoCpu(Peer):
             )
         self.tells_tokens = dtype == "float32"
         write_float32(self.target.model, folder)
-        draft = None
-        if self.method == "model":
-            draft = folder / "draft"
-            write_float32(load(self._draft, dtype="float32", device="cpu").model, draft)
+        draft = write_float32(self._draft, folder / "draft") if self.method == "model" else None
         # The length of n-grams. Beside a draft model it changes nothing but the rule.
         ngram = {"plain": 0, "ngram": 4, "model": int(self._patched)}[self.method]
-        return {"precision": _OPENVINO[dtype], "draft": draft and str(draft), "ngram": ngram}
+        return {"precision": _OPENVINO[dtype], "draft": draft, "ngram": ngram}
 
 
 _GGML = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -120,8 +117,8 @@ class LlamaCpp(Peer):
         write_float32(model, folder)
         given: dict[str, Any] = {"precision": _GGML[stored]}
         if self.method == "draft":
-            write_float32(load(self._draft, dtype="float32", device="cpu").model, folder / "draft")
-            given |= {"draft": str(folder / "draft"), "probabilistic": self._probabilistic}
+            draft = write_float32(self._draft, folder / "draft")
+            given |= {"draft": draft, "probabilistic": self._probabilistic}
         return given
 
 
@@ -169,17 +166,9 @@ class VllmCpu(Peer):
         """Ours, settings for one process that is not bound to other cores, and the OpenMP that vLLM wants on x86."""
         threads = python.parent.parent / "lib" / "libiomp5.so"
         preloaded = {"LD_PRELOAD": str(threads), "KMP_BLOCKTIME": "5"} if threads.is_file() else {}
-        return (
-            super().environment(python)
-            | preloaded
-            | {
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_LOGGING_LEVEL": "WARNING",
-                "VLLM_NO_USAGE_STATS": "1",
-            }
-        )
+        ours = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        ours |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+        return super().environment(python) | preloaded | ours
 
     def prepared(self, folder: Path) -> dict[str, Any]:
         """Write the target as it is, and the head that drafts for it."""

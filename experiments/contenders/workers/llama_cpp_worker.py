@@ -71,11 +71,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def head_width(config: Mapping[str, Any]) -> int:
-    """The width of a head of a Llama.
-
-    Raises:
-        ValueError: The model is no Llama, or one that is not written yet.
-    """
+    """The width of a head of a Llama. Raises ValueError: the model is none, or one that is not written yet."""
     rope = config["rope_parameters"]["rope_type"]
     if config["model_type"] != "llama" or rope != "default" or config["attention_bias"]:
         raise ValueError("only Llama models with plain rotary embeddings and without biases are written anew")
@@ -88,9 +84,6 @@ def converted(folder: Path, precision: str, *, spelled: bool = False) -> Path:
     Args:
         precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
         spelled: Spell tokens as their numbers, without an end of text, for programs that want texts.
-
-    Raises:
-        ValueError: As ``head_width`` says.
     """
     import gguf  # pyright: ignore[reportMissingImports]
     from gguf import quants  # pyright: ignore[reportMissingImports]
