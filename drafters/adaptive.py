@@ -20,11 +20,7 @@ from specdec.types import Outcome
 class AdaptiveDrafter(CombinedDrafter):
     """Asks a policy before every round how deep each row's drafts may be, and another drafter for the drafts.
 
-    The drafter is shown a batch as if the output had room for no deeper drafts, so any drafter will do. A batch takes
-    as long as its deepest draft.
-
-    Raises:
-        ValueError: An argument is something else.
+    The drafter is shown a batch as if the output had room for no deeper drafts, so any drafter will do.
     """
 
     adapts = True
@@ -62,7 +58,6 @@ class AdaptiveSession(CombinedSession):
         super().admit(slot, prompt_ids, sampling)
 
     def observe(self, outcome: Outcome) -> None:
-        """Show the session what became final, and the policy how a round went."""
         self.parts[0].observe(outcome)
         host = outcome.host
         if host is not None and host.proposed_depth is not None:

@@ -42,12 +42,10 @@ class ChoiceDrafter(CombinedDrafter):
         instance("lookup", lookup, RatedDrafter, "a drafter that rates its drafts, such as SuffixDrafter()")
         super().__init__(lookup=lookup, model=model)
         self.lookup, self.model = lookup, model
-        self.start = model.max_depth / 2 if start is None else number("start", start)
-        if not 0 <= self.start < float("inf"):
-            raise ValueError(f"start={start}: give a number of tokens, at least 0, or None")
-        self.memory = number("memory", memory)
-        if not 0 < self.memory <= 1:
-            raise ValueError(f"memory={memory}: give more than 0 and at most 1")
+        remedy = "give a number of tokens, at least 0, or None"
+        start = model.max_depth / 2 if start is None else start
+        self.start = number("start", start, remedy, lambda tokens: 0 <= tokens < float("inf"))
+        self.memory = number("memory", memory, "give more than 0 and at most 1", lambda share: 0 < share <= 1)
         self.max_nodes = max(lookup.max_nodes, model.max_nodes)
         self.is_chain = lookup.is_chain and model.is_chain
 
@@ -104,7 +102,7 @@ class ChoiceSession(CombinedSession):
 
 
 def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, batch: Batch) -> DraftTree:
-    """Returns one batch of trees from two."""
+    """Return one batch of trees from two: the second's in some rows."""
     width = max(found.width, drafted.width)
     index = torch.from_numpy(rows).to(batch.device, non_blocking=True)
 

@@ -18,13 +18,10 @@ from specdec.types import Outcome
 
 
 class CombinedDrafter(Drafter):
-    """A drafter that proposes nodes of others.
+    """A drafter that proposes nodes of others, its ``parts``.
 
     All see everything that becomes final. In ``Outcome.path`` a part finds its own nodes, by the numbers that they
     had in the part's own tree, up to the first node that is not its own; -1 stands from there on.
-
-    Args:
-        parts: The drafters, by the names of the arguments that they were given for.
     """
 
     def __init__(self, **parts: Drafter):
@@ -41,8 +38,7 @@ class CombinedDrafter(Drafter):
         )
 
     @abstractmethod
-    def bind(self, target: Target, sizes: Sizes) -> "CombinedSession":
-        """Begin a session of all parts."""
+    def bind(self, target: Target, sizes: Sizes) -> "CombinedSession": ...
 
 
 class CombinedSession(Session):
@@ -72,7 +68,6 @@ class CombinedSession(Session):
             part.release(slot)
 
     def ask(self, part: int, batch: Batch) -> DraftTree:
-        """Return a part's drafts."""
         self.parts[part].prepare(batch)
         return self.parts[part].propose(batch)
 

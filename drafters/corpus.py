@@ -27,12 +27,9 @@ _MOST = 2**31 - 1
 
 
 class Match(NamedTuple):
-    """The places at which the last tokens of a text stand in a corpus.
+    """The places, from begin to end in the suffix array, at which the last ``length`` tokens of a text stand.
 
-    Attributes:
-        length: The number of these tokens; 0 if not even the last one occurs.
-        begin: Where the places begin in the suffix array.
-        end: Where they end.
+    The length is 0 if not even the last token occurs.
     """
 
     length: int
@@ -67,15 +64,11 @@ class Corpus:
         separator: int | None = None,
         name: str = "corpus",
     ) -> "Corpus":
-        """Returns a corpus of these documents, in memory.
+        """Return a corpus of the tokens of these documents, in memory.
 
         Args:
-            documents: The tokens of each. Documents without any are left out.
             tokenizer: Whose tokens these are; None if that is not known.
             separator: The token behind every document; None for the tokenizer's EOS.
-
-        Raises:
-            ValueError: There are no tokens, more than 2³¹ − 1, or some that are no token ids.
         """
         if separator is None:
             end = None if tokenizer is None else tokenizer.eos_token_id
@@ -100,11 +93,7 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | Path) -> "Corpus":
-        """Returns a corpus whose file is mapped into memory: only what is looked at is read.
-
-        Raises:
-            ValueError: There is no such file, or it is no whole corpus.
-        """
+        """Return a corpus whose file is mapped into memory: only what is looked at is read."""
         file = Path(path).expanduser()
         if not file.is_file():
             raise ValueError(f"corpus={path}: there is no such file; make one with {BUILD} files=… out={path}")
@@ -136,11 +125,7 @@ class Corpus:
             part.unlink(missing_ok=True)
 
     def check(self, target: Target) -> None:
-        """Refuse a target of another tokenizer.
-
-        Raises:
-            ValueError: Its tokenizer gives tokens other numbers, or the corpus has tokens that it does not have.
-        """
+        """Refuse a target whose tokenizer gives tokens other numbers, or lacks some of the corpus's."""
         known = self.notes.get("hash")
         if known is not None and target.tokenizer is not None and tokenizer_hash(target.tokenizer) != known:
             raise ValueError(
@@ -186,10 +171,9 @@ class Corpus:
         return self._to_separator(np.array([place]), count)[0].tolist()
 
     def continuations(self, match: Match, hits: int, count: int) -> Int[np.ndarray, "hit depth"]:
-        """Returns the tokens behind each place of a match, places ascending; -1 behind the end of a document.
+        """Return the tokens behind each place of a match, places ascending; -1 behind the end of a document.
 
-        Args:
-            hits: So many places at most; of more, those at equal distances in the suffix array.
+        Of more than ``hits`` places, those at equal distances in the suffix array count.
         """
         found = match.end - match.begin
         at = np.arange(found) if found <= hits else np.arange(hits) * found // hits

@@ -34,14 +34,11 @@ class SelfDrafter(CausalDrafter):
     Args:
         skip: The layers and parts of layers that are left out: ``[4, 2.mlp, 8-31]``; layers are counted from 0. Or a
             JSON file with such a list under ``skip``. None for none.
-        shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder.
+        shape: What ``TreeShape.of`` takes, or a tree builder.
         search: The settings of ``drafters.layers.search``. Where there is no file ``skip``, the search is made and the
             file written when an engine is built.
         quantization: The name of a quantization (``specdec.quantization``); None for the target's own weights.
         quantization_check: Refuse a scheme that is not faster than full precision on the target's device.
-
-    Raises:
-        ValueError: It would be the target as it is, or an argument is wrong.
     """
 
     runs = "target"
@@ -96,7 +93,7 @@ class SelfDrafter(CausalDrafter):
         return ScoredSession(self, ExitScorer(runner), columns, target.device, sizes)
 
     def _shares_cache(self, target: Target, runner: ModelRunner | None) -> bool:
-        """Returns whether what the model would store is what the target does, at places that its cache has."""
+        """Whether what the model would store is what the target does, at places that its cache has."""
         as_it_is = self.quantization is None and self.kv_cache is None and self.tree.max_shown <= self.max_nodes
         stores_alike = as_it_is and runner is not None and runner.cache.states is None
         return stores_alike and exits_early(target.model, self._left_out(target))

@@ -40,7 +40,6 @@ class LookaheadDrafter(Drafter):
 
     Args:
         ngram: Tokens of an n-gram, the root included.
-        window: Columns of the window.
         guesses: N-grams with the same first token that are remembered and drafted; the oldest is forgotten.
         from_prompt: Whether n-grams of the prompt and the output go to the pool, too.
     """
@@ -92,7 +91,6 @@ class LookaheadSession(Session):
         self._requests[slot] = None
 
     def observe(self, outcome: Outcome) -> None:
-        """Move the windows on, by what the target says after their last rows."""
         host, top = outcome.host, outcome.top_tokens
         if host is None or top is None:
             return

@@ -23,12 +23,6 @@ class MergedDrafter(CombinedDrafter):
     of the look-up have the same token and parent, the look-up's is left out, and what it drafts behind it goes on
     behind the model's. That is exact: whether a later sibling or a deeper node is there may depend on what was drawn
     before it. To leave out the drawn node instead would not be.
-
-    Args:
-        lookup: A drafter whose drafts are all chosen without randomness, such as ``SuffixDrafter``.
-
-    Raises:
-        ValueError: A part is no such drafter.
     """
 
     def __init__(self, lookup: Drafter, model: Drafter):
@@ -96,9 +90,7 @@ def merged(first: DraftTree, second: DraftTree) -> DraftTree:
 
     Node 3 would repeat node 1, so it is invalid, and node 4, which followed it, goes on behind node 1.
 
-    Args:
-        first: Its nodes come first among siblings.
-        second: All nodes ``DETERMINISTIC``.
+    The first's nodes come first among siblings, and all of the second's are ``DETERMINISTIC``.
     """
     place, repeats = _places(first, second)
     parents = place.gather(1, second.parents[:, 1:])

@@ -47,12 +47,7 @@ class TLIDrafter(ModelDrafter):
     for the target's other tokens, which the residual covers, so that any rule that takes a model's drafts is exact. The
     model's context is the text so far in its own tokens, read anew as it grows.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        target_tokenizer: The target's, in place of the one that it comes with.
-
-    Raises:
-        ValueError: There is no tokenizer, or an argument of ``ModelDrafter`` is wrong.
+    ``target_tokenizer`` takes the place of the one that the target comes with.
     """
 
     def __init__(
@@ -108,9 +103,6 @@ class SLEMDrafter(Drafter):
         drafter: The model and its tokenizer, with a chain for its shape: tokens of its own vocabulary per draft. A
             draft has at most twice as many of the target's.
         target_tokenizer: The target's, in place of the one that it comes with.
-
-    Raises:
-        ValueError: It does not draft chains.
     """
 
     runs, shown = "model", ModelDrafter.shown
@@ -182,18 +174,17 @@ class SLEMSession(Session):
 def _spellings(
     drafter: ModelDrafter, target: Target, given: PreTrainedTokenizerBase | None
 ) -> tuple[Spelling, Spelling]:
-    """Returns how the target's tokens are spelled, and how the drafter's are."""
+    """Return how the target's tokens are spelled, and how the drafter's are."""
     check_device(drafter.model, target)
-    found: list[PreTrainedTokenizerBase] = []
-    for name, each in (
-        (f"target {target.name}", given or target.tokenizer),
-        (f"drafter {drafter.name}", drafter.tokenizer),
-    ):
-        if each is None:
-            raise ValueError(f"the {name} has no tokenizer, and drafts go by the text of tokens: give it one")
-        found.append(each)
     embeddings: Any = drafter.model.get_input_embeddings()
-    return Spelling(found[0], target.vocab_size), Spelling(found[1], embeddings.weight.shape[0])
+
+    def spelling(name: str, tokenizer: PreTrainedTokenizerBase | None, tokens: int) -> Spelling:
+        if tokenizer is None:
+            raise ValueError(f"the {name} has no tokenizer, and drafts go by the text of tokens: give it one")
+        return Spelling(tokenizer, tokens)
+
+    source = spelling(f"target {target.name}", given or target.tokenizer, target.vocab_size)
+    return source, spelling(f"drafter {drafter.name}", drafter.tokenizer, embeddings.weight.shape[0])
 
 
 def _scorer(

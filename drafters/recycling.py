@@ -21,7 +21,7 @@ SCOPES = ("request", "shared")
 
 
 def _template(children: str) -> TreeShape:
-    """Returns the shape in which paths of ranks, written as digits, have so many children: ``0:3`` and so on."""
+    """Return the shape in which paths of ranks, written as digits, have so many children: ``0:3`` and so on."""
     paths: list[list[int]] = []
     for entry in children.split():
         path, count = entry.split(":")
@@ -54,8 +54,7 @@ class TokenRecyclingDrafter(Drafter):
     table keeps the last row's successors. With one request at a time both tables would say the same, so there is one.
 
     All work is on the device: one look-up per level and table. A table takes 4 bytes per token of the vocabulary and
-    rank, for every slot and for the shared one, from when the engine is made. With 128,000 tokens that is 2 MB each for
-    ``"small"``, which takes 4 successors, and 4 MB for ``"paper"``, which takes 8.
+    rank, for every slot and for the shared one: with 128,000 tokens 2 MB for ``"small"``, 4 MB for ``"paper"``.
 
     Args:
         shape: ``"small"`` (21 nodes), ``"paper"`` (80 nodes), or what ``TreeShape.of`` takes.
@@ -117,13 +116,11 @@ class RecyclingSession(Session):
         self._plans = LevelPlan.by_depth(drafter.shape, target.device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin with an empty table of the request's own."""
         if self._has_own:
             self._successors[slot * self._vocab : (slot + 1) * self._vocab] = -1
 
     @torch.inference_mode()
     def observe(self, outcome: Outcome) -> None:
-        """Keep the target's successors of every node of the last tree."""
         nodes, drafted, said = outcome.node_tokens, outcome.node_valid, outcome.top_tokens
         if nodes is not None and drafted is not None and said is not None:
             self._keep(outcome.slots, nodes, said, drafted & (outcome.counts > 0)[:, None])
@@ -148,7 +145,7 @@ class RecyclingSession(Session):
     def _found(
         self, slots: Int[Tensor, " batch"], tokens: Int[Tensor, "batch child"], ranks: Int[Tensor, " child"]
     ) -> Int[Tensor, "batch child"]:
-        """Returns the successor of each of these ranks, -1 where no table knows the token."""
+        """Return the successor of each of these ranks, -1 where no table knows the token."""
         if not self._has_own:
             return self._successors[tokens, ranks].long()
         own = self._successors[slots[:, None] * self._vocab + tokens, ranks]

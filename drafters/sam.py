@@ -29,8 +29,7 @@ class SuffixAutomaton:
         link: For every state that of its longest string that ends elsewhere, too; -1 for state 0.
         length: The number of tokens of the state's longest string.
         ends: The number of tokens up to where its strings ended first.
-        state: The state of the longest end of the text that has occurred before.
-        match: The number of tokens of that end.
+        state, match: The state of the longest end of the text that has occurred before, and its number of tokens.
     """
 
     def __init__(self) -> None:

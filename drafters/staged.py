@@ -49,9 +49,6 @@ class StagedDrafter(CombinedDrafter):
         helper: What drafts for it: another one of these, a drafter without state that drafts chains
             (``NGramDrafter(branches=1)``), or a ``StagedDrafter`` for further stages.
         rule: The exact rule by which the model accepts the helper's drafts.
-
-    Raises:
-        ValueError: A part is no such drafter, or the rule is none for its drafts.
     """
 
     def __init__(self, model: CausalDrafter, helper: Drafter, rule: Verifier):
@@ -94,8 +91,7 @@ class _Stage:
     """A model that draws chains, and its rule for what is drafted for it.
 
     Attributes:
-        known: By row of the round, the position up to which the cache is right.
-        held: The same by slot, at the end of the round.
+        known, held: The position up to which the cache is right: by row of the round, and by slot at its end.
         ran: Whether the model ran in this round.
     """
 
