@@ -250,7 +250,7 @@ class Request:
     admitted: float = 0.0
     prefill_ended: float = 0.0
     ingestion: float = 0.0
-    detokenizer: Any = None  # makes text of its output; None before it was first admitted
+    detokenizer: Any = None  # makes text of its output
     drafted: bool = False  # the drafting session has admitted it
     stale: bool = False  # the weights have changed since it was admitted
     reach: int = 0  # how far its prompt was written into the cache, padding included

@@ -11,7 +11,7 @@ from specdec.cache.pages import PageCounts, Paging
 from specdec.engine.clock import StageTimer
 from specdec.engine.inspection import inspected
 from specdec.engine.intake import Intake, Prompt
-from specdec.engine.output import Outputs, completion
+from specdec.engine.output import completion
 from specdec.engine.parts import check_parts, check_session
 from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as, recorder_for
 from specdec.engine.round import Mode, Rounds
@@ -145,7 +145,7 @@ class Engine:
         self._rounds = Rounds(self.runner, self._slots, self.timer, recorder)
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
-        self._running = RunningRequests(self.runner, self._slots, Outputs(target.tokenizer), self.session, self.paging)
+        self._running = RunningRequests(self.runner, self._slots, self.session, self.paging)
         self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
         self._steps: deque[Step] = deque()  # of all others
         self._turns = Turns(
@@ -170,15 +170,12 @@ class Engine:
         *,
         speculate: bool = True,
     ) -> list[Completion]:
-        """Decode prompts to the end.
+        """Decode prompts to the end; one completion per prompt and sample, the samples of a prompt side by side.
 
         Args:
             prompts: Text, token ids or chat messages each, or a single such prompt (``specdec.engine.intake``).
             sampling: One for all prompts, or one per prompt.
             speculate: False decodes plainly, on the same cache and by the same loop.
-
-        Returns:
-            One completion per prompt and sample. The ``n`` samples of a prompt stand together, in the prompts' order.
 
         Raises:
             ValueError: A prompt or its parameters do not fit; nothing has been decoded then.
@@ -210,15 +207,12 @@ class Engine:
         speculate: bool = True,
         arrived: float | None = None,
     ) -> int:
-        """Queue one request (of one sample) for ``step``.
+        """Queue one request (of one sample) for ``step``; returns its id, which is also its default stream.
 
         Args:
             prompt, speculate: See ``generate``.
             arrived: When it came, on the clock of ``time.perf_counter``; None for now. A generator of load gives the
                 moment that it had planned, so that a delay of its own counts as waiting.
-
-        Returns:
-            The request's id, which is also its default stream.
         """
         self._check_open()
         request = self._intake.request(prompt, sampling, speculate=speculate, arrived=arrived)
@@ -226,11 +220,7 @@ class Engine:
         return request.id
 
     def check(self, sampling: SamplingParams, *, speculate: bool = True) -> None:
-        """Refuse parameters that no request of this engine can have, before there is a prompt.
-
-        Raises:
-            ValueError: The grammar cannot be followed, or the target does not have the adapter.
-        """
+        """Refuse, before there is a prompt, a grammar that cannot be followed and an adapter that is not there."""
         self._intake.matcher(sampling, speculate=speculate)
         self._intake.adapter(sampling)
 
@@ -240,7 +230,6 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """The number of requests that wait or run."""
         return len(self._waiting) + len(list(self._running))
 
     @property

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import flag, instance, kind_of, number, shown, whole
-from specdec.engine.text import encode_prompt
+from specdec.engine.text import Detokenizer, encode_prompt
 from specdec.origin import first_sentence
 from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
@@ -127,6 +127,7 @@ class Intake:
             stop_ids=self._stop_ids(sampling),
             matcher=matcher,
             adapter=self.adapter(sampling),
+            detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop)),
             arrived=arrived,
             ingestion=time.perf_counter() - begin,
         )

@@ -6,108 +6,91 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from specdec.engine.read_back import ReadBack
-from specdec.engine.text import Detokenizer
 from specdec.origin import described
 from specdec.requests import Request
 from specdec.types import Completion, Step, Timestamps
 
 
-class Outputs:
-    """Makes steps of rounds, with the target's tokenizer if it has one."""
+def make_step(
+    request: Request,
+    read: ReadBack,
+    row: int,
+    seconds: Mapping[str, float],
+    visible: float,
+    *,
+    may_repeat: bool = False,
+) -> Step:
+    """Returns what a round did for a request, and adds the tokens to the request.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
-        self._tokenizer = tokenizer
+    Args:
+        row: The request's row in the round's results.
+        seconds, visible: See ``Step``.
+        may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
+    """
+    accepted, number = int(read.num_accepted[row]), request.rounds
+    tokens = read.tokens[row, : accepted + 1].tolist()
+    request.rounds += 1
 
-    def begin(self, request: Request) -> None:
-        if request.detokenizer is None:  # it is there already after a preemption
-            stop = tuple(request.sampling.stop)
-            request.detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
+    def made(count: int, **more: Any) -> Step:
+        return Step(
+            request=request.id,
+            round=number,
+            token_ids=tuple(tokens[:count]),
+            logprobs=tuple(read.logprobs[row, :count].tolist()),
+            **_raw(request, read, row, count),
+            proposed_nodes=int(read.proposed_nodes[row]),
+            proposed_depth=int(read.proposed_depth[row]),
+            **{"accepted": accepted, "expected_accepted": float(read.expected_accepted[row]), **more},
+            seconds=seconds,
+            elapsed=visible - request.admitted,
+            visible=visible,
+        )
 
-    def step(
-        self,
-        request: Request,
-        read: ReadBack,
-        row: int,
-        seconds: Mapping[str, float],
-        visible: float,
-        *,
-        may_repeat: bool = False,
-    ) -> Step:
-        """Returns what a round did for a request, and adds the tokens to the request.
+    if not read.valid[row]:
+        message = f"the logits or the draft's probabilities were not finite in round {number}"
+        if may_repeat:
+            return made(0, accepted=0, expected_accepted=0.0, error=message)
+        return failed(request, message, made(0))
+    try:
+        count, reason, text = _cut(request, tokens)
+    except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
+        return failed(request, f"the tokenizer failed: {described(error)}", made(0))
+    if request.matcher is not None and (wrong := request.matcher.follow(tokens[:count])):
+        return failed(request, wrong, made(0))
+    request.output_ids += tokens[:count]
+    ended = {} if reason is None else {"finish_reason": reason, "timestamps": _timestamps(request, visible)}
+    return made(count, text=text, **ended)
 
-        Args:
-            row: The request's row in the round's results.
-            seconds, visible: See ``Step``.
-            may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
-        """
-        accepted, number = int(read.num_accepted[row]), request.rounds
-        tokens = read.tokens[row, : accepted + 1].tolist()
-        request.rounds += 1
 
-        def made(count: int, **more: Any) -> Step:
-            return Step(
-                request=request.id,
-                round=number,
-                token_ids=tuple(tokens[:count]),
-                logprobs=tuple(read.logprobs[row, :count].tolist()),
-                **_raw(request, read, row, count),
-                proposed_nodes=int(read.proposed_nodes[row]),
-                proposed_depth=int(read.proposed_depth[row]),
-                **{"accepted": accepted, "expected_accepted": float(read.expected_accepted[row]), **more},
-                seconds=seconds,
-                elapsed=visible - request.admitted,
-                visible=visible,
-            )
+def failed(request: Request, message: str, step: Step | None = None) -> Step:
+    """Returns the last step of a request that ends in an error, in the round of ``step`` if there was one."""
+    try:
+        text = request.detokenizer.flush()
+    except Exception:  # it was the tokenizer that failed, so there is no text
+        text = ""
+    if step is None:
+        now = time.perf_counter()
+        elapsed = now - request.admitted if request.admitted else 0.0
+        step = Step(request=request.id, round=request.rounds, token_ids=(), elapsed=elapsed, visible=now)
+    ended = {"finish_reason": "error", "error": message, "timestamps": _timestamps(request, step.visible)}
+    return replace(step, text=text, **ended)
 
-        if not read.valid[row]:
-            message = f"the logits or the draft's probabilities were not finite in round {number}"
-            if may_repeat:
-                return made(0, accepted=0, expected_accepted=0.0, error=message)
-            return self.failed(request, message, made(0))
-        try:
-            count, reason, text = self._cut(request, tokens)
-        except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
-            return self.failed(request, f"the tokenizer failed: {described(error)}", made(0))
-        if request.matcher is not None and (wrong := request.matcher.follow(tokens[:count])):
-            return self.failed(request, wrong, made(0))
-        request.output_ids += tokens[:count]
-        ended = {} if reason is None else {"finish_reason": reason, "timestamps": _timestamps(request, visible)}
-        return made(count, text=text, **ended)
 
-    def failed(self, request: Request, message: str, step: Step | None = None) -> Step:
-        """Returns the last step of a request that ends in an error, in the round of ``step`` if there was one."""
-        try:
-            text = "" if request.detokenizer is None else request.detokenizer.flush()
-        except Exception:  # it was the tokenizer that failed, so there is no text
-            text = ""
-        if step is None:
-            now = time.perf_counter()
-            elapsed = now - request.admitted if request.admitted else 0.0
-            step = Step(request=request.id, round=request.rounds, token_ids=(), elapsed=elapsed, visible=now)
-        ended = {"finish_reason": "error", "error": message, "timestamps": _timestamps(request, step.visible)}
-        return replace(step, text=text, **ended)
-
-    def _cut(self, request: Request, tokens: Sequence[int]) -> tuple[int, str | None, str]:
-        """Returns how many of the emitted tokens belong to the request, why it ends with them, and their text."""
-        reason, count = None, len(tokens)
-        for place, token in enumerate(tokens, start=1):
-            if token in request.stop_ids:
-                reason, count = "stop", place
-                break
-        if count >= request.remaining:
-            if count > request.remaining:
-                reason, count = "length", request.remaining
-            reason = reason or "length"
-        detokenizer = request.detokenizer
-        text = detokenizer.push(tokens[:count])
-        if detokenizer.stopped_at is not None:
-            reason, count = "stop", detokenizer.stopped_at - len(request.output_ids)
-        elif reason is not None:
-            text += detokenizer.flush()
-        return count, reason, text
+def _cut(request: Request, tokens: Sequence[int]) -> tuple[int, str | None, str]:
+    """Returns how many of the emitted tokens belong to the request, why it ends with them, and their text."""
+    ends = next((place for place, token in enumerate(tokens, start=1) if token in request.stop_ids), None)
+    reason, count = ("stop", ends) if ends is not None else (None, len(tokens))
+    if count >= request.remaining:
+        reason = "length" if count > request.remaining else reason or "length"
+        count = request.remaining
+    text = request.detokenizer.push(tokens[:count])
+    if request.detokenizer.stopped_at is not None:
+        reason, count = "stop", request.detokenizer.stopped_at - len(request.output_ids)
+    elif reason is not None:
+        text += request.detokenizer.flush()
+    return count, reason, text
 
 
 def completion(request: Request, steps: Sequence[Step]) -> Completion:

@@ -44,40 +44,26 @@ def ask_grammars(tree: DraftTree, batch: Batch) -> Fetch:
 
 @dataclass(frozen=True, eq=False)
 class ReadBack:
-    """A round's results on the host, row by row, fetched in one copy with one synchronization.
+    """A round's results on the host, row by row; where one is not ``valid``, only the proposed nodes mean anything.
 
     Attributes:
-        tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
-        logprobs: Their log-probabilities under p.
-        path: The accepted nodes, -1 padded.
-        raw: Float[batch position 1+2k]: their log-probabilities before all processing, then the k most probable tokens
-            and their log-probabilities; None if no request asks for them.
-        num_accepted: The number of accepted nodes.
-        expected_accepted: Its expected value, given the tree.
-        proposed_nodes: Drafted nodes that were verified.
-        proposed_depth: Depth of the longest branch.
-        valid: False where logits on the path, or the rule's laws, were not finite: nothing else but the proposed nodes
-            means anything then.
+        raw: Float[batch position 1+2k]: the tokens' log-probabilities before all processing, then the k most probable
+            tokens and their log-probabilities; None if no request asks for them.
     """
 
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    path: np.ndarray
+    tokens: np.ndarray  # emitted; padding follows after ``num_accepted + 1`` of them
+    logprobs: np.ndarray  # under p
+    path: np.ndarray  # the accepted nodes, -1 padded
     raw: np.ndarray | None
     num_accepted: np.ndarray
-    expected_accepted: np.ndarray
-    proposed_nodes: np.ndarray
-    proposed_depth: np.ndarray
-    valid: np.ndarray
+    expected_accepted: np.ndarray  # given the tree
+    proposed_nodes: np.ndarray  # drafted nodes that were verified
+    proposed_depth: np.ndarray  # of the longest branch
+    valid: np.ndarray  # logits on the path and the rule's laws were finite
 
     @classmethod
     def unpack(cls, packed: np.ndarray, width: int, alternatives: int | None) -> "ReadBack":
-        """Returns what ``pack`` has put into one table.
-
-        Args:
-            width: Columns of tokens: the root and the longest path.
-            alternatives: As ``pack`` was given them.
-        """
+        """Returns what ``pack`` has put into one table, with ``width`` columns of tokens."""
         whole = packed[:, : 2 * width + 3].astype(np.int64)
         figures, rest = whole[:, 2 * width - 1 :], packed[:, 2 * width + 3 :]
         return cls(
@@ -95,50 +81,30 @@ class ReadBack:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a rule has decided, on the device.
+    """What a rule has decided, on the device."""
 
-    Attributes:
-        evidence: What the rule was shown of the target, or would have been; None unless somebody observes it.
-        verdict: What became of the tree.
-        tokens: The root and the accepted path, padded with the root.
-        valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
-        packed: What the host needs of all this, in one tensor (``ReadBack``).
-    """
-
-    evidence: Float[Tensor, "batch node vocab"] | None
+    evidence: Float[Tensor, "batch node vocab"] | None  # that the rule is shown; None unless somebody observes it
     verdict: Verdict
-    tokens: Int[Tensor, "batch position"]
-    valid: Bool[Tensor, " batch"]
-    packed: Float[Tensor, "batch figure"]
+    tokens: Int[Tensor, "batch position"]  # the root and the accepted path, padded with the root
+    valid: Bool[Tensor, " batch"]  # False where logits on the path or laws were not finite: nothing was decided
+    packed: Float[Tensor, "batch figure"]  # all that the host needs (``ReadBack``)
 
     def seen(self, tree: DraftTree, requests: tuple[Request | None, ...]) -> Round:
-        """Returns the round as an observer sees it."""
         assert self.evidence is not None, "the rule was asked to show it"
         return Round(tree, self.evidence, self.verdict, requests)
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceRound:
-    """A round that the device plays, and that the host may not have read yet.
+    """A round that the device plays, and that the host may not have read yet."""
 
-    Attributes:
-        tree: What was proposed.
-        decision: What was decided.
-        outcome: What the session is to observe when the host's numbers are known; None if it has observed it already.
-        fetch: The decision's table on its way to the host.
-        batch: The rows.
-        requests: The request of every row when the round began.
-        alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
-            read.
-    """
-
-    tree: DraftTree
+    tree: DraftTree  # what was proposed
     decision: Decision
-    outcome: Outcome | None
-    fetch: Fetch
+    outcome: Outcome | None  # what the session is to observe with the host's numbers; None if it has observed it
+    fetch: Fetch  # the decision's table on its way to the host
     batch: Batch
-    requests: Sequence[Request | None]
-    alone: bool = False
+    requests: Sequence[Request | None]  # of the rows when the round began
+    alone: bool = False  # the next round of these rows needs nothing from the host: it may begin before this is read
 
     @cached_property
     def read(self) -> ReadBack:
@@ -180,8 +146,8 @@ def pack(
     Args:
         nodes, tokens: The root and the accepted path, and their tokens.
         peaks: The largest of every node's logits, or NaN.
-        target_probs: p; None if all of it is on the emitted tokens.
-        alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
+        target_probs: None if all of it is on the emitted tokens.
+        alternatives: See ``Batch``; None leaves all of ``raw`` out.
     """
     batch, _, vocab = logits.shape
     last = verdict.next_token[:, None]

@@ -74,23 +74,14 @@ def traits(verifier: Verifier) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingCounts:
-    """What was recorded and replayed in an engine so far.
+    """What was recorded and replayed in an engine so far."""
 
-    Attributes:
-        rounds: Rounds that were played.
-        replayed: Those of them of which every stage that is recorded at all was replayed.
-        stages: Stages that were recorded, each for one kind of round.
-        replays: Stages that were replayed.
-        refused: Why stages could not be recorded, by the stage's name: something failed, and they run as they are.
-        by_design: Counts of rounds and stages that are not recorded on purpose, by reason.
-    """
-
-    rounds: int
-    replayed: int
-    stages: int
-    replays: int
-    refused: dict[str, list[str]]
-    by_design: dict[str, int]
+    rounds: int  # that were played
+    replayed: int  # rounds of which every stage that is recorded at all was replayed
+    stages: int  # that were recorded, each for one kind of round
+    replays: int  # stages that were replayed
+    refused: dict[str, list[str]]  # why stages could not be recorded, by name: something failed, they run as they are
+    by_design: dict[str, int]  # counts of rounds and stages that are not recorded on purpose, by reason
 
     @property
     def replayed_share(self) -> float | None:
@@ -100,20 +91,13 @@ class RecordingCounts:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Runs the stages of one round: recorded ones through their recordings, others as they are.
-
-    Attributes:
-        rows: The rows as stages see them; where whole rounds are recorded, tensors alone.
-        on_host: The same rows with the host's numbers.
-        names: The stages that are recorded.
-        whole: Whether those are among them that run models.
-    """
+    """Runs the stages of one round: recorded ones through their recordings, others as they are."""
 
     recorder: "RoundRecorder"
-    rows: Batch
-    on_host: Batch
-    names: frozenset[str] = frozenset()
-    whole: bool = False
+    rows: Batch  # as stages see them; where whole rounds are recorded, tensors alone
+    on_host: Batch  # the same rows with the host's numbers
+    names: frozenset[str] = frozenset()  # of the stages that are recorded
+    whole: bool = False  # those are among them that run models
 
     def __call__(self, name: str, key: Hashable, stage: Callable[..., Any], *inputs: Any) -> Any:
         """Return the result of a stage of these inputs; ``key`` is all else that it depends on."""
@@ -129,9 +113,7 @@ class RoundRecorder:
     Args:
         recorder: Records stages; None plays every round as it is.
         whole: Also record what runs models: draft and verify. Their attention then reads a number of positions that is
-            rounded up (``bucket_of``). Without it, only judgement and commit are recorded.
-
-    Attributes:
+            rounded up (``bucket_of``).
         early: Whether a round may begin before the host has read the one before it (``DeviceRound.alone``).
     """
 
@@ -167,12 +149,11 @@ class RoundRecorder:
     def begin(
         self, session: Session | None, batch: Batch, bound: int, why_not: str | None = None, *, padded: bool = True
     ) -> Stages:
-        """Return what runs the stages of a round.
+        """Return what runs the stages of a round; there may be further rows behind those of the batch if ``padded``.
 
         Args:
             bound: The number of positions that attention reads in a recorded round.
             why_not: Why this round is not recorded; None if it is.
-            padded: Whether there may be further rows behind those of the batch.
         """
         if self.recordings is None or why_not is not None:
             self._by_design[why_not or "recording is off"] += 1

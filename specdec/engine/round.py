@@ -90,13 +90,7 @@ class Mode:
 
 
 class Rounds:
-    """The rounds of one engine.
-
-    Attributes:
-        table: The state of all slots.
-        timer: Takes the time of every stage.
-        recorder: Runs the stages, and replays those that come often.
-    """
+    """The rounds of one engine."""
 
     def __init__(self, runner: ModelRunner, table: SlotTable, timer: StageTimer, recorder: RoundRecorder):
         self._runner, self.table, self.timer, self.recorder = runner, table, timer, recorder
@@ -112,10 +106,7 @@ class Rounds:
     ) -> DeviceRound:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 
-        Args:
-            requests: The request of every row.
-            look: Sees the round before it is made final.
-            ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
+        A row may be ``ahead`` tokens longer than the host knows, because the host has yet to read a round.
         """
         bound = bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1)
         run = self.recorder.begin(mode.session, batch, bound, _why_not(mode, batch), padded=look is None)
@@ -193,10 +184,7 @@ class Rounds:
     ) -> None:
         """Record whole rounds, as on a GPU, for every number of rows that they are padded to.
 
-        Args:
-            nodes: The numbers of nodes that are drafted on the host.
-            sampling: Parameters of requests, for each of which rounds are recorded.
-            positions: The length that attention is recorded up to.
+        For all ``nodes`` that are drafted on the host, parameters of requests, and lengths up to ``positions``.
         """
         modes = [mode for mode in modes if _why_not(mode) is None]
         with self.recorder.at_once() as times:
@@ -312,15 +300,13 @@ def commit(
 ) -> Outcome | None:
     """Make the accepted path final: in the cache, for the session, and in the slots.
 
+    Returns what a session that reads the host's numbers will observe when they are known; None for any other.
+
     Args:
         in_line: Whether the trees are chains, where everything stands in its final place already.
-        tokens: The root and the accepted path.
-        valid: False where nothing was decided.
+        tokens, valid: See ``Decision``.
         node_tokens, node_valid: The nodes that were verified, and which of them the tree has.
         output: What the session wants of the target at these nodes.
-
-    Returns:
-        What a session that reads the host's numbers will observe when they are known; None for any other.
     """
     outcome = Outcome(
         slots=batch.slots,

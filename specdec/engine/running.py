@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.cache.pages import Paging, Placement, pages_for
 from specdec.cache.states import States
 from specdec.cache.storage import Cache
-from specdec.engine.output import Outputs
+from specdec.engine.output import failed
 from specdec.engine.read_back import DeviceRound
 from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
@@ -24,20 +24,13 @@ from specdec.types import HostOutcome, Outcome, Step
 
 
 class RunningRequests:
-    """The requests in the slots, from entry to end.
+    """The requests in the slots, from entry to end: ``pages`` says where they are in the caches.
 
-    Args:
-        session: Observes requests that speculate; None without a drafter.
-        paging: The memory of all caches, ``filled_in``.
-
-    Attributes:
-        pages: Where requests are in the caches.
+    ``session`` observes those that speculate, and ``paging`` is the memory of all caches, ``filled_in``.
     """
 
-    def __init__(
-        self, runner: ModelRunner, slots: SlotTable, outputs: Outputs, session: Session | None, paging: Paging
-    ):
-        self._runner, self._slots, self.outputs, self._session = runner, slots, outputs, session
+    def __init__(self, runner: ModelRunner, slots: SlotTable, session: Session | None, paging: Paging):
+        self._runner, self._slots, self._session = runner, slots, session
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
         self.pages = pages_for(paging, len(slots), *(cache.states is not None for cache in self._caches))
         self._swap = Swap(paging.swap)
@@ -46,11 +39,7 @@ class RunningRequests:
         return iter([request for request in self._slots.by_slot if request is not None])
 
     def enter(self, request: Request, *, positions: int) -> None:
-        """Give a request a slot, with what the caches hold of its tokens already, and pages for so many positions.
-
-        Raises:
-            ValueError: There are not enough free pages.
-        """
+        """Give a request a slot, with what the caches hold of its tokens already, and pages for so many positions."""
         drafted, tokens = request.speculate and self._session is not None, request.tokens
         kept, again = self._swap.take(request.id), self._lookback(drafted)
         placement = self.pages.enter(
@@ -86,7 +75,6 @@ class RunningRequests:
         self._runner.adapt(slot, request.adapter)
         if states and again is not None:
             request.stops = states[0].stops(placement.found, len(tokens) - 1 - again)
-        self.outputs.begin(request)
         if drafted and self._session is not None:
             request.drafted = True
             self._session.admit(slot, tokens, request.sampling)
@@ -247,7 +235,7 @@ class RunningRequests:
         self._runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
     def preempt(self, request: Request) -> None:
-        """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and random numbers go on."""
+        """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and draws go on."""
         self.pages.counts.preempted += 1
         request.computed = max(request.computed, self._slots.length_of(request.slot))
         request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
@@ -270,11 +258,7 @@ class RunningRequests:
         self.pages.counts.swap_seconds += seconds
 
     def leave(self, request: Request, *, sound: bool = True) -> None:
-        """Free the slot of a request that ends, or that gives way.
-
-        Args:
-            sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
-        """
+        """Free the slot of a request that ends or gives way. What it has in the caches is cleared unless ``sound``."""
         slot, own = request.slot, self.pages.own(request.slot)
         self._slots.release(slot)
         if sound:
@@ -305,7 +289,7 @@ class RunningRequests:
             request.stale = True
 
     def drop(self, request: Request) -> None:
-        """Forget what is left of a request that waits, and may have been preempted: it will not come back."""
+        """Forget what is left of a request that waits, which may have been preempted."""
         self._swap.take(request.id)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
@@ -315,7 +299,7 @@ class RunningRequests:
         """
         steps = []
         for request in self:
-            steps.append(self.outputs.failed(request, message))
+            steps.append(failed(request, message))
             try:
                 self.leave(request, sound=False)
             except Exception as another:

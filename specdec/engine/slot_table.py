@@ -31,9 +31,6 @@ class SlotTable:
     host.
 
     Args:
-        max_batch_size: The number of slots.
-        max_length: The number of positions in a slot.
-        vocab_size: The width of the target's logits.
         sizes: The numbers of rows that ``padded`` returns, ascending; the last one is the number of slots.
 
     Attributes:
@@ -72,7 +69,6 @@ class SlotTable:
 
     @property
     def free(self) -> list[int]:
-        """The free slots, ascending."""
         return [slot for slot, request in enumerate(self.by_slot[: self._spare]) if request is None]
 
     def admit(self, slot: int, request: Request) -> None:
@@ -133,10 +129,9 @@ class SlotTable:
         return not ((self._cap < _NO_CAP).any() or self._depth_is_set.any())
 
     def rows(self, host_index: np.ndarray) -> Batch:
-        """Returns the state of some running slots for a round.
+        """Returns the state of some running slots for a round: views if they are consecutive, else copies.
 
-        For consecutive slots these are views, made once for as long as the same requests run. For others, they are
-        copies.
+        Views are made once for as long as the same requests run.
         """
         key = host_index.tobytes()
         first, last = int(host_index[0]), int(host_index[-1]) + 1
@@ -204,7 +199,7 @@ class SlotTable:
             self._cap[host.slots] = _NO_CAP
 
     def _copy(self, host_index: np.ndarray) -> tuple[Tensor, _Take]:
-        """Returns slots on the device, and what copies their tensors: to the same addresses for as many rows."""
+        """Returns slots on the device, and what copies their tensors: to the same places for as many rows."""
         count = len(host_index)
         index = self._index[:count]
         if not np.array_equal(self._index_on_host[:count], host_index):
@@ -291,12 +286,7 @@ class SlotTable:
     def advance_host(
         self, rows: Batch, emitted: Int[np.ndarray, "batch position"], counts: Int[np.ndarray, " batch"]
     ) -> None:
-        """End a round on the host.
-
-        Args:
-            emitted: The tokens that each row emits; the last one is the new root.
-            counts: How many they are; 0 where the round decided nothing.
-        """
+        """End a round on the host, in which each row emits so many tokens, the last of which is the new root."""
         row, step = np.nonzero(np.arange(emitted.shape[1]) < counts[:, None])
         slots = rows.on_host.slots
         self._host_tokens[slots[row], self._host_lengths[slots[row]] + 1 + step] = emitted[row, step]
@@ -308,10 +298,9 @@ _FEW = 4
 
 
 def row_sizes(most: int) -> tuple[int, ...]:
-    """Returns the numbers of rows that recorded rounds of at most ``most`` requests are padded to.
+    """Returns the numbers of rows that recorded rounds are padded to: 1, 2, 4, 8, 16, 24, 32, 48, 64 … and ``most``.
 
-    These are 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128 … and ``most``. Up to four requests it is every number, because
-    padding takes the memory of a slot.
+    Up to four requests it is every number, because padding takes the memory of a slot.
     """
     sizes = list(range(1, most + 1)) if most <= _FEW else [1, 2, 4, 8]
     while sizes[-1] < most:
@@ -320,5 +309,5 @@ def row_sizes(most: int) -> tuple[int, ...]:
 
 
 def spare_slots(sizes: Sequence[int]) -> int:
-    """Returns how many slots rows of no request need: one, unless rounds of every number of rows are recorded."""
+    """Returns how many slots padding needs: one, unless rounds of every number of rows are recorded."""
     return int(len(sizes) < max(sizes, default=0))

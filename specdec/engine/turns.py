@@ -7,6 +7,7 @@ import numpy as np
 
 from specdec.batch import Batch
 from specdec.engine.clock import COMPLETION
+from specdec.engine.output import make_step
 from specdec.engine.read_back import DeviceRound, repeatable
 from specdec.engine.round import Look, Mode, Rounds
 from specdec.engine.running import RunningRequests
@@ -21,13 +22,9 @@ class Turns:
     """The turns of one engine.
 
     Args:
-        plain: How rounds are played in which no row speculates.
-        speculative: How all others are played.
+        plain, speculative: How rounds are played in which no row speculates, and all others.
         deliver: Takes the steps of a turn that fails at its end.
         prefill_chunk, reserve: See ``View``.
-
-    Attributes:
-        waiting: The requests without a slot by id, in the order in which they came.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class Turns:
         prefill_chunk: int,
         reserve: float,
     ):
-        self.waiting: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = {}  # those without a slot by id, in the order in which they came
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
         self._running, self._rounds, self._deliver = running, rounds, deliver
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
@@ -179,7 +176,7 @@ class Turns:
             request = current.requests[row]
             if request is None or not still[row]:
                 continue
-            step = self._running.outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
+            step = make_step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
                 try:

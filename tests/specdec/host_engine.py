@@ -20,7 +20,6 @@ from specdec import Engine, Paging, SamplingParams, Scheduler
 from specdec.cache.pages import Placement
 from specdec.engine.clock import StageTimer
 from specdec.engine.intake import Intake
-from specdec.engine.output import Outputs
 from specdec.engine.read_back import DeviceRound, ReadBack
 from specdec.engine.round import Mode
 from specdec.engine.running import RunningRequests
@@ -178,7 +177,7 @@ class HostEngine(Engine):
         self._rounds: Any = HostRounds(cache, self._slots, alone=alone)
         self._intake = Intake(target, max_length=max_length, can_speculate=True)
         self._inboxes, self._steps = {}, deque()
-        self._running = RunningRequests(self.runner, self._slots, Outputs(None), None, self.paging)
+        self._running = RunningRequests(self.runner, self._slots, None, self.paging)
         plain = Mode.plain()
         self._turns = Turns(
             scheduler.bind(), plain, replace(plain, max_depth=depth, max_nodes=depth),

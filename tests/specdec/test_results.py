@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec import Completion, Engine, SamplingParams, Step, Target
-from specdec.engine.output import Outputs
+from specdec.engine import output
 from specdec.engine.read_back import Fetch
 from tests.components import DRAFTERS, fitting
 
@@ -117,19 +117,19 @@ def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(model) -> No
 
 def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(model, monkeypatch) -> None:
     read, text = [], []
-    wait, cut = Fetch.wait, Outputs._cut
+    wait, cut = Fetch.wait, output._cut
 
     def watched_wait(self: Fetch):
         found = wait(self)
         read.append(time.perf_counter())
         return found
 
-    def watched_cut(self: Outputs, request, tokens):
+    def watched_cut(request, tokens):
         text.append(time.perf_counter())
-        return cut(self, request, tokens)
+        return cut(request, tokens)
 
     monkeypatch.setattr(Fetch, "wait", watched_wait)
-    monkeypatch.setattr(Outputs, "_cut", watched_cut)
+    monkeypatch.setattr(output, "_cut", watched_cut)
     (done,) = make(model).generate([PROMPTS[0]], GREEDY)
     assert len(read) == len(text) == len(done.steps)
     for after, step, before in zip(read, done.steps, text, strict=True):

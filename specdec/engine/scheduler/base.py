@@ -18,8 +18,7 @@ class View:
         waiting: Requests without a slot, in the order in which they came.
         running: Requests with a slot, in the order in which they came. Those with tokens ``to_prefill`` cannot take
             part in a round yet.
-        free_slots: The number of slots without a request.
-        free_pages: The number of free pages; None where every slot has its own row.
+        free_pages: None where every slot has its own row.
         page_size: Positions of a page.
         reserve: The share of its output for which a request gets pages when it is admitted (``Paging.reserve``).
         prefill_chunk: The most tokens of one request that a forward may prefill.
