@@ -18,19 +18,14 @@ from specdec.types import take_rows
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostBatch:
-    """The numbers of a ``Batch`` on the host; on a GPU they may be one round late.
-
-    Attributes:
-        tokens: The sequence of every row, root included; ``lengths + 1`` of them count.
-        remaining: Tokens still wanted.
-    """
+    """The numbers of a ``Batch`` on the host; on a GPU they may be one round late."""
 
     slots: Int[np.ndarray, " batch"]
-    tokens: Int[np.ndarray, "batch position"]
+    tokens: Int[np.ndarray, "batch position"]  # the sequence of every row, root included; ``lengths + 1`` of them count
     lengths: Int[np.ndarray, " batch"]
     drafting: Bool[np.ndarray, " batch"]
     max_depth: Int[np.ndarray, " batch"]
-    remaining: Int[np.ndarray, " batch"]
+    remaining: Int[np.ndarray, " batch"]  # tokens still wanted
 
     @property
     def deepest(self) -> int:
@@ -116,20 +111,10 @@ class Batch:
     """The requests of one round. Nothing here may be changed.
 
     Attributes:
-        slots: The slot of every row, ascending.
-        roots: The token of each row's root: the last token of its sequence.
         lengths: The number of tokens whose keys and values are in the target's cache, which is the root's position.
-        drafting: True for rows whose request wants speculation.
         max_depth: No node may be deeper: the rest of the output, or of the cache, has no room for more.
-        keys: The random key of each request.
-        rounds: The number of rounds of each request so far.
-        processors: The logits processors of each request.
-        matchers: Where the outputs of all slots' requests are in their grammars.
-        has_grammars: Whether any of these requests' output must belong to a grammar.
-        masks_drafts: Whether any of these requests' drafts are chosen and drawn under the mask of its grammar.
         alternatives: The largest number of most probable tokens that any request wants to be told with its output
             tokens; None if none wants their raw log-probabilities.
-        vocab_size: Width of the target's logits.
         host: The same numbers on the host; None in a recorded round, which may use tensors alone. There may be further
             rows behind the host's, which belong to no request and do not draft (``SlotTable.padded``).
         first_slot: The first slot, if the rows are consecutive slots and the tensors are views of all slots' tensors.
@@ -137,19 +122,19 @@ class Batch:
             other rounds.
     """
 
-    slots: Int[Tensor, " batch"]
-    roots: Int[Tensor, " batch"]
+    slots: Int[Tensor, " batch"]  # the slot of every row, ascending
+    roots: Int[Tensor, " batch"]  # the token of each row's root: the last token of its sequence
     lengths: Int[Tensor, " batch"]
-    drafting: Bool[Tensor, " batch"]
+    drafting: Bool[Tensor, " batch"]  # True for rows whose request wants speculation
     max_depth: Int[Tensor, " batch"]
-    keys: Int[Tensor, " batch"]
-    rounds: Int[Tensor, " batch"]
+    keys: Int[Tensor, " batch"]  # the random key of each request
+    rounds: Int[Tensor, " batch"]  # the number of rounds of each request so far
     sampling: SamplingTensors
-    processors: Sequence[tuple[Callable[..., Any], ...]]
-    matchers: Matchers
-    vocab_size: int
-    has_grammars: bool = False
-    masks_drafts: bool = False
+    processors: Sequence[tuple[Callable[..., Any], ...]]  # the logits processors of each request
+    matchers: Matchers  # where the outputs of all slots' requests are in their grammars
+    vocab_size: int  # width of the target's logits
+    has_grammars: bool = False  # any of these requests' output must belong to a grammar
+    masks_drafts: bool = False  # any of these requests' drafts are chosen and drawn under the mask of its grammar
     alternatives: int | None = None
     host: HostBatch | None = None
     first_slot: int | None = None

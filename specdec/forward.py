@@ -58,26 +58,21 @@ class ForwardBatch:
     ``length + depth[j]``. A piece of a prompt is a chain.
 
     Attributes:
-        tokens: What goes in, or None with ``embeds``.
-        slots: The slot of every row, in any order, no slot twice.
-        lengths: Committed positions of every row, hence where node 0 of the topology stands.
-        topology: The parents of the nodes: one row for all rows of the batch, or row by row.
         key_bound: The number of positions of the cache that attention reads, masked; enough for every row. None where
             nobody knows it: found by looking at ``lengths`` where that is free (``specdec.host``), otherwise all that
             there are.
-        embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         adapters: The number of the adapter that each node goes through; None for its slot's.
         counts: The number of tokens of every row, for pieces of prompts, which are final and padded at the end. None
             for trees.
     """
 
-    tokens: Int[Tensor, "batch node"] | None
-    slots: Int[Tensor, " batch"]
-    lengths: Int[Tensor, " batch"]
-    topology: Topology
+    tokens: Int[Tensor, "batch node"] | None  # what goes in, or None with ``embeds``
+    slots: Int[Tensor, " batch"]  # the slot of every row, in any order, no slot twice
+    lengths: Int[Tensor, " batch"]  # committed positions of every row, hence where node 0 of the topology stands
+    topology: Topology  # the parents of the nodes: one row for all rows of the batch, or row by row
     key_bound: int | None = None
-    embeds: Float[Tensor, "batch node hidden"] | None = None
+    embeds: Float[Tensor, "batch node hidden"] | None = None  # input embeddings in place of tokens
     features: Float[Tensor, "batch node width"] | None = None
     adapters: Int[Tensor, "batch node"] | None = None
     wants: Wants = LOGITS
@@ -176,12 +171,11 @@ class ForwardOutput:
 
     Attributes:
         logits: The model's raw logits at the nodes that were asked for; None if at none.
-        hidden_states: By layer index.
         top_tokens: At every node with logits, the most probable first; None if not asked for.
     """
 
     logits: Float[Tensor, "batch some vocab"] | None
-    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]] = field(default_factory=dict)
+    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]] = field(default_factory=dict)  # by layer index
     top_tokens: Int[Tensor, "batch some rank"] | None = None
 
     @property

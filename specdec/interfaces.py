@@ -27,14 +27,13 @@ class Sizes:
     Attributes:
         leaf_probs: Whether q is wanted at every node, leaves included (``Verifier.needs_leaf_probs``). Only a drafter
             that ``has_leaf_probs`` is asked for it.
-        paging: The size and the number of the pages of every cache; None for a row per slot.
         runner: Runs the target. A session may read its cache, and must not change it (``TargetKeys`` of an assistant).
     """
 
     max_batch_size: int
     max_length: int
     leaf_probs: bool = False
-    paging: Paging | None = None
+    paging: Paging | None = None  # the size and the number of the pages of every cache; None for a row per slot
     runner: "ModelRunner | None" = None
 
 
@@ -110,21 +109,15 @@ class Description:
     """What a drafter is, for whoever inspects, exports, measures or counts it.
 
     Attributes:
-        kind: What it is, in words.
-        parts: The modules that it runs, the target apart; none for a look-up.
-        at_once: Whether one forward drafts all depths.
-        reads: The target's hidden states that it reads, numbered as in ``Session.hidden_layers``.
-        tokens: The target's ids that it can draft; None for all.
-        facts: What decides how it drafts, by subject.
         doubts: What files may say wrongly without an error, by subject; ``experiments.inspecting`` tries the opposite.
     """
 
-    kind: str
-    parts: tuple[nn.Module, ...] = ()
-    at_once: bool = False
-    reads: tuple[int, ...] = ()
-    tokens: Sequence[int] | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
+    kind: str  # what it is, in words
+    parts: tuple[nn.Module, ...] = ()  # the modules that it runs, the target apart; none for a look-up
+    at_once: bool = False  # one forward drafts all depths
+    reads: tuple[int, ...] = ()  # the target's hidden states that it reads, numbered as in ``Session.hidden_layers``
+    tokens: Sequence[int] | None = None  # the target's ids that it can draft; None for all
+    facts: Mapping[str, str] = field(default_factory=dict)  # what decides how it drafts, by subject
     doubts: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -25,7 +25,6 @@ class SamplingTensors:
 
     Attributes:
         seen: Tokens in each row's prompt or output so far, root included; None unless a row is penalized.
-        any_filtered: Some active row uses top-k or top-p.
         largest_top_k: The largest top-k of any active row, 0 if none uses it; None if the host does not know it.
     """
 
@@ -37,7 +36,7 @@ class SamplingTensors:
     seen: Bool[Tensor, "batch vocab"] | None
     any_greedy: bool
     any_sampled: bool
-    any_filtered: bool
+    any_filtered: bool  # some active row uses top-k or top-p
     any_min_p: bool
     largest_top_k: int | None = None
     all_top_k: bool = False

@@ -31,24 +31,19 @@ class Topology:
     ``rows`` is then 1, and everything here broadcasts over the batch.
 
     Attributes:
-        parents: Index of every node's parent; -1 for the root.
-        max_depth: A bound: no node is deeper.
-        max_children: A bound: no node has more children.
-        in_line: Whether every node's parent is the node before it. False if that is not known.
         static: Whether the host knows all parents, because they come from a shape. Tables that follow from them are
             then made once, and the host may look at them.
-        both_ways: Whether nodes also see those below them (``block``). Such a topology is for forwards only.
         windowed: What the nodes of a block see in layers with a window, and where from it counts (``depth``), if that
             is another topology.
         given: The tables, where whoever made the topology has them; otherwise they follow from the parents.
     """
 
-    parents: Int[Tensor, "rows node"]
-    max_depth: int
-    max_children: int
-    in_line: bool = False
+    parents: Int[Tensor, "rows node"]  # index of every node's parent; -1 for the root
+    max_depth: int  # a bound: no node is deeper
+    max_children: int  # a bound: no node has more children
+    in_line: bool = False  # every node's parent is the node before it; False if that is not known
     static: bool = False
-    both_ways: bool = False
+    both_ways: bool = False  # nodes also see those below them (``block``); for forwards only
     windowed: "Topology | None" = None
     given: Tables | None = None
 

@@ -17,16 +17,11 @@ __all__ = ["DraftTree", "TreeShape"]
 
 
 class Known(NamedTuple):
-    """Facts about a tree's tensors, without a look at their values. They hold for these very tensors alone.
+    """Facts about a tree's tensors, without a look at their values. They hold for these very tensors alone."""
 
-    Attributes:
-        law: Laws that are all ``only_law``, if that is not None.
-        valid: Marks of a static topology that are all True; None if nobody knows it.
-    """
-
-    law: Tensor
+    law: Tensor  # laws that are all ``only_law``, if that is not None
     only_law: DraftSampling | None
-    valid: Tensor | None
+    valid: Tensor | None  # marks of a static topology that are all True; None if nobody knows it
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,17 +56,14 @@ class Verdict:
     """What the acceptance of one round decided.
 
     Attributes:
-        path: Indices of the accepted nodes from the root's child downwards, -1 padded.
-        expected_accepted: The expected length of the path, given this draft tree.
-        next_token: The recovered or bonus token that follows the path.
         valid: False where the laws were not finite (because of NaN logits, say); nothing else in the row means anything
             then.
     """
 
-    path: Int[Tensor, "batch depth"]
+    path: Int[Tensor, "batch depth"]  # indices of the accepted nodes from the root's child downwards, -1 padded
     num_accepted: Int[Tensor, " batch"]
-    expected_accepted: Float[Tensor, " batch"]
-    next_token: Int[Tensor, " batch"]
+    expected_accepted: Float[Tensor, " batch"]  # the expected length of the path, given this draft tree
+    next_token: Int[Tensor, " batch"]  # the recovered or bonus token that follows the path
     valid: Bool[Tensor, " batch"]
 
 
@@ -76,7 +73,6 @@ class HostOutcome:
 
     Attributes:
         emitted: The tokens of the accepted nodes and the one that follows: ``counts`` of them, then padding.
-        proposed_depth: The depth of each row's drafts.
     """
 
     slots: Int[np.ndarray, " batch"]
@@ -84,7 +80,7 @@ class HostOutcome:
     counts: Int[np.ndarray, " batch"]
     path: Int[np.ndarray, "batch depth"] | None = None
     emitted: Int[np.ndarray, "batch position"] | None = None
-    proposed_depth: Int[np.ndarray, " batch"] | None = None
+    proposed_depth: Int[np.ndarray, " batch"] | None = None  # the depth of each row's drafts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,8 +90,6 @@ class Outcome:
     After a piece of a prompt the tokens are that piece; after a round they are the root and the accepted path.
 
     Attributes:
-        starts: The position of each row's first token.
-        tokens: ``counts`` of them, then padding.
         counts: 0 in a row whose round decided nothing, and for a drafter in a row that does not speculate.
         next_tokens: The token that follows the last one, known but not in the cache. So pairs (hidden state at t, token
             t+1) are complete.
@@ -110,8 +104,8 @@ class Outcome:
     """
 
     slots: Int[Tensor, " batch"]
-    starts: Int[Tensor, " batch"]
-    tokens: Int[Tensor, "batch position"]
+    starts: Int[Tensor, " batch"]  # the position of each row's first token
+    tokens: Int[Tensor, "batch position"]  # ``counts`` of them, then padding
     counts: Int[Tensor, " batch"]
     next_tokens: Int[Tensor, " batch"]
     path: Int[Tensor, "batch depth"] | None = None

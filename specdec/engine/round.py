@@ -37,20 +37,16 @@ class Mode:
     """How rounds draft and judge.
 
     Attributes:
-        verifier: The acceptance rule.
         noise: With ``SHARED``, the rule is shown the token that the shared noise draws from p at every node.
-        at_one: Whether the rule is shown p at temperature 1 for greedy rows.
-        wants: What the verify forward returns.
-        session: The drafting session; None in plain decoding.
         max_nodes, max_depth, is_chain: See ``Drafter``.
         check: Called with every tree as the session proposed it; None if nobody looks.
     """
 
-    verifier: Verifier
+    verifier: Verifier  # the acceptance rule
     noise: Noise = Noise.FRESH
-    at_one: bool = False
-    wants: Wants = LOGITS
-    session: Session | None = None
+    at_one: bool = False  # the rule is shown p at temperature 1 for greedy rows
+    wants: Wants = LOGITS  # what the verify forward returns
+    session: Session | None = None  # the drafting session; None in plain decoding
     max_nodes: int = 0
     max_depth: int = 0
     is_chain: bool = True

@@ -14,29 +14,22 @@ class View:
     """The state of an engine that a policy plans from; nothing here may be changed.
 
     Attributes:
-        now: The time, on the clock of ``Request.arrived``.
-        waiting: Requests without a slot, in the order in which they came.
         running: Requests with a slot, in the order in which they came. Those with tokens ``to_prefill`` cannot take
             part in a round yet.
-        free_pages: None where every slot has its own row.
-        page_size: Positions of a page.
         reserve: The share of its output for which a request gets pages when it is admitted (``Paging.reserve``).
-        prefill_chunk: The most tokens of one request that a forward may prefill.
-        max_depth: The depth of the deepest drafts.
-        max_nodes: The nodes of the largest drafts; None for those of a chain, as many as they are deep.
         shared: Returns how many of a running request's pages others use, too, which its leaving does not free.
     """
 
-    now: float = 0.0
-    waiting: Sequence[Request]
+    now: float = 0.0  # the time, on the clock of ``Request.arrived``
+    waiting: Sequence[Request]  # requests without a slot, in the order in which they came
     running: Sequence[Request]
     free_slots: int
-    free_pages: int | None = None
-    page_size: int = 1
+    free_pages: int | None = None  # None where every slot has its own row
+    page_size: int = 1  # positions of a page
     reserve: float = 1.0
-    prefill_chunk: int
-    max_depth: int
-    max_nodes: int | None = None
+    prefill_chunk: int  # the most tokens of one request that a forward may prefill
+    max_depth: int  # the depth of the deepest drafts
+    max_nodes: int | None = None  # the nodes of the largest drafts; None for those of a chain, as many as they are deep
     shared: Callable[[Request], int] = lambda request: 0
 
     def tokens(self, request: Request, depth: int | None = None) -> int:
@@ -80,13 +73,12 @@ class Work:
             that waits takes a free slot by this.
         decode: Requests that take part in the round that follows. Those that have no slot by then, are not
             prefilled, or lack pages for it are left out.
-        depth: The depth of the drafts of that round at most; None for as deep as the drafter likes.
     """
 
     preempt: Sequence[Request] = ()
     prefill: Sequence[tuple[Request, int]] = ()
     decode: Sequence[Request] = ()
-    depth: int | None = None
+    depth: int | None = None  # the depth of the drafts of that round at most; None for as deep as the drafter likes
 
 
 class Scheduler(ABC):

@@ -24,8 +24,6 @@ class TokenBudget(Scheduler):
     is served even where its draft alone exceeds that. Other policies override ``rank``.
 
     Attributes:
-        budget: Tokens per turn.
-        least: Tokens of the budget that rounds leave to prompts, so that a prompt is not held up for ever.
         preempts: Whether a waiting request takes the slot and the pages of a running one that ranks behind it. Without
             it, only those give way who lack memory for their next round.
         trims: Whether drafts are made less deep where those of all decoding requests exceed the budget (trees: to the
@@ -37,9 +35,9 @@ class TokenBudget(Scheduler):
     """
 
     positive: ClassVar[tuple[tuple[str, float], ...]] = ()  # attributes that are above 0, and their largest values
-    budget: int = 512
+    budget: int = 512  # tokens per turn
     _: KW_ONLY
-    least: int = 16
+    least: int = 16  # tokens of the budget that rounds leave to prompts, so that a prompt is not held up for ever
     preempts: bool = False
     trims: bool = False
 
@@ -142,13 +140,12 @@ class ShortestRemaining(TokenBudget):
     Where outputs end by themselves, ``max_new_tokens`` is all that is known.
 
     Attributes:
-        prompt_token: Work of a prompt's token, compared with that of an output's token.
         ageing: Seconds of waiting that make up for one more output token to do. With infinity, a long request waits as
             long as shorter ones keep coming.
     """
 
     positive = (("ageing", inf), ("prompt_token", 1e9))
-    prompt_token: float = 0.05
+    prompt_token: float = 0.05  # work of a prompt's token, compared with that of an output's token
     ageing: float = 0.1
 
     def rank(self, request: Request) -> tuple[float, int]:
@@ -180,14 +177,11 @@ class Priority(TokenBudget):
 
     A request's effective priority is ``priority - waited / ageing``. All requests age alike, so their order never
     changes: a request waits for those alone that came less than ``ageing`` seconds later for every level above it.
-
-    Attributes:
-        ageing: Seconds of waiting that are worth one level of priority; infinity for none.
     """
 
     positive = (("ageing", inf),)
     preempts: bool = True
-    ageing: float = 10.0
+    ageing: float = 10.0  # seconds of waiting that are worth one level of priority; infinity for none
 
     def rank(self, request: Request) -> tuple[float, int]:
         return request.sampling.priority + request.arrived / self.ageing, request.id
@@ -239,15 +233,13 @@ class Fair(TokenBudget):
     more than twice the largest prompt, or twice what a full batch decodes (the paper's bound).
 
     Attributes:
-        prompt_weight: Weight of a prompt's token.
-        output_weight: Weight of an output's token.
         served: The counter of every user.
     """
 
     positive = (("prompt_weight", 1e9), ("output_weight", 1e9))
     preempts: bool = field(default=False, init=False)
-    prompt_weight: float = 1.0
-    output_weight: float = 2.0
+    prompt_weight: float = 1.0  # weight of a prompt's token
+    output_weight: float = 2.0  # weight of an output's token
 
     def __post_init__(self) -> None:
         super().__post_init__()
