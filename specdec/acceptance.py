@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Laws, Verifier
@@ -15,8 +15,8 @@ from specdec.tree import DraftTree
 from specdec.types import Exactness, Verdict
 
 MOST_ENTRIES = 2**27
-"""Rows are judged together as long as p has at most this many entries (512 MiB in float32); a larger batch is judged in
-parts. A rule makes a few tables of that size at most (k-seq ten), so its memory does not grow with the batch."""
+"""Rows are judged together as long as p has at most this many entries (512 MiB in float32), larger batches in parts: a
+rule makes a few tables of that size at most (k-seq ten)."""
 
 
 def parts_of(count: int, entries: int) -> list[slice]:
@@ -60,7 +60,7 @@ def _accept(
         num_accepted=num_accepted,
         expected_accepted=(laws.stop * tree.depth).sum(-1).float(),
         next_token=next_token,
-        valid=_finite(total + next_total),
+        valid=total + next_total < torch.inf,  # one operation, as none is negative; ``isfinite`` takes four
     )
 
 
@@ -70,10 +70,10 @@ def _without_draft(
     target_probs: Float[Tensor, "batch 1 vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Return the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
+    """Return the verdict on trees without drafted nodes: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
     next_token, total = draw_with_total(verifier.laws(tree, target_probs).after(root), uniforms[:, 1])
-    return replace(certain(tree, next_token[:, None]), valid=_finite(total))
+    return replace(certain(tree, next_token[:, None]), valid=total < torch.inf)
 
 
 def certain(tree: DraftTree, following: Int[Tensor, "batch node"]) -> Verdict:
@@ -141,17 +141,8 @@ def _depth_and_path(topology: Topology) -> Int[Tensor, "node column"]:
         return torch.cat([topology.depth[0][:, None], topology.paths[0]], 1)
 
 
-def _finite(total: Float[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-    """Return which sums of weights are finite, in one operation; ``isfinite`` takes four. None is negative."""
-    return total < torch.inf
-
-
 def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
-    """Return the nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth].
-
-    In the chain 0 - 1 - 2 with a second child 3 of node 1, the path to 3 is ``[1, 3]`` and the path to 0 is
-    ``[-1, -1]``.
-    """
+    """Return the nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth]."""
     if tree.topology.static:
         return tree.topology.paths[0].index_select(0, stop)
     batch, nodes = tree.tokens.shape

@@ -27,12 +27,9 @@ def number(name: str, value: object, remedy: str = "give a number", test: Test =
 
 
 def whole(name: str, value: object, *, least: int | None = None, remedy: str = WHOLE, few: str = "") -> int:
-    """Returns the value as an int; numpy's integers are accepted, booleans, floats and text are not.
+    """Returns the value as an int of at least ``least``; numpy's are accepted, booleans, floats and text are not.
 
-    Args:
-        least: The smallest value allowed; None for any.
-        remedy: What to do about a value that is no integer.
-        few: What to do about one below ``least``; by default "give at least …".
+    The remedies are for a value that is no integer, and for one that is too small (by default "give at least …").
     """
     if isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r}: {remedy}")

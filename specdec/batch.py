@@ -43,10 +43,6 @@ class Matchers:
 
     A question and its answer are tensors, and the slots stand in the question. So a recorded stage has its masks among
     its inputs, or asks for them in the middle, and a replay is answered by what the grammars allow then.
-
-    Args:
-        by_slot: The request in every slot; None where there is none.
-        vocab_size: The width of the target's logits.
     """
 
     def __init__(self, by_slot: Sequence[Request | None], vocab_size: int):
@@ -58,7 +54,7 @@ class Matchers:
         return None if matcher is None or (drafts and not matcher.masks_drafts) else matcher
 
     def of(self, slots: Iterable[int], *, drafts: bool = False) -> bool:
-        """Returns whether any of these slots has a grammar; with ``drafts``, one whose mask is also for drafts."""
+        """Returns whether any of these slots has a grammar; with ``drafts``, one that masks drafts."""
         return any(self._matcher(slot, drafts) is not None for slot in slots)
 
     @staticmethod
@@ -100,7 +96,6 @@ class Matchers:
         return torch.from_numpy(bits).to(question.device, non_blocking=True)
 
     def unpacked(self, bits: Int32[Tensor, "batch some word"]) -> Bool[Tensor, "batch some vocab"]:
-        """Returns which tokens are allowed."""
         places = torch.arange(8, dtype=torch.uint8, device=bits.device)
         octets = bits.view(torch.uint8)[..., None]
         return ((octets >> places) & 1).flatten(2)[..., : self._vocab_size].bool()
@@ -147,7 +142,6 @@ class Batch:
         return self.host
 
     def recorded(self, key_bound: int) -> "Batch":
-        """Return the rows as a recorded round sees them."""
         return replace(self, host=None, key_bound=key_bound)
 
     def limited(self, room: Int[np.ndarray, " batch"]) -> "Batch":

@@ -1,7 +1,4 @@
-"""Noise that target and drafter share: it makes the target's token a function of p, the seed and the position.
-
-Daliri, Musco & Suresh 2024 (arXiv 2408.07978): drafter-invariant speculative decoding.
-"""
+"""Noise that target and drafter share: drafter-invariant decoding (Daliri, Musco & Suresh 2024, arXiv 2408.07978)."""
 
 import itertools
 import math
@@ -15,11 +12,10 @@ from specdec.tree import DraftTree
 
 
 def race(weights: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*#rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """Returns how early each token arrives in a race: the earlier, the larger; 0 for a token that never arrives.
+    """Returns how early each token arrives in a race, the earlier, the larger: weight / noise, 0 for never.
 
-    A token arrives after the time noise / weight. With exponential noise the first token to arrive is a draw from the
-    weights, and the first k are k draws without replacement. The order is that of log weight + Gumbel noise (Maddison
-    et al. 2014, arXiv 1411.0030), without the logarithm.
+    With exponential noise the first token to arrive is a draw from the weights, and the first k are k draws without
+    replacement. The order is that of log weight + Gumbel noise (Maddison et al. 2014, arXiv 1411.0030).
     """
     return weights / noise
 

@@ -1,7 +1,6 @@
-"""Public names of a package that are imported when they are first used, so that importing it costs next to nothing.
+"""Public names of a package, imported when they are first used.
 
-The package says once where its names are: in the imports behind its ``if TYPE_CHECKING:``, which type checkers read,
-too.
+They stand once, in the imports behind its ``if TYPE_CHECKING:``, which type checkers read, too.
 """
 
 import ast

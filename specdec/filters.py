@@ -1,12 +1,9 @@
 """Top-k and top-p: which tokens may be drawn. Of equal logits the lower ids come first.
 
-Nothing is sorted. The tokens that stay are those above some logit, and the first few of those that equal it: so only
-that logit and that number have to be found.
-
-* With top-k in every row, both are among the k largest, which ``topk`` finds.
-* Top-p alone is a search for the smallest logit with less than p above it. This is bisection over the 32 bits of a
-  float, which is exact after 32 steps of one pass each; sorting 131,072 logits takes a CPU five times as long.
-* On a GPU, where 32 steps would be 200 launches, ``specdec.kernels.sampling`` takes eight steps of one.
+Nothing is sorted. The tokens that stay are those above some logit, and the first few of those that equal it: only that
+logit and that number have to be found. With top-k in every row, both are among the k largest, which ``topk`` finds.
+Top-p alone is a search for the smallest logit with less than p above it: bisection over the 32 bits of a float; sorting
+131,072 logits takes a CPU five times as long. On a GPU ``specdec.kernels.sampling`` does the same in few launches.
 """
 
 import torch
@@ -126,11 +123,7 @@ def _ordered_bits(values: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows vo
 def _last_kept(
     largest: Float[Tensor, "batch node rank"], k: Int[Tensor, "batch 1 1"], top_p: Float[Tensor, "batch 1 1"] | None
 ) -> tuple[Float[Tensor, "batch node 1"], Int[Tensor, "batch node 1"]]:
-    """Returns the smallest logit that stays, and how many of those that equal it stay.
-
-    ``largest`` is in descending order, ``k`` is how many may stay, and ``top_p`` how much mass must be before a token
-    to go.
-    """
+    """Returns the smallest logit that stays, and how many of those that equal it stay; ``largest`` are descending."""
     rank = torch.arange(largest.shape[-1], device=largest.device)
     dropped = rank >= k
     if top_p is not None:
@@ -144,9 +137,7 @@ def _last_kept(
 
 
 def _drop_below(
-    logits: Float[Tensor, "batch node vocab"],
-    least: Float[Tensor, "batch node 1"],
-    ties: Int[Tensor, "batch node 1"],
+    logits: Float[Tensor, "batch node vocab"], least: Float[Tensor, "batch node 1"], ties: Int[Tensor, "batch node 1"]
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with -inf below the least one that stays, and at all that equal it but the first few.
 

@@ -30,9 +30,6 @@ class Wants(NamedTuple):
 
 
 LOGITS = Wants()
-"""A forward that returns the logits of all its nodes."""
-
-
 _LEAST_KEYS = 256
 _STEPS_PER_DOUBLING = 4
 
@@ -104,14 +101,13 @@ class ForwardBatch:
         Slots and lengths are given on the device, on the host or both; ``host_lengths`` also give the bound.
         """
         device = tree.tokens.device
-        if lengths is None:
-            assert host_lengths is not None, "the lengths must be known somewhere"
+        if lengths is None and host_lengths is not None:
             lengths = torch.from_numpy(host_lengths).to(device, non_blocking=True)
-        if slots is None:
-            assert host_slots is not None, "the slots must be known somewhere"
+        if slots is None and host_slots is not None:
             slots = slot_index(host_slots, device)
         if key_bound is None and host_lengths is not None:
             key_bound = int(host_lengths.max()) + tree.width
+        assert slots is not None and lengths is not None, "they must be known somewhere"
         return cls(
             tokens=tree.tokens, slots=slots, lengths=lengths, topology=tree.topology, key_bound=key_bound, wants=wants
         )
@@ -156,7 +152,6 @@ class ForwardBatch:
 
     @cached_property
     def nodes(self) -> int:
-        """Nodes per row that go through the model."""
         return self.given.shape[1]
 
     @property

@@ -29,8 +29,5 @@ def can_look(tensor: Tensor) -> bool:
 
 
 def without_looking() -> AbstractContextManager[bool]:
-    """During the ``with`` block, code on a CPU takes the branches that it would take on a GPU.
-
-    What runs then does not depend on values, so that it can be recorded (``specdec.execution.recorder``).
-    """
+    """During the ``with`` block, code on a CPU takes the branches of a GPU, which depend on no values."""
     return scoped(_looks_are_free, False)

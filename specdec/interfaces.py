@@ -81,7 +81,7 @@ class Session(ABC):
 
     @abstractmethod
     def propose(self, batch: "Batch") -> DraftTree:
-        """Return a draft tree for every row of ``batch``, of what ``observe`` has reported of its slots.
+        """Return a draft tree for every row of ``batch``.
 
         Rows whose ``batch.drafting`` is False may hold any valid tree. Nodes deeper than ``batch.max_depth`` are made
         invalid. In a recorded round ``batch.host`` is None, and the tree has one size whatever the values.
@@ -122,7 +122,6 @@ class Description:
 
     @property
     def bytes(self) -> int:
-        """The bytes that it holds: weights and tables of its parts."""
         return sum(each.nbytes for part in self.parts for each in (*part.parameters(), *part.buffers()))
 
 
@@ -131,7 +130,6 @@ class Drafter(ABC):
 
     Attributes:
         max_nodes: The largest number of drafted nodes in a row (root not counted).
-        max_depth: The largest depth of a node.
         laws: The laws by which it draws tokens for a *sampled* request. Greedy requests may always get
             ``DETERMINISTIC`` nodes besides.
         is_chain: Whether its drafts are chains: no node has two children.
@@ -198,7 +196,6 @@ class Verifier(ABC):
     It uses no randomness, so the exact distribution of its output can be enumerated.
 
     Attributes:
-        exactness: What the rule promises about the output distribution.
         samplings: The ways of drawing drafts for which the promise holds.
         chain_only: Whether the rule takes chains only, no trees with siblings.
         paths_only: Whether the rule takes only paths that share nothing but the root.

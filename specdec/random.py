@@ -1,9 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, stream, round, purpose, index).
 
-So a request's output depends on nothing else: not on its slot, its batch mates, a refill or a chunked prefill.
-For noise that drafter and target share, the position takes the place of the round (``shared_noise``).
-The mixer is the finalizer of SplitMix64 (Steele, Lea & Flood 2014), applied once to the round's counter and once
-to each draw's.
+For noise that drafter and target share, the position takes the place of the round (``shared_noise``). The mixer is the
+finalizer of SplitMix64 (Steele, Lea & Flood 2014), applied once to the round's counter and once to each draw's.
 """
 
 import enum

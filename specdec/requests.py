@@ -75,7 +75,7 @@ class Grammar:
 
     @classmethod
     def of(cls, grammar: Any) -> "Grammar":
-        """Returns a grammar itself, or one from its fields: ``{"regex": "[0-9]+"}``."""
+        """Returns a grammar, or one of its fields: ``{"regex": "[0-9]+"}``."""
         remedy = "a Grammar, or one of {json_schema: …}, {regex: …} and {ebnf: …}"
         if isinstance(grammar, Mapping):
             try:
@@ -130,9 +130,8 @@ class SamplingParams:
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
         grammar: The ``Grammar`` (or its fields) that the output must belong to: a mask at every node, on its own path,
             after all processors. A token that ends the request is allowed where the grammar may end, and nowhere else.
-        adapter: The name of one of the target's adapters (``Target.from_pretrained``), whose law the output follows;
-            None for the target's own.
-        priority: Schedulers that know priorities serve lower ones first.
+        adapter: The name of one of the target's adapters, whose law the output follows; None for the target's own.
+        priority: Lower ones are served first, by schedulers that know priorities.
         deadline: Seconds after its arrival by which a request should have ended, for schedulers that know deadlines;
             None for no deadline. It is never dropped for being late.
         user: Whose request it is, for schedulers that share out the engine among users.
@@ -169,15 +168,14 @@ class SamplingParams:
             if not low <= value <= high:
                 raise ValueError(f"{name}={value}: give {remedy}")
             object.__setattr__(self, name, value)
-        processors = self.logits_processor
-        if processors is not None:
-            # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
-            processors = tuple(processors) if isinstance(processors, Sequence) else (processors,)
-            if any(not callable(processor) or isinstance(processor, type) for processor in processors):
-                raise ValueError(
-                    f"logits_processor={processors!r} has a class itself, or what cannot be called: give callables of "
-                    f"input_ids and scores, such as an instance with its arguments"
-                )
+        processors = () if self.logits_processor is None else self.logits_processor
+        # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
+        processors = tuple(processors) if isinstance(processors, Sequence) else (processors,)
+        if any(not callable(processor) or isinstance(processor, type) for processor in processors):
+            raise ValueError(
+                f"logits_processor={processors!r} has a class itself, or what cannot be called: give callables of "
+                f"input_ids and scores, such as an instance with its arguments"
+            )
         instance("user", self.user, str, "the name of a user")
         if self.adapter is not None:
             text("adapter", self.adapter, "give the name of one of the target's adapters, or None")
@@ -199,7 +197,7 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     def seeded(self, index: int) -> "SamplingParams":
-        """Returns these parameters with seed and stream filled in, for the request of this index in its call."""
+        """Returns the parameters with seed and stream filled in, for the request of this index in its call."""
         if self.seed is not None and self.stream is not None:
             return self
         seed = fresh_seed() if self.seed is None else self.seed
@@ -260,7 +258,7 @@ class Request:
         self.restart()
 
     def restart(self) -> None:
-        """Note that nothing of the request is in the cache: it is new, or was preempted."""
+        """Note that nothing of the request is in the cache."""
         self.slot, self.pages, self.prefilled, self.to_prefill = -1, 0, 0, self.length - 1
         self.drafted, self.stale, self.reach, self.stops = False, False, 0, ()
 

@@ -1,7 +1,4 @@
-"""From logits to the distribution that plain sampling would draw from: p for the target, q for a drafter.
-
-The same function serves both, so a token is never drawn from one distribution and tested with another.
-"""
+"""From logits to the distribution that plain sampling would draw from: p for the target, q for a drafter."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -43,11 +40,7 @@ class SamplingTensors:
     any_top_p: bool = True
 
     @classmethod
-    def of(
-        cls,
-        params: Sequence[SamplingParams],
-        **tensors: Any,
-    ) -> "SamplingTensors":
+    def of(cls, params: Sequence[SamplingParams], **tensors: Any) -> "SamplingTensors":
         """Returns the tensors, by name, together with what the host knows of the requests."""
         sampled = [each for each in params if not each.greedy]
         return cls(
@@ -73,10 +66,7 @@ def penalize(
     seen: Bool[Tensor, "batch vocab"],
     path_tokens: Int[Tensor, "batch node position"],
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with the repetition penalty at every node, for the sequence so far *and* the node's path.
-
-    ``path_tokens`` are padded with any token of the path.
-    """
+    """Returns the logits with the repetition penalty at every node, for the sequence so far *and* the node's path."""
     factor = penalty[:, None, None]
     penalized = torch.where(logits > 0, logits / factor, logits * factor)
     result = torch.where(seen[:, None], penalized, logits)

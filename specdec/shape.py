@@ -1,5 +1,6 @@
 """Static tree shapes: what is known about a draft tree before anything is drafted."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -9,8 +10,7 @@ import numpy as np
 from specdec.arguments import shown, whole
 
 MOST_NODES = 4096
-"""The largest number of drafted nodes in a tree. Published trees have at most about a thousand; a round holds p and q
-for every node and token of the vocabulary, which for this many nodes is some gigabytes."""
+"""Drafted nodes of the largest tree. Published ones have about a thousand; p and q of this many are some gigabytes."""
 _FORMS = "give a length such as 4, branching factors such as [3, 2, 1], or paths such as [[0], [1], [0, 0]]"
 
 
@@ -69,12 +69,8 @@ class TreeShape:
             width *= factor
             nodes += width
         _check_size(nodes, f"branching factors {list(factors)} make a tree of {nodes:,} nodes")
-        paths: list[tuple[int, ...]] = []
-        level: list[tuple[int, ...]] = [()]
-        for factor in factors:
-            level = [(*path, rank) for path in level for rank in range(factor)]
-            paths += level
-        return cls(paths)
+        ranks = [range(factor) for factor in factors]
+        return cls(path for depth in range(len(ranks)) for path in itertools.product(*ranks[: depth + 1]))
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> "TreeShape":
@@ -105,7 +101,6 @@ class TreeShape:
 
     @property
     def num_nodes(self) -> int:
-        """The number of drafted nodes; the root is not counted."""
         return len(self.paths)
 
     @property
@@ -125,10 +120,9 @@ class TreeShape:
     def children(self) -> tuple[tuple[int, ...], ...]:
         """The children of every node, in sibling order."""
         lists: list[list[int]] = [[] for _ in self.parents]
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                lists[parent].append(node)
-        return tuple(tuple(children) for children in lists)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            lists[parent].append(node)
+        return tuple(map(tuple, lists))
 
     @property
     def max_children(self) -> int:

@@ -47,22 +47,23 @@ class Topology:
     windowed: "Topology | None" = None
     given: Tables | None = None
 
-    @classmethod
-    def of_shape(cls, shape: TreeShape, device: torch.device) -> "Topology":
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of_shape(shape: TreeShape, device: torch.device) -> "Topology":
         """Returns the topology of a static shape, with all that can be derived from it; made once per device."""
-        return _of_shape(shape, device)
+        with torch.inference_mode(False):  # it serves forwards inside and outside of inference mode
+            parents = torch.tensor([shape.parents], device=device)
+            topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain, static=True)
+            return replace(topology, given=Tables(parents, topology.depth, topology.ancestors))
 
     @classmethod
     def chain(cls, width: int, device: torch.device) -> "Topology":
-        """Returns a root and ``width - 1`` nodes in line below it; width 1 is a root alone.
-
-        Made once per device, but for long ones, as of prompts, which are let go after their forward.
-        """
+        """Returns a root and ``width - 1`` nodes in line below it; made once per device, but for long ones."""
         return (_short_chain if width <= _MOST_KEPT else _new_chain)(width, device)
 
-    @classmethod
+    @staticmethod
+    @lru_cache(maxsize=1024)
     def block(
-        cls,
         width: int,
         device: torch.device,
         *,
@@ -80,10 +81,20 @@ class Topology:
             window_from_root: Whether windows count from the root for all nodes, and not from each node.
         """
         in_windows = causal if causal_in_windows is None else causal_in_windows
-        return _block(width, device, causal, in_windows, window_from_root)
+        chain = Topology.chain(width, device)
+        with torch.inference_mode(False):
+            every, nowhere = torch.ones_like(chain.ancestors), torch.zeros_like(chain.depth)
+
+        def seen(causal: bool, depth: Tensor, windowed: Topology | None) -> Topology:
+            tables = Tables(chain.parents, depth, chain.ancestors if causal else every)
+            return replace(chain, in_line=False, both_ways=not causal, windowed=windowed, given=tables)
+
+        if in_windows is causal and not window_from_root:
+            return chain if causal else seen(causal, chain.depth, None)
+        windowed = seen(in_windows, nowhere if window_from_root else chain.depth, None)
+        return seen(causal, chain.depth, windowed)
 
     def in_layers(self, *, windowed: bool) -> "Topology":
-        """Returns what the nodes see in layers with a window, or in those without."""
         return self if self.windowed is None or not windowed else self.windowed
 
     @classmethod
@@ -105,12 +116,11 @@ class Topology:
 
     @property
     def width(self) -> int:
-        """The number of nodes of a row, root included."""
         return self.parents.shape[1]
 
     @cached_property
     def _tables(self) -> Tables | None:
-        """The tables that were given, or that a kernel makes together; None if torch makes them one by one."""
+        """Tables that were given, or that a kernel makes; None if torch makes them one by one."""
         if self.given is not None and self.given.parents is self.parents:
             return self.given
         if not usable(self.parents):
@@ -164,10 +174,7 @@ class Topology:
 
     @cached_property
     def paths(self) -> Int[Tensor, "rows node depth"]:
-        """The nodes from the root's child down to every node, -1 padded.
-
-        In the chain 0 - 1 - 2 with a second child 3 of node 1, the path of node 3 is ``[1, 3]``.
-        """
+        """The nodes from the root's child down to every node, -1 padded: [1, 3] for node 3 in the tree above."""
         rows, nodes = self.parents.shape
         with torch.inference_mode(False):  # tables of static shapes outlive the round that asks for them first
             index = torch.arange(nodes, device=self.parents.device)
@@ -222,16 +229,7 @@ def _most_children(parents: Int[Tensor, "rows node"]) -> int:
     return int(counts.scatter_add_(1, parents.clamp(min=0), (parents >= 0).long()).max())
 
 
-@lru_cache(maxsize=1024)
-def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
-    with torch.inference_mode(False):  # it serves forwards inside and outside of inference mode
-        parents = torch.tensor([shape.parents], device=device)
-        topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain, static=True)
-        return replace(topology, given=Tables(parents, topology.depth, topology.ancestors))
-
-
-_MOST_KEPT = 256
-"""Nodes of the longest chains that are kept: the marks of those up to here have 6 MB in all, and grow with the cube."""
+_MOST_KEPT = 256  # nodes of the longest chains that are kept: the marks of those up to here have 6 MB in all
 
 
 def _new_chain(width: int, device: torch.device) -> Topology:
@@ -243,18 +241,3 @@ def _new_chain(width: int, device: torch.device) -> Topology:
 
 
 _short_chain = lru_cache(maxsize=1024)(_new_chain)
-
-
-@lru_cache(maxsize=1024)
-def _block(width: int, device: torch.device, causal: bool, in_windows: bool, from_root: bool) -> Topology:
-    chain = Topology.chain(width, device)
-    with torch.inference_mode(False):
-        every, nowhere = torch.ones_like(chain.ancestors), torch.zeros_like(chain.depth)
-
-        def block(causal: bool, depth: torch.Tensor, windowed: Topology | None) -> Topology:
-            tables = Tables(chain.parents, depth, chain.ancestors if causal else every)
-            return replace(chain, in_line=False, both_ways=not causal, windowed=windowed, given=tables)
-
-        other = in_windows is not causal or from_root
-        windowed = block(in_windows, nowhere if from_root else chain.depth, None) if other else None
-        return chain if causal and windowed is None else block(causal, chain.depth, windowed)

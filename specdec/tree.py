@@ -13,8 +13,6 @@ from specdec.shape import TreeShape
 from specdec.topology import Topology, check_bound
 from specdec.types import DraftSampling
 
-__all__ = ["DraftTree", "TreeShape"]
-
 
 class Known(NamedTuple):
     """Facts about a tree's tensors, without a look at their values. They hold for these very tensors alone."""
@@ -31,7 +29,6 @@ class DraftTree:
     Siblings stand in the order in which they were drawn. Node 0 is the root: the last token of the sequence.
 
     Attributes:
-        tokens: The token of every node.
         topology: The parent of every node, and bounds on depth and number of children that the host knows.
         valid: False for padding. A valid node's parent is valid, and so is the root.
         law: How each node was drawn (``DraftSampling``).
@@ -119,27 +116,23 @@ class DraftTree:
 
     @property
     def width(self) -> int:
-        """The number of columns: the root, and as many nodes as the fullest row needs."""
         return self.tokens.shape[1]
 
     @property
     def max_depth(self) -> int:
-        """A bound that the host knows: no valid node is deeper."""
         return self.topology.max_depth
 
     @property
     def max_children(self) -> int:
-        """A bound that the host knows: no node has more valid children."""
         return self.topology.max_children
 
     @property
     def in_line(self) -> bool:
-        """Whether every node's parent is the node before it, as in a chain of a static shape."""
         return self.topology.in_line
 
     @property
     def only_law(self) -> DraftSampling | None:
-        """The law of all nodes, if the host knows that they have one; ``build`` and ``from_shape`` may be told it."""
+        """The law of all nodes, if the host knows that they have one."""
         return self.known.only_law if self.known is not None and self.known.law is self.law else None
 
     @property
@@ -149,7 +142,6 @@ class DraftTree:
 
     @cached_property
     def parents(self) -> Int[Tensor, "batch node"]:
-        """Index of every node's parent; -1 for the root."""
         return self.topology.parents.expand(self.tokens.shape[0], -1)
 
     @cached_property
@@ -172,7 +164,6 @@ class DraftTree:
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "batch node node"]:
-        """``ancestors[b, i, j]`` is true if node j is node i or above it (see ``Topology``)."""
         return self.topology.ancestors.expand(self.tokens.shape[0], -1, -1)
 
     @cached_property
@@ -222,9 +213,8 @@ class DraftTree:
         return DraftTree(self.tokens[part], topology, valid, law, None if q is None else q[part], known)
 
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
-        """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
+        """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid, with the root's token.
 
-        Their tokens become the root's, which is known to do no harm: nodes are verified whether they are valid or not.
         Others that are not valid keep their tokens: a session may want to know what the target says there.
         """
         within = self.depth <= depth[:, None]

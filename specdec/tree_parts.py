@@ -61,10 +61,7 @@ def _tree_apart(tree: DraftTree, tensors: list[Tensor]) -> TreeKind:
 
 
 class Kind(NamedTuple):
-    """All of a value but its tensors: its class, what its parts are called, and their kinds.
-
-    Two values of one kind and of tensors of the same shapes take the same operations.
-    """
+    """All of a value but its tensors: values of one kind and of the same shapes take the same operations."""
 
     type: type
     names: tuple[Any, ...] | None
@@ -74,7 +71,7 @@ class Kind(NamedTuple):
 def taken_apart(value: Any, tensors: list[Tensor]) -> Hashable:
     """Returns the kind of a value, and adds its tensors to a list.
 
-    Values are trees, other dataclasses, mappings, tuples and lists of such; anything else is a constant of the kind.
+    Trees, other dataclasses, mappings, tuples and lists are taken apart; anything else is a constant of the kind.
     """
     if isinstance(value, Tensor):
         tensors.append(value)
@@ -141,11 +138,7 @@ def settled(tree: DraftTree, nodes: int | None = None, *, max_nodes: int, max_de
     """Returns the trees padded to one of very few kinds, for a device to which a few nodes more cost nothing.
 
     Whatever is drafted on the host, all rounds are then recorded before requests run: chains where the drafter drafts
-    chains alone, other trees, and no drafts at all.
-
-    Args:
-        nodes: The least number of drafted nodes that there is room for; None for as many as there are.
-        max_nodes, max_depth, is_chain: The drafter's.
+    chains alone, other trees, and no drafts at all. There is room for at least so many drafted ``nodes``.
     """
     nodes = tree.width - 1 if nodes is None else nodes
     if not nodes:
@@ -161,18 +154,14 @@ def settled_size(nodes: int, most: int) -> int:
 
 
 def size_for(nodes: int) -> int:
-    """Returns the next of the sizes that ``bucketed`` pads to; each is at most a quarter above the last."""
+    """Returns the next size that ``bucketed`` pads to; each is at most a quarter above the last."""
     return next((size for size in _SIZES if size >= nodes), -(-nodes // 16) * 16)
 
 
 def common_sizes(nodes: int) -> list[int]:
-    """Returns the numbers of nodes that drafts of at most ``nodes`` nodes usually have, in ascending order.
-
-    Chains may have any length; other trees are padded (``size_for``).
-    """
+    """Returns the numbers of nodes that drafts of at most ``nodes`` nodes usually have, ascending."""
     return sorted({size for size in (*range(1, _SMALL + 1), *_SIZES) if size < nodes} | {nodes})
 
 
 def _power(number: int) -> int:
-    """Returns the next power of two."""
     return 1 << max(number - 1, 0).bit_length()

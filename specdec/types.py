@@ -1,7 +1,4 @@
-"""The types that travel along the main path, one per arrow of the loop.
-
-Axis names, used in every annotation: ``batch node depth position vocab layer head head_dim``.
-"""
+"""The types that travel along the main path. Axes: ``batch node depth position vocab layer head head_dim``."""
 
 import enum
 from collections.abc import Mapping
@@ -13,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_SHOWN = 60
-"""Characters of an output that its repr shows."""
+_SHOWN = 60  # characters of an output in its repr
 
 
 class DraftSampling(enum.IntEnum):
@@ -252,7 +248,7 @@ class Completion:
 
     @property
     def emissions(self) -> tuple[tuple[float, int], ...]:
-        """When tokens became visible to the host, and how many, round by round (``Step.visible``)."""
+        """When tokens became visible to the host, and how many, round by round."""
         return tuple((step.visible, len(step.token_ids)) for step in self.steps if step.token_ids)
 
     @property
@@ -280,10 +276,8 @@ class Completion:
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
         length, speed = self.mean_acceptance_length, self.tokens_per_second
-        figures = [
-            f"{len(self.token_ids)} tokens in {len(self.steps)} rounds",
-            *([] if length is None else [f"mean acceptance length {length:.2f}"]),
-            *([] if speed is None else [f"{speed:.0f} tokens/s"]),
-            self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}",
-        ]
+        figures = [f"{len(self.token_ids)} tokens in {len(self.steps)} rounds"]
+        figures += [] if length is None else [f"mean acceptance length {length:.2f}"]
+        figures += [] if speed is None else [f"{speed:.0f} tokens/s"]
+        figures.append(self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}")
         return f"Completion({text!r}: {', '.join(figures)})"

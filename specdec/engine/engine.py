@@ -1,7 +1,7 @@
 """The engine: requests in, steps and completions out, round by round."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -61,10 +61,6 @@ class Engine:
             without asking the scheduler are left out.
         runner: Runs the target.
         session: The drafter's session; None without a drafter.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range, target, drafter and verifier do not fit each
-            other, or the cache does not fit into memory.
     """
 
     def __init__(
@@ -138,8 +134,8 @@ class Engine:
                 with _beside_cache_of(self.runner):
                     self.session = drafter.bind(target, room)
                 check_session(self.session, drafter, layers=target.num_layers)
-                parts = drafter, self.session, verifier
-                self._speculative = inspected(*parts, self._slots.by_slot) if check else Mode.speculative(*parts)
+                mode = Mode.speculative(drafter, self.session, verifier)
+                self._speculative = inspected(mode, drafter, self._slots.by_slot) if check else mode
         self.timer = StageTimer(target.device, enabled=timing)
         recorder = recorder_for(self.runner, self._slots, recorded=recorded, early=padded)
         self._rounds = Rounds(self.runner, self._slots, self.timer, recorder)
@@ -148,16 +144,9 @@ class Engine:
         self._running = RunningRequests(self.runner, self._slots, self.session, self.paging)
         self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
         self._steps: deque[Step] = deque()  # of all others
-        self._turns = Turns(
-            (FirstCome() if scheduler is None else scheduler).bind(),
-            self._plain,
-            self._speculative,
-            self._running,
-            self._rounds,
-            self._deliver,
-            prefill_chunk=prefill_chunk,
-            reserve=self.paging.reserve,
-        )
+        policy = (FirstCome() if scheduler is None else scheduler).bind()
+        parts = self._plain, self._speculative, self._running, self._rounds, self._deliver
+        self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting
         self._closed = False
 
@@ -234,7 +223,7 @@ class Engine:
 
     @property
     def page_counts(self) -> PageCounts:
-        """How many tokens were found in the caches and not prefilled, and what preemption and eviction cost so far."""
+        """Tokens that were found in the caches, and what preemption and eviction cost so far."""
         return self._running.pages.counts
 
     @property
@@ -244,7 +233,7 @@ class Engine:
 
     @property
     def recording_counts(self) -> RecordingCounts:
-        """How much of the rounds was recorded and replayed so far, and what could not be recorded, and why."""
+        """How much of the rounds was recorded and replayed so far, and why others were not."""
         return self._rounds.recorder.counts
 
     def warm_up(
@@ -268,13 +257,10 @@ class Engine:
 
         Raises:
             RuntimeError: A request is running or waiting.
-            ValueError: The engine is closed, its drafter drafts no such trees, or it has no room for such requests.
         """
         self._check_open()
         if self.unfinished:
-            raise RuntimeError(
-                f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
-            )
+            raise RuntimeError(f"warm_up was called with {self.unfinished} requests unfinished: call it before them")
         positions = self.max_length if positions is None else whole("positions", positions, least=1)
         if positions > self.max_length:
             raise ValueError(f"positions={positions}: this engine's max_length is {self.max_length}, give no more")
@@ -335,16 +321,16 @@ class Engine:
             with torch.inference_mode():
                 steps = self._turns.play(self.on_round, self.on_turn)
         except BaseException as error:
-            no_memory = _explained(
-                error,
-                self.target.device,
-                settings={name: getattr(self, name) for name in ("max_batch_size", "prefill_chunk", "max_length")},
-                max_nodes=0 if self.drafter is None else self.drafter.max_nodes,
-            )
+            message = described(error)
+            if ran_out(error):
+                sizes = [f"{name}={getattr(self, name)}" for name in ("max_batch_size", "prefill_chunk", "max_length")]
+                most = self._speculative.max_nodes
+                sizes += [f"the draft tree's {most} nodes"] if most else []
+                message = f"{shortage(error, self.target.device)}; lower {', '.join(sizes)}"
             self._turns.drop_round()
-            self._deliver(self._running.fail(error, no_memory or described(error)))
+            self._deliver(self._running.fail(error, message))
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
-            if no_memory is None or self.runner.agreement.shared:
+            if not ran_out(error) or self.runner.agreement.shared:
                 raise
             self._rounds.recorder.make_room(error)
             return
@@ -370,12 +356,10 @@ class Engine:
             self._abort(ids)
 
     def _deliver(self, steps: Sequence[Step]) -> None:
-        """Sort steps by who waits for them."""
         for step in steps:
             self._inboxes.get(step.request, self._steps).append(step)
 
     def _abort(self, ids: set[int]) -> None:
-        """End requests, whose steps nobody waits for any longer."""
         try:
             self._turns.abort(ids)
         finally:
@@ -385,18 +369,6 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
-
-
-def _explained(
-    error: BaseException, device: torch.device, *, settings: Mapping[str, int], max_nodes: int
-) -> str | None:
-    """Returns how much memory was missing and which of an engine's settings to lower; None for any other error."""
-    if not ran_out(error):
-        return None
-    sizes = [f"{name}={value}" for name, value in settings.items()]
-    if max_nodes:
-        sizes.append(f"the draft tree's {max_nodes} nodes")
-    return f"{shortage(error, device)}; lower {', '.join(sizes)}"
 
 
 @contextmanager

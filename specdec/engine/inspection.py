@@ -9,16 +9,16 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.engine.round import Mode
-from specdec.interfaces import Drafter, Laws, Session, Verifier
+from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.requests import Request
 from specdec.tree import DraftTree
 from specdec.wellformed import describe, distribution_flaw, flaws
 
 
-def inspected(drafter: Drafter, session: Session, verifier: Verifier, by_slot: Sequence[Request | None]) -> Mode:
-    """Returns speculative decoding whose drafts and laws are looked at; ``by_slot`` is the request in every slot."""
-    rule = _InspectedRule(drafter, verifier, by_slot)
-    return replace(Mode.speculative(drafter, session, verifier), verifier=rule, check=rule.look)
+def inspected(mode: Mode, drafter: Drafter, by_slot: Sequence[Request | None]) -> Mode:
+    """Returns a mode whose drafts and laws are looked at; ``by_slot`` is the request in every slot."""
+    rule = _InspectedRule(drafter, mode.verifier, by_slot)
+    return replace(mode, verifier=rule, check=rule.look)
 
 
 class _InspectedRule(Verifier):
@@ -37,8 +37,8 @@ class _InspectedRule(Verifier):
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         laws = self._rule.laws(tree, target_probs)
-        self._shape("stop", laws.stop, "[batch, node]", list(tree.tokens.shape))
-        known = torch.isfinite(target_probs).all(-1).all(-1)
+        known = torch.isfinite(target_probs).all(-1).all(-1)  # elsewhere the engine ends the request by itself
+        self._shape("stop", laws.stop, "[batch, node]", tree.tokens)
         beside = known[:, None] & ~tree.valid & (laws.stop != 0)
         if beside.any():
             row, node = beside.nonzero()[0].tolist()
@@ -48,25 +48,19 @@ class _InspectedRule(Verifier):
 
         def after(stop_nodes: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
             law = laws.after(stop_nodes)
-            self._shape("after", law, "[batch, vocab]", [target_probs.shape[0], target_probs.shape[2]])
+            self._shape("after", law, "[batch, vocab]", target_probs[:, 0])
             self._refuse("after", law, known, stop_nodes)
             return law
 
         return Laws(laws.stop, after)
 
-    def _shape(self, name: str, law: Tensor, axes: str, wanted: list[int]) -> None:
-        if list(law.shape) != wanted:
-            what = f"{name} has the shape {list(law.shape)}: give {axes}, here {wanted}"
+    def _shape(self, name: str, law: Tensor, axes: str, like: Tensor) -> None:
+        if law.shape != like.shape:
+            what = f"{name} has the shape {list(law.shape)}: give {axes}, here {list(like.shape)}"
             raise self._error(self._rule, None, None, what)
 
-    def _refuse(
-        self,
-        name: str,
-        law: Float[Tensor, "batch choice"],
-        known: Bool[Tensor, " batch"],
-        stop: Int[Tensor, " batch"] | None = None,
-    ) -> None:
-        """Refuse rows that are no distributions. Where p is not finite, the engine ends the request by itself."""
+    def _refuse(self, name: str, law: Tensor, known: Bool[Tensor, " batch"], stop: Tensor | None = None) -> None:
+        """Refuse ``known`` rows that are no distributions."""
         wrong = known & (distribution_flaw(law) > 0)
         if wrong.any():
             row = int(wrong.nonzero()[0])

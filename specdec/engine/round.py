@@ -92,13 +92,7 @@ class Rounds:
         self._runner, self.table, self.timer, self.recorder = runner, table, timer, recorder
 
     def begin(
-        self,
-        mode: Mode,
-        batch: Batch,
-        requests: Sequence[Request | None],
-        look: Look | None = None,
-        *,
-        ahead: int = 0,
+        self, mode: Mode, batch: Batch, requests: Sequence[Request | None], look: Look | None = None, *, ahead: int = 0
     ) -> DeviceRound:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 

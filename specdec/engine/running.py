@@ -96,7 +96,7 @@ class RunningRequests:
         return request.slot >= 0
 
     def have_room(self, depth: int) -> bool:
-        """Return whether the pages of all requests have room for two rounds with drafts of this depth."""
+        """Return whether all requests have pages for two rounds with drafts of this depth."""
         size = self.pages.page_size
         return self.pages.free is None or all(
             request.pages * size >= request.length + min(2 * (1 + depth * request.speculate), request.remaining)

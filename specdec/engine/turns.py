@@ -64,10 +64,7 @@ class Turns:
             raise failed
 
     def play(self, look: Look | None, note: Note | None = None) -> list[Step]:
-        """Run one turn; returns its steps, those of a round that was begun a turn before.
-
-        ``look`` is shown the round, and ``note`` what the scheduler saw and planned.
-        """
+        """Run one turn; ``look`` is shown its round, and ``note`` what the scheduler saw and planned."""
         current, self._in_flight = self._in_flight, None
         if current is None or not current.rows_in(self._slots.by_slot).any():
             batch = self._plan(note)
@@ -134,7 +131,7 @@ class Turns:
         return self._rounds.begin(mode, batch, requests, look if speculating else None, ahead=ahead)
 
     def _may_go_on(self, current: DeviceRound, note: Note | None) -> bool:
-        """Returns whether the next round may begin before the host knows how this one has ended."""
+        """Returns whether the next round may begin before this one has been read."""
         if not current.alone or not self._slots.counts_by_itself:
             return False
         running = list(self._running)
@@ -146,10 +143,7 @@ class Turns:
         return not self.waiting or (all(going_on) and self._same_again(note))
 
     def _same_again(self, note: Note | None) -> bool:
-        """Returns whether the scheduler, by what the host knows, plans a round of the running requests and no more.
-
-        A plan that is anything else is made anew when the host knows how the round has ended.
-        """
+        """Returns whether the scheduler, by what the host knows, plans a round of the running requests and no more."""
         view = self._view
         work = self._scheduler.plan(view)
         same = {each.id for each in work.decode} == {each.id for each in view.running}

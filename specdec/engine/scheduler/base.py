@@ -35,7 +35,7 @@ class View:
     def tokens(self, request: Request, depth: int | None = None) -> int:
         """Return how many tokens a request's next round verifies at most: its root, and the nodes of its draft.
 
-        Of drafts that are cut to a ``depth``, a tree's count in full, as nobody knows how many of them are deeper.
+        A tree's count in full where drafts are cut to a ``depth``: nobody knows how many of them are deeper.
         """
         if depth == 0 or not request.speculate or request.remaining == 1:
             return 1
