@@ -148,7 +148,7 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
         ]
         for share in costs
     }
-    labels = ("acceptance per token", "speedup at the best length, over plain decoding")
+    labels = ("acceptance per token", "speedup at the best length")
     panels = [Panel(x="rate", y=_rows(batch), title=_rows(batch), labels=labels, at=1.0) for batch in shown]
     return style.lines(path, panels, series, about="Does speculation pay here?", subtitle=about)
 

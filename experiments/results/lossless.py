@@ -1,8 +1,9 @@
 """The verdict on an exact rule at temperature 0: is the output plain decoding's, token for token?"""
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.records import DECLARED, EXACT
@@ -75,7 +76,8 @@ def _judged(outputs: Outputs) -> Frame:
     return frame[~frame.failed & frame.equals_plain.notna() & frame.exactness.map(promises_equality).astype(bool)]
 
 
-class Divergence(NamedTuple):
+@dataclass(frozen=True)
+class Divergence:
     """The first place where an output leaves plain decoding's, of which ``tokens`` and ``texts`` have both.
 
     ``index`` is the number of the output token, from 0; ``margin`` and ``tie_bound`` as in ``Record``.

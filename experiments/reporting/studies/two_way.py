@@ -104,7 +104,8 @@ def heat_map(
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
     for place, field in enumerate(shown):
-        norm = Normalize(min(known[field]), max(*known[field], min(known[field]) + 1e-9))
+        low, high = min(known[field]), max(known[field])
+        norm = Normalize(low, high if high > low else low + 1)
         if field == "speedup":  # with 1 in the middle of the colours, so that one says faster or slower
             reach = max(0.1, *(abs(value - 1) for value in known[field]))
             norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
