@@ -91,21 +91,16 @@ def predictions_table(found: Inspection, usual: Usual | None) -> Table:
 def tried_table(found: Inspection) -> Table:
     """A row per alternative to the way the drafter was loaded, best first."""
     marks = {True: Emphasis.MISSED, False: Emphasis.NONE}
-    return Table.of(
-        found.tried,
-        [
-            words("with", lambda tried: tried.alternative.name),
-            Col("length", lambda tried: f"{tried.acceptance.length:.2f}"),
-            Col("gain", lambda tried: Cell(f"{tried.gain.tokens:+.2f}", emphasis=marks[bool(tried.gain.counts)])),
-            Col("± (SE)", lambda tried: f"{tried.gain.error:.2f}"),
-            words("would mean", lambda tried: str(tried.alternative.mistake)),
-        ],
-        title="what was tried instead, on the same prompts",
-        notes=[
-            f"tokens per round as loaded: {found.loaded.length:.2f}",
-            *(f"{name} was refused: {reason}" for name, reason in found.refused.items()),
-        ],
-    )
+    columns = [
+        words("with", lambda tried: tried.alternative.name),
+        Col("length", lambda tried: f"{tried.acceptance.length:.2f}"),
+        Col("gain", lambda tried: Cell(f"{tried.gain.tokens:+.2f}", emphasis=marks[bool(tried.gain.counts)])),
+        Col("± (SE)", lambda tried: f"{tried.gain.error:.2f}"),
+        words("would mean", lambda tried: str(tried.alternative.mistake)),
+    ]
+    refused = (f"{name} was refused: {reason}" for name, reason in found.refused.items())
+    notes = [f"tokens per round as loaded: {found.loaded.length:.2f}", *refused]
+    return Table.of(found.tried, columns, title="what was tried instead, on the same prompts", notes=notes)
 
 
 def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trained_on: str | None = None) -> list[str]:

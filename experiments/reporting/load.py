@@ -85,10 +85,8 @@ def report_studies(
     terms, bootstrap = terms_of(studies)
     runs = merged(studies)
     columns = [
-        words("folder", lambda study: terminal.short(study.folder)),
-        words("machine", lambda study: study.machine),
-        words("device", lambda study: study.fact("device")),
-        words("dtype", lambda study: study.fact("dtype")),
+        *(words("folder", lambda study: terminal.short(study.folder)), words("machine", "machine")),
+        *(words(name, lambda study, name=name: study.fact(name)) for name in ("device", "dtype")),
         words("commit", lambda study: commit_of(study.manifest)),
         Col("runs", lambda study: str(len(study.runs))),
     ]
@@ -229,19 +227,12 @@ def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
     series = {name: [row for row in whole if row["method"] == name] for name in {row["method"]: 0 for row in rows}}
     made = []
     for file, (title, x, listed) in PICTURES.items():
-        panels = []
-        for y, label, scale in listed:
+        panels, label_x = [], RATES[loop] if x == "rate" else "output tokens per second"
+        for y, label, scale in (panel for panel in listed if any(row.get(panel[0]) is not None for row in whole)):
             limit = getattr(report.terms.limits, y.partition(".")[0], None)
-            panel = Panel(
-                x=x,
-                y=y,
-                labels=(RATES[loop] if x == "rate" else "output tokens per second", label),
-                scale=scale,
-                log_y=scale == _MS,
-                limit=None if limit is None else scale[1] * limit,
-                at=1.0 if y.startswith("times_") else None,
-            )
-            panels += [panel] if any(row.get(y) is not None for row in whole) else []
+            lines: dict[str, Any] = {"limit": None if limit is None else scale[1] * limit, "log_y": scale == _MS}
+            lines["at"] = 1.0 if y.startswith("times_") else None
+            panels.append(Panel(x=x, y=y, labels=(label_x, label), scale=scale, **lines))
         subtitle = f"{report.title}; {LOOPS[loop]}"
         made.append(style.lines(report.folder / file, panels, series, about=title, subtitle=subtitle))
     return made

@@ -59,31 +59,25 @@ def report_replay(
 
 def replay_table(rows: Sequence[Row], title: str, confidence: float) -> Table:
     """A row per rule and drafts."""
-    return Table.of(
-        rows,
-        [
-            T,
-            words("drafts", "drafts", min_width=13),
-            words(
-                "rule (exactness)",
-                lambda row: Cell(f"{row['rule']} ({row['exactness']})", emphasis=lossiness(row["exactness"])),
-                min_width=16,
-            ),
-            *(Col("accepted\nper round", "accepted", ".3f"), Col("over the\nbaseline", "gain", "+.3f")),
-            *(Col("at\nleast 1", "reach.1", ".3f"), Col("its\nbound", "bound", ".3f", bounds=False)),
-            Col(
-                "at least\n2, 3, …",
-                lambda row: " ".join(f"{v:.2f}" for v in list(family(row, "reach").values())[1:]) or NOTHING,
-            ),
-            Col("TV; KL\nfrom p", "distance_tv", ".3f", also="distance_kl"),
-        ],
-        title=f"Rules on identical drafts: {title}",
-        notes=[
-            f"accepted per round: expected; intervals at {confidence:.0%} over prompts, differences paired",
-            "TV; KL: how far the distribution of a round's first token is from p, for rules not known to be exact",
-        ],
-        section=lambda row: (row["temperature"], row["drafts"]),
-    )
+
+    def rule(row: Row) -> Cell:
+        return Cell(f"{row['rule']} ({row['exactness']})", emphasis=lossiness(row["exactness"]))
+
+    def deeper(row: Row) -> str:
+        return " ".join(f"{value:.2f}" for value in list(family(row, "reach").values())[1:]) or NOTHING
+
+    columns = [
+        *(T, words("drafts", "drafts", min_width=13), words("rule (exactness)", rule, min_width=16)),
+        *(Col("accepted\nper round", "accepted", ".3f"), Col("over the\nbaseline", "gain", "+.3f")),
+        *(Col("at\nleast 1", "reach.1", ".3f"), Col("its\nbound", "bound", ".3f", bounds=False)),
+        *(Col("at least\n2, 3, …", deeper), Col("TV; KL\nfrom p", "distance_tv", ".3f", also="distance_kl")),
+    ]
+    notes = [
+        f"accepted per round: expected; intervals at {confidence:.0%} over prompts, differences paired",
+        "TV; KL: how far the distribution of a round's first token is from p, for rules not known to be exact",
+    ]
+    title = f"Rules on identical drafts: {title}"
+    return Table.of(rows, columns, title=title, notes=notes, section=lambda row: (row["temperature"], row["drafts"]))
 
 
 def ordering_table(found: Sequence[Row], confidence: float) -> Table:

@@ -1,7 +1,7 @@
 """Pictures of runs, readable without the code: titles, units, what a mark means, what the verifier promises."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.reporting import style
@@ -27,33 +27,24 @@ Named = Sequence[tuple[str, Row]]
 """Rows of the frame, each under the name that a picture shows."""
 
 
-def length_and_speedup(named: Named, path: Path, text: str, subtitle: str) -> Path | None:
-    """Draw mean acceptance length and speedup, a line per name and a mark per temperature; None without any rounds."""
+def _temperature(row: Row) -> str:
+    return f"temperature {row['temperature']:g}"
+
+
+def length_and_speedup(
+    named: Named, path: Path, text: str, subtitle: str, series_of: Callable[[Row], str] = _temperature
+) -> Path | None:
+    """Draw mean acceptance length and speedup, a line per name and a mark per series; None without any rounds."""
     drawn = [(name, row) for name, row in named if row["mean_acceptance_length"] is not None]
     names = list(dict.fromkeys(name for name, _ in drawn))
-    series = {
-        f"temperature {temperature:g}": {
-            names.index(name): row for name, row in drawn if row["temperature"] == temperature
-        }
-        for temperature in sorted({row["temperature"] for _, row in drawn})
-    }
-    return _rows_plot(path, names, series, text, subtitle, [(name, row) for name, row in named])
-
-
-def _rows_plot(
-    path: Path, names: Sequence[str], series: Mapping[str, Mapping[int, Row]], text: str, subtitle: str, named: Named
-) -> Path | None:
+    series: dict[str, dict[int, Row]] = {}
+    for name, row in sorted(drawn, key=lambda pair: pair[1]["temperature"]):
+        series.setdefault(series_of(row), {})[names.index(name)] = row
     if not names:
         return None
-    return style.rows_plot(
-        path,
-        names,
-        {label: (field, 1.0) for field, label in FIGURES.items()},
-        series,
-        about=f"{text}, with {named[0][1]['confidence']:.0%} intervals",
-        subtitle=subtitle,
-        alarm=alarm_of(named),
-    )
+    panels = {label: (field, 1.0) for field, label in FIGURES.items()}
+    about, alarm = f"{text}, with {drawn[0][1]['confidence']:.0%} intervals", alarm_of(named)
+    return style.rows_plot(path, names, panels, series, about=about, subtitle=subtitle, alarm=alarm)
 
 
 def alarm_of(named: Named) -> str:
@@ -77,19 +68,10 @@ def acceptance_lines(named: Named, path: Path, subtitle: str, *, conditional: bo
         for place in range(len(shares["acceptance"])):
             points.append({"position": place + 1})
             points[-1] |= {f"{kind}, T={row['temperature']:g}": values[place] for kind, values in shares.items()}
-    axes = (
-        "position in the draft (1 = first drafted token)",
-        "rounds that accepted so far,\nof those that drafted so far",
-    )
+    axes = ("position in the draft", "rounds that accepted so far,\nof those that drafted so far")
     panels = [
-        Panel(
-            x="position",
-            y=[f"{kind}, T={temperature:g}" for kind in kinds.values()],
-            labels=axes,
-            title=f"temperature {temperature:g}",
-            shares=True,
-        )
-        for temperature in sorted({row["temperature"] for _, row in named})
+        Panel(x="position", y=[f"{kind}, T={t:g}" for kind in kinds.values()], labels=axes, title=title, shares=True)
+        for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
     ]
     about = "Acceptance by position in the draft" + "; dotted: if all before was accepted" * conditional
     return style.lines(path, panels, series, about=about, subtitle=subtitle, alarm=alarm_of(named), across=2)
@@ -122,12 +104,14 @@ def speedup_plot(run: Run, path: Path, subtitle: str) -> Path | None:
 
 def category_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """The same, a line per category and a mark per method; None if there is nothing to tell apart."""
-    names, rows = shown_categories(run), [row for row in run.rows if row["method"] != PLAIN]
-    series = {
-        label: {names.index(part["category"]): part for part in run.parts_of(row) if part["category"] in names}
-        for row, label in zip(rows, labels_of(rows), strict=True)
-    }
-    return _rows_plot(path, names if rows else [], series, "By category", conditions(subtitle, run), _named(run))
+    shown, several = shown_categories(run), len({row["temperature"] for row in run.rows}) > 1
+    parts = [(part["category"], part) for part in run.parts if part["method"] != PLAIN and part["category"] in shown]
+    parts.sort(key=lambda named: named[0])
+
+    def method(row: Row) -> str:
+        return row["label"] + (f", T={row['temperature']:g}" if several else "")
+
+    return length_and_speedup(parts, path, "By category", conditions(subtitle, run), method)
 
 
 @style.styled()
@@ -169,16 +153,10 @@ def nodes_plot(run: Run, path: Path, subtitle: str) -> Path | None:
         y, bounds = f"T={row['temperature']:g}", interval(row, "mean_acceptance_length")
         point = {"nodes": row["proposed_nodes_per_round"], y: row["mean_acceptance_length"], **ends(y, bounds)}
         series.setdefault(name, []).append(point | {"size": int(size[0]) if size else None})
+    axes = ("drafted nodes per round", "tokens per round")
     panels = [
-        Panel(
-            x="nodes",
-            y=f"T={temperature:g}",
-            labels=("drafted nodes per round", "tokens per round"),
-            title=f"temperature {temperature:g}",
-            beside="size",
-            at=1.0,
-        )
-        for temperature in sorted({row["temperature"] for _, row in named})
+        Panel(x="nodes", y=f"T={t:g}", labels=axes, title=title, beside="size", at=1.0)
+        for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
     ]
     about = f"What drafted nodes bring, with {run.rows[0]['confidence']:.0%} intervals"
     told = conditions(subtitle, run)
