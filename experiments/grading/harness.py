@@ -61,12 +61,10 @@ class SpecdecLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
         return self.tokenizer.eos_token_id
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context."""
         begin = self.tokenizer.bos_token_id
         return self.eot_token_id if begin is None else begin
 

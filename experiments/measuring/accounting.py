@@ -235,15 +235,12 @@ class _Rounds:
 
     @property
     def rows(self) -> Numbers:
-        """The number of rows of every round."""
         return np.bincount(self._number, minlength=len(self.seconds))
 
     def per_round(self, values: Numbers) -> Numbers:
-        """Return sums over the rows of every round."""
         return np.bincount(self._number, weights=values, minlength=len(self.seconds))
 
     def most_per_round(self, values: Numbers) -> Numbers:
-        """Return the largest value of every round's rows."""
         most = np.zeros(len(self.seconds), dtype=np.int64)
         np.maximum.at(most, self._number, values)
         return most

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
 from experiments.measuring.peaks import measure_peaks, printed_peaks
-from experiments.measuring.rounds import measure_follows, measure_rounds
+from experiments.measuring.rounds import TimedRound, measure_follows, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
@@ -27,6 +28,8 @@ CPU_RANGES = (1, 16)
 GPU_RANGES = (64,)
 """On a GPU, matrix products work on tiles of 64 rows or more, which fewer tokens do not fill."""
 
+_KINDS = {"fit": False, "held_out": True}
+"""Kinds of points, and whether they are kept out of the fit."""
 STEADY = 0.05
 """The largest change of forwards' times during the measurement that is not noted."""
 
@@ -111,9 +114,19 @@ def calibrate(
     del runner
     parts: dict[str, Any] = {}
     if plan.rounds:
-        parts, more = _measure_parts(target, drafter, verifier, prompt, plan, cost, ends, sampling, progress, options)
+        given = {"rounds": plan.rounds, "sampling": sampling, **options}
+        timing = partial(measure_rounds, target, drafter, verifier, prompt, progress=progress, **given)
+        parts, more = _parts(timing, plan.grid, cost, ends)
         errors |= more
-    costs = {True: prefill or cost, False: cost}
+        if drafter is not None and verifier is not None and plan.grid.chunk:
+            progress("the drafter's part of prompts")
+            chunks = sorted(plan.grid.chunk)[1:] or plan.grid.chunk
+            parts["follows"] = measure_follows(target, drafter, verifier, prompt, chunks=chunks, **given)
+    measured = []
+    for each in timed:
+        point, fitted = each.forward, prefill or cost if each.forward.prompt else cost
+        sizes, flags = (point.batch, point.context, point.queries - 1), (int(point.held_out), int(point.prompt))
+        measured.append((*sizes, each.seconds, fitted.seconds(point.size), *flags))
     return CalibratedRounds(
         conditions=conditions,
         box=plan.box,
@@ -123,38 +136,21 @@ def calibrate(
         peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype), "memory": total_memory(target.device)},
         work={} if least is None else asdict(least),
         versions={**versions(), "clock": _clock(target.device)},
-        measured=tuple(_row(each, costs[each.forward.prompt]) for each in timed),
+        measured=tuple(measured),
         note=_note(timed),
         scattered=_scattered(timed, apart),
         **parts,
     )
 
 
-def _measure_parts(
-    target: Target,
-    drafter: Drafter | None,
-    verifier: Verifier | None,
-    prompt: Sequence[int],
-    plan: Plan,
-    cost: StepCost,
-    ends: Sequence[int],
-    sampling: SamplingParams | None,
-    progress: Callable[[str], None],
-    options: dict[str, Any],
+def _parts(
+    timing: Callable[..., list[TimedRound]], grid: Grid, cost: StepCost, ends: Sequence[int]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Errors]]]:
     """Return the parts of rounds besides the forward, and their errors and those of the forward's prediction there."""
-    batches, contexts = sorted(plan.grid.batch), sorted(plan.grid.context)
-    timed = measure_rounds(
-        target,
-        drafter,
-        verifier,
-        prompt,
+    batches, contexts = sorted(grid.batch), sorted(grid.context)
+    timed = timing(
         batches=sorted({batches[0], batches[len(batches) // 2], batches[-1]}),
         contexts=sorted({contexts[0], contexts[len(contexts) // 2]}),
-        rounds=plan.rounds,
-        sampling=sampling,
-        progress=progress,
-        **options,
     )
     drafts = [each for each in timed if each.depth]
     parts: dict[str, Any] = {"host": smallest([each.host for each in timed])}
@@ -179,28 +175,16 @@ def _measure_parts(
     if any(nodes != depth for nodes, depth in depths):
         parts["depths"] = tuple(depths)
     parts["deepest"] = max((depth for _, depth in depths), default=0)
-    if drafter is not None and verifier is not None and plan.grid.chunk:
-        progress("the drafter's part of prompts")
-        chunks = sorted(plan.grid.chunk)[1:] or plan.grid.chunk
-        given = {**options, "chunks": chunks, "rounds": plan.rounds, "sampling": sampling}
-        parts["follows"] = measure_follows(target, drafter, verifier, prompt, **given)
     return parts, errors
 
 
 def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict[str, Errors]]:
     """Return the cost that fits the points which are not held out, and its errors at both kinds."""
-    kinds = {
-        "fit": [each for each in timed if not each.forward.held_out],
-        "held_out": [each for each in timed if each.forward.held_out],
-    }
-    fitted = kinds["fit"]
-    cost = fit_step([each.forward.size for each in fitted], [each.seconds for each in fitted], ends=ends)
-    errors = {
-        name: Errors.of([cost.seconds(each.forward.size) for each in group], [each.seconds for each in group])
-        for name, group in kinds.items()
-        if group
-    }
-    return cost, errors
+    kinds = {kind: [each for each in timed if each.forward.held_out is held] for kind, held in _KINDS.items()}
+    sizes = {kind: [each.forward.size for each in group] for kind, group in kinds.items()}
+    seconds = {kind: [each.seconds for each in group] for kind, group in kinds.items()}
+    cost = fit_step(sizes["fit"], seconds["fit"], ends=ends)
+    return cost, {kind: Errors.of(list(map(cost.seconds, sizes[kind])), seconds[kind]) for kind in kinds if kinds[kind]}
 
 
 def _scattered(timed: Sequence[Timed], apart: Sequence[Timed]) -> float:
@@ -212,13 +196,6 @@ def _scattered(timed: Sequence[Timed], apart: Sequence[Timed]) -> float:
         if replace(each.forward, scattered=False) in together
     ]
     return max(0.0, median(added)) if added else 0.0
-
-
-def _row(each: Timed, cost: StepCost) -> tuple[float, ...]:
-    """A row of ``CalibratedRounds.measured``."""
-    point = each.forward
-    sizes = point.batch, point.context, point.queries - 1
-    return *sizes, each.seconds, cost.seconds(point.size), int(point.held_out), int(point.prompt)
 
 
 def _note(timed: Sequence[Timed]) -> str:
@@ -238,7 +215,6 @@ def _note(timed: Sequence[Timed]) -> str:
 
 
 def _clock(device: torch.device) -> str | None:
-    """Return the processor's clock where the system tells it."""
     if device.type == "cuda":
         return None
     try:

@@ -43,7 +43,6 @@ class Forward:
 
     @property
     def size(self) -> StepSize:
-        """The sizes that its time depends on."""
         return StepSize.of(rows=self.batch, queries=self.queries, context=self.context)
 
 

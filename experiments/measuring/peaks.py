@@ -38,11 +38,9 @@ class Peaks:
         return Roof(max(self.copy, self.read), self.flops)
 
     def better(self, other: "Peaks") -> "Peaks":
-        """Return the best of two measurements, which were perhaps disturbed."""
         return Peaks(*map(max, astuple(self), astuple(other)))
 
     def facts(self) -> dict[str, float]:
-        """Return the figures by name."""
         return asdict(self)
 
 

@@ -31,7 +31,6 @@ class Lane:
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens over the whole time."""
         return len(self.tokens) / self.seconds if self.seconds else 0.0
 
 

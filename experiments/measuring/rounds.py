@@ -51,7 +51,6 @@ class TimedRound:
 
     @property
     def seconds(self) -> float:
-        """The seconds of the whole round."""
         return self.host + sum(self.stages.values())
 
 

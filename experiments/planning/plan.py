@@ -72,7 +72,6 @@ class Question:
 
     @property
     def prompt(self) -> int:
-        """Tokens of the prompt."""
         return self.context - self.output
 
 
@@ -139,7 +138,6 @@ class Plan:
 
     @property
     def most_rows(self) -> int:
-        """How many slots of the context's length there is room for."""
         return self.served.most_rows(self.asked.usable, length=self.asked.context)
 
     @property
@@ -358,7 +356,6 @@ class Plan:
 
 
 def _known(call: Callable[..., Made], *given: Any, **sizes: Any) -> Made | None:
-    """The answer of a call; None outside of what was measured."""
     try:
         return call(*given, **sizes)
     except ValueError:

@@ -61,7 +61,6 @@ class Drafting:
 
     @property
     def weight_bytes(self) -> float:
-        """The bytes of weights that nobody else has."""
         return weight_bytes(self.shape, self.precision) if self.weights is None else self.weights
 
     @property

@@ -85,7 +85,6 @@ class StepCost:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where ranges end, the last one left out."""
         return tuple(each.upto for each in self.ranges if each.upto is not None)
 
     def seconds(self, size: StepSize) -> Any:

@@ -116,7 +116,6 @@ def _device(name: str, row: Any, where: str) -> Device:
 
 
 def _figures(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return those figures that a row has."""
     names = [name for name in ("memory", "bandwidth", "cache") if row.get(name) is not None]
     found: dict[str, Any] = {name: _number(row[name], f"{where}.{name}") for name in names}
     if (rates := row.get("flops")) is not None:

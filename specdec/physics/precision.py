@@ -28,7 +28,6 @@ class Precision:
         return self.weights if self.experts is None else self.experts
 
     def kept(self, part: Attention) -> float:
-        """Return the bytes that a layer's attention keeps in the cache per position."""
         return part.kept * self.kv + part.vectors * self.kv_vector
 
     @classmethod

@@ -91,7 +91,6 @@ class _Reader:
         return found
 
     def shape(self) -> ModelShape:
-        """Return the whole."""
         tied = self.given.get("tie_word_embeddings")
         if tied is None and self.kind in TIED and self.given.get(_WITHIN, True):
             tied = True
@@ -118,7 +117,6 @@ class _Reader:
         )
 
     def layer(self, index: int) -> Layer:
-        """Return a layer."""
         kind = self._layer_kind(index)
         recurrence = _recurrence(self.given, self.kind, kind, self.hidden)
         attends = recurrence is None or kind in ("hybrid", "parallel")
@@ -131,7 +129,6 @@ class _Reader:
         )
 
     def attention(self, window: int | None) -> Attention:
-        """Return a layer's attention."""
         latent, rotary = self.find("kv_lora_rank"), self.find("qk_rope_head_dim")
         if latent and rotary:
             return self._latent_attention(int(latent), int(rotary), window)
@@ -154,7 +151,6 @@ class _Reader:
         return Attention(weights=weights, heads=heads, **keys, **values)
 
     def mlp(self, index: int) -> Mlp:
-        """Return a layer's feed-forward part."""
         if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):
             return Mlp(weights=3 * self.hidden * self._adjusted())
         experts = self.find("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -186,7 +182,6 @@ class _Reader:
         return self._matrices * self.hidden * inner * int(count or 0)
 
     def _is_sparse(self, index: int) -> bool:
-        """Does a layer choose among experts?"""
         kinds = self.find("mlp_layer_types")
         if kinds is not None:
             return kinds[index % len(kinds)] == "sparse"

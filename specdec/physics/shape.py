@@ -108,7 +108,6 @@ class Layer:
 
     @property
     def attending(self) -> tuple[Attention, ...]:
-        """The parts that keep something per position."""
         return tuple(part for part in (self.attention, self.indexer) if part is not None)
 
 
@@ -136,7 +135,6 @@ class ModelShape:
 
     @cached_property
     def groups(self) -> tuple[tuple[Layer, int], ...]:
-        """The different layers, and how many there are of each."""
         return tuple(Counter(self.layers).items())
 
     @cached_property

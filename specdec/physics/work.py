@@ -83,16 +83,11 @@ class StepWork:
         """All of it, as if it could overlap."""
         return self.linear + self.attention
 
-    def least_seconds(self, roof: Roof) -> float:
-        """Return the time that nobody can beat: all bytes at full bandwidth while all operations run at full rate."""
-        return roof.least_seconds(self.total)
-
     def by_parts(self, roof: Roof) -> float:
         """Return the least time if attention and the linear layers take turns, as they do in a model."""
         return roof.least_seconds(self.linear) + roof.least_seconds(self.attention)
 
     def bound(self, roof: Roof) -> str:
-        """Return what limits the whole: ``"memory"`` or ``"compute"``."""
         return "memory" if self.total.intensity < roof.ridge else "compute"
 
     def __add__(self, other: "StepWork") -> "StepWork":
