@@ -5,6 +5,7 @@ stages of its round took; the rest is arithmetic.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,9 +114,8 @@ class Accountant:
         if self.costs is not None:
             each, totals = _predict(self.costs, rounds)
             work |= totals
-            prefill = _prefill_seconds(self.costs, prompts, self.chunk)
-            if prefill is not None:
-                work["predicted_prefill"] = prefill
+            with suppress(ValueError):  # some of it is outside of what was calibrated
+                work["predicted_prefill"] = self.costs.prompts_seconds(prompts, self.chunk)
                 work["measured_prefill"] = sum(stages.get("prefill", 0.0) for stages in rounds.seconds)
             predicted = tuple(tuple(each[number] for number in row) for row in rounds.numbers)
         measured = np.sum(list(rounds.stages.values()), axis=0)
@@ -186,18 +186,6 @@ def _pieces(lengths: Sequence[int], chunk: int) -> Iterator[tuple[Numbers, int]]
     """Yield the prefill's forwards: the tokens of each row, and where they begin."""
     for start in range(0, max(lengths, default=0), chunk):
         yield np.array([min(chunk, length - start) for length in lengths if length > start]), start
-
-
-def _prefill_seconds(costs: CalibratedRounds, lengths: Sequence[int], chunk: int) -> float | None:
-    """Return the predicted seconds of a batch's prefill; None if some of it is outside of the box."""
-    if costs.prefill is None:
-        return None
-    total, (least, most) = 0.0, costs.box.chunk
-    for counts, start in _pieces(lengths, chunk):
-        if not least <= len(counts) * counts.max() <= most or start > costs.box.context[1]:
-            return None
-        total += costs.prefill.seconds(StepSize.of(rows=len(counts), queries=float(counts.max()), context=start))
-    return total
 
 
 class _Rounds:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from specdec.physics.calibrated import CalibratedRounds, Conditions
 from specdec.physics.capacity import kv_bytes_per_position
-from specdec.physics.costs import StepSize
 from specdec.physics.devices import Device, row_of
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
@@ -16,24 +15,6 @@ OUTSIDE = "outside what was measured"
 def longest_chain(costs: CalibratedRounds) -> int:
     """Return the longest chain whose costs are known; 0 if those of no drafts are."""
     return min(costs.box.drafted[1], costs.deepest)
-
-
-def prefill_seconds(costs: CalibratedRounds, *, batch: int, prompt: int, chunk: int) -> float:
-    """Return the seconds of a batch's prompts, chunk by chunk, which are measured in one row that is as long together.
-
-    Raises:
-        ValueError: A piece is outside of what was measured.
-    """
-    if costs.prefill is None:
-        raise ValueError("no prompts were measured")
-    total, box = 0.0, costs.box
-    for done in range(0, prompt, chunk):
-        tokens = min(chunk, prompt - done)
-        box.check(chunk=batch * tokens)
-        if done:
-            box.check(context=max(done, box.context[0]))  # prompts are also measured behind nothing
-        total += costs.prefill.seconds(StepSize.of(rows=batch, queries=tokens, context=done))
-    return total
 
 
 def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory: float) -> Device:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from experiments.planning.drafting import Planned
-from experiments.planning.measured import longest_chain, prefill_seconds
+from experiments.planning.measured import longest_chain
 from experiments.results.origin import Figures
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.capacity import Served, kv_bytes_per_position
@@ -306,7 +306,7 @@ class Plan:
         asked = self.asked
         if asked.costs is None:
             return self._prefill(batch).by_parts(asked.roof) + asked.overhead
-        return _known(prefill_seconds, asked.costs, batch=batch, prompt=asked.prompt, chunk=asked.prefill_chunk)
+        return _known(asked.costs.prompts_seconds, [asked.prompt] * batch, asked.prefill_chunk)
 
     def _speculation(self, batch: int) -> Figures | None:
         cost, context = self.cost, self.asked.context

@@ -100,6 +100,24 @@ class CalibratedRounds:
         """Return the seconds of a forward over pieces of prompts, also outside of the box."""
         return (self.prefill or self.target).seconds(size)
 
+    def prompts_seconds(self, lengths: Sequence[int], chunk: int) -> float:
+        """Return the seconds of a batch's prompts, chunk by chunk.
+
+        Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
+
+        Raises:
+            ValueError: No prompts were measured, or a piece is outside of the box.
+        """
+        if self.prefill is None:
+            raise ValueError("no prompts were measured: calibrate with grid.chunk")
+        total = 0.0
+        for start in range(0, max(lengths, default=0), chunk):
+            pieces = [min(chunk, length - start) for length in lengths if length > start]
+            # Prompts are also measured behind nothing.
+            self.box.check(chunk=len(pieces) * max(pieces), context=max(start, self.box.context[0]))
+            total += self.prefill.seconds(StepSize.of(rows=len(pieces), queries=max(pieces), context=start))
+        return total
+
     def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
         verify = self.verify(batch=batch, drafted=drafted, context=context)
         return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
