@@ -1,8 +1,10 @@
 """Costs that were measured with ``plan costs=fit``, in a plan: is a file about what is planned, what it says."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from specdec.physics.calibrated import CalibratedRounds, Conditions
+from specdec.drafting.costs import check_conditions
+from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.devices import Device, row_of
 from specdec.physics.precision import Precision
@@ -43,31 +45,16 @@ def check_file(
     *,
     device: Device,
     own: Device,
-    dtype: str,
-    quantization: str | None,
-    kv_cache: str | None,
     model: str,
     shape: ModelShape,
     drafter: str | None,
+    **formats: str | None,
 ) -> None:
     """Refuse costs of something else than what is planned; models of one shape cost alike."""
-    there: Conditions = costs.conditions
-    different = []
-    if device.name != own.name:
-        different.append(f"device is {own.title} there and {device.title} here")
-    here = {"dtype": dtype, "quantization": quantization, "kv_cache": kv_cache}
-    for name, value in here.items():
-        if getattr(there, name) != value:
-            different.append(f"{name} is {getattr(there, name)} there and {value} here")
-    if not _same_shape(costs, shape):
-        different.append(f"model is {there.model} there and {model} here")
-    if drafter is not None and there.drafter != drafter:
-        different.append(f"drafter is {there.drafter} there and {drafter} here")
-    if different:
-        raise ValueError(
-            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate what is planned "
-            f"with plan costs=fit, or plan what was measured"
-        )
+    there = replace(costs.conditions, device=own.title)
+    fingerprint = there.fingerprint if _same_shape(costs, shape) else "of another shape"
+    planned = {"device": device.title, "model": model, "fingerprint": fingerprint, "drafter": drafter, **formats}
+    check_conditions(there, replace(there, **planned), path, drafter=drafter is not None)
 
 
 def _same_shape(costs: CalibratedRounds, shape: ModelShape) -> bool:
