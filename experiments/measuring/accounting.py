@@ -4,7 +4,7 @@ Nothing of this runs while the engine does. A step says how many nodes were veri
 stages of its round took; the rest is arithmetic.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import StepSize
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
-from specdec.physics.work import StepWork, prefill_work, step_work, weights_read
+from specdec.physics.work import StepWork, prompts_work, step_work, weights_read
 from specdec.target.runner import ModelRunner
 from specdec.types import Completion
 
@@ -142,21 +142,11 @@ class Accountant:
         return work
 
     def _prefill_work(self, prompts: Sequence[int]) -> dict[str, float]:
-        pieces, target = list(_pieces(prompts, self.chunk)), self.target
-        if target is None or not pieces:
+        target, forwards = self.target, -(-max(prompts, default=0) // self.chunk)
+        if target is None or not forwards:
             return {}
-        shape, precision = target.shape, target.precision
-        rows = [
-            prefill_work(shape, precision, tokens=int(tokens), context=start, logits=0)
-            for counts, start in pieces
-            for tokens in counts
-        ]
-        weights = sum(float(weights_read(shape, precision, counts.sum(), 0)) for counts, _ in pieces)
-        return {
-            "prefill_forwards": float(len(pieces)),
-            "prefill_bytes": weights + sum(row.attention.bytes for row in rows),
-            "prefill_flops": sum(row.total.flops for row in rows),
-        }
+        work = prompts_work(target.shape, target.precision, prompts, self.chunk).total
+        return {"prefill_forwards": float(forwards), "prefill_bytes": work.bytes, "prefill_flops": work.flops}
 
 
 def _predict(costs: CalibratedRounds, rounds: "_Rounds") -> tuple[list[float | None], dict[str, float]]:
@@ -180,12 +170,6 @@ def _predict(costs: CalibratedRounds, rounds: "_Rounds") -> tuple[list[float | N
             totals |= {f"{kind}_{name}": float(seconds[inside].sum()) for name, seconds in parts.items()}
     whole = np.sum(list(predicted.values()), axis=0)
     return [float(seconds) if known else None for seconds, known in zip(whole, inside, strict=True)], totals
-
-
-def _pieces(lengths: Sequence[int], chunk: int) -> Iterator[tuple[Numbers, int]]:
-    """Yield the prefill's forwards: the tokens of each row, and where they begin."""
-    for start in range(0, max(lengths, default=0), chunk):
-        yield np.array([min(chunk, length - start) for length in lengths if length > start]), start
 
 
 class _Rounds:

@@ -26,7 +26,7 @@ from specdec.physics.speculation import (
     price_per_million,
     target_efficiency,
 )
-from specdec.physics.work import Roof, StepWork, prefill_work, step_work
+from specdec.physics.work import Roof, StepWork, prompts_work, step_work
 
 Made = TypeVar("Made")
 BATCHES = tuple(2**power for power in range(11))
@@ -328,12 +328,8 @@ class Plan:
         )
 
     def _prefill(self, batch: int) -> StepWork:
-        """Return the work of a batch's prompts: every chunk reads the weights again."""
-        asked, work = self.asked, StepWork()
-        for done in range(0, asked.prompt, asked.prefill_chunk):
-            tokens = min(asked.prefill_chunk, asked.prompt - done)
-            work += prefill_work(asked.shape, asked.precision, tokens=tokens, context=done, batch=batch, logits=0)
-        return work
+        asked = self.asked
+        return prompts_work(asked.shape, asked.precision, [asked.prompt] * batch, asked.prefill_chunk)
 
     def _phase(
         self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float, predicted: float | None

@@ -4,8 +4,9 @@ A forward is a batch of rows with the same sizes. ``drafted`` counts the drafted
 plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,20 @@ def prefill_work(
         logits=batch * logits,
         prefill=True,
     )
+
+
+def prompts_work(shape: ModelShape, precision: Precision, lengths: Sequence[int], chunk: int) -> StepWork:
+    """Return the work of a batch's prompts without logits, chunk by chunk: every chunk reads the weights again."""
+    work = StepWork()
+    for start in range(0, max(lengths, default=0), chunk):
+        pieces = Counter(min(chunk, length - start) for length in lengths if length > start)
+        for tokens, rows in pieces.items():
+            piece = prefill_work(shape, precision, tokens=tokens, context=start, batch=rows, logits=0)
+            work += replace(piece, weight_bytes=0.0)
+        work += StepWork(
+            weight_bytes=float(weights_read(shape, precision, sum(tokens * rows for tokens, rows in pieces.items()), 0))
+        )
+    return work
 
 
 def _forward(
