@@ -115,16 +115,24 @@ def _of_list(kind: Any) -> Any:
 
 
 def parameters_of(component: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a component, with those that ``**options: Unpack[…]`` stands for."""
+    """The parameters of a component, with those that ``**options`` stands for: ``Unpack[…]``, or the base class's."""
     found: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(component).parameters.items():
         if get_origin(parameter.annotation) is Unpack:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
             only = inspect.Parameter.KEYWORD_ONLY
             found |= {key: inspect.Parameter(key, only, default=None, annotation=kind) for key, kind in hints.items()}
+        elif parameter.kind is parameter.VAR_KEYWORD and (base := _passed_to(component)) is not None:
+            found |= parameters_of(base)
         else:
             found[name] = parameter
     return found
+
+
+def _passed_to(component: Any) -> type | None:
+    """The class whose constructor takes what that of a subclass passes on as ``**options: Any``."""
+    bases = component.__mro__[1:-1] if isinstance(component, type) else ()
+    return next((base for base in bases if "__init__" in vars(base)), None)
 
 
 def _passed_on(component: Any) -> dict[str, inspect.Parameter]:
