@@ -93,8 +93,13 @@ def _grammar(wanted: Any) -> Grammar | None:
     )
 
 
-def _flat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents are single texts; clients may send them in parts."""
+def _several(prompt: Any) -> list[Any]:
+    """Return one or several prompts as a list."""
+    return [prompt] if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt) else prompt
+
+
+def _flat(messages: list[dict[str, Any]]) -> list[Any]:
+    """Return a prompt of messages whose contents are single texts; clients may send them in parts."""
     flat = []
     for message in messages:
         parts = message.get("content")
@@ -103,7 +108,7 @@ def _flat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 raise ValueError("messages have parts that are no texts: give {'type': 'text', 'text': 'Hello'}")
             message = message | {"content": "".join(part["text"] for part in parts)}
         flat.append(message)
-    return flat
+    return [flat]
 
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -137,37 +142,16 @@ class Fields(create_model("Others", __config__=_STRICT, **_OTHERS)):
 class Completion(Fields):
     """The fields of a completion."""
 
-    prompt: str | list[int] | list[str | list[int]]
+    prompts: Annotated[str | list[int] | list[str | list[int]], AfterValidator(_several)] = Field(alias="prompt")
     logprobs: Alternatives | None = None
-
-    @property
-    def prompts(self) -> list[Any]:
-        """One or several prompts as a list."""
-        single = isinstance(self.prompt, str) or all(isinstance(part, int) for part in self.prompt)
-        return [self.prompt] if single else list(self.prompt)
-
-    @property
-    def alternatives(self) -> int | None:
-        """How many likely tokens are wanted; None for no log-probabilities."""
-        return self.logprobs
 
 
 class Chat(Fields):
-    """The fields of a chat."""
+    """The fields of a chat, whose messages are its only prompt."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_flat)]
+    prompts: Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_flat)] = Field(alias="messages")
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
-
-    @property
-    def prompts(self) -> list[Any]:
-        """The only prompt of a chat."""
-        return [self.messages]
-
-    @property
-    def alternatives(self) -> int | None:
-        """How many likely tokens are wanted; None for no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 _WANTED = {
@@ -211,10 +195,13 @@ def understand(
         fields = (Chat if chat else Completion).model_validate(given)
     except ValidationError as error:
         raise _refusal(error, given) from error
-    if isinstance(fields, Chat) and fields.top_logprobs and not fields.logprobs:
+    content, logprobs = ("messages", None) if isinstance(fields, Chat) else ("prompt", fields.logprobs)
+    prompts: list[Any] = fields.prompts  # pyright: ignore[reportAssignmentType] - the validators return lists
+    if isinstance(fields, Chat) and fields.logprobs:
+        logprobs = fields.top_logprobs or 0
+    elif isinstance(fields, Chat) and fields.top_logprobs:
         raise RequestError("top_logprobs without logprobs: give logprobs=true, too", param="top_logprobs")
-    content, prompts = "messages" if chat else "prompt", fields.prompts
-    sampling = _sampling(fields, given, replace(defaults, logprobs=fields.alternatives, seed=None, stream=None))
+    sampling = _sampling(fields, given, replace(defaults, logprobs=logprobs, seed=None, stream=None))
     if (count := sampling.n * len(prompts)) > most:
         raise RequestError(f"{count} choices at once are too many for this server: ask for at most {most}", param="n")
     with _refusing(content):
