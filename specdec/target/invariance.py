@@ -3,8 +3,8 @@
 The invariant executor fixes the order and the shapes of everything that is computed. Two things remain for the kernels:
 
 * A row of a block must get the same bits at every place of the block. Torch's elementwise functions on a CPU divide a
-  tensor among threads, and compute what does not fill a vector at the end of each part by other code, whose ``silu`` or
-  ``gelu`` rounds differently. ``_threads`` finds a number of threads that leaves no such ends.
+  tensor among threads, and compute what does not fill a vector at the end of each part by other code, which rounds
+  differently. ``_threads`` finds a number of threads that leaves no such ends.
 * Everything else, matrix products above all, is tried: the same tokens at other places, in other pieces and in trees.
 
 Where a block of many rows fails, blocks of one token are tried: then every token goes through the model alone.

@@ -98,7 +98,12 @@ def load(
     )  # fmt: skip
     for folder in folders:
         config_of(folder)
-    where = _place(device, device_map, max_memory)
+    if device_map is not None:
+        check_device_map(device_map)
+    elif max_memory is not None:
+        raise ValueError("max_memory limits what device_map='auto' gives to a device: give that too")
+    # The device whose arithmetic counts: the one that was asked for, or the main one of a map.
+    where = device_of_map(device_map) if isinstance(device_map, Mapping) else resolve_device(device)
     asked = resolve_dtype(dtype)
     path = _located(name_or_path, options.get("subfolder") or "")
     try:
@@ -253,18 +258,6 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise ValueError(f"dtype={dtype!r}: give 'auto', 'float32', 'bfloat16' or 'float16'")
     return resolved
-
-
-def _place(
-    device: str | torch.device, device_map: str | Mapping[str, Any] | None, max_memory: Mapping[Any, Any] | None
-) -> torch.device:
-    """Return the device whose arithmetic counts: the one that was asked for, or the main one of a map."""
-    if device_map is None:
-        if max_memory is not None:
-            raise ValueError("max_memory limits what device_map='auto' gives to a device: give that too")
-        return resolve_device(device)
-    check_device_map(device_map)
-    return resolve_device("auto") if isinstance(device_map, str) else device_of_map(device_map)
 
 
 def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How SentencePiece vocabularies name the token of a single byte."""
@@ -28,7 +29,7 @@ def token_bytes(tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> di
     special = {token: str(added) for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     signs, count = _decoder(tokenizer), len(tokenizer)
-    alphabet = _byte_alphabet() if b'"ByteLevel"' in signs else None
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()} if b'"ByteLevel"' in signs else None
     spaced = f'"{_SPACE}"'.encode() in signs
     found: dict[int, bytes] = {}
     for token in sorted({int(token) for token in tokens}):
@@ -40,8 +41,8 @@ def token_bytes(tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> di
             found[token] = special[token].encode()
         elif byte is not None:
             found[token] = bytes([int(byte[1], 16)])
-        elif alphabet is not None and all(letter in alphabet for letter in name):
-            found[token] = bytes(alphabet[letter] for letter in name)
+        elif letters is not None and all(letter in letters for letter in name):
+            found[token] = bytes(letters[letter] for letter in name)
         elif spaced:
             found[token] = name.replace(_SPACE, " ").encode()
         else:
@@ -164,17 +165,6 @@ def _decoder(tokenizer: Any) -> bytes:
     if backend is None:
         return b'"ByteLevel"' if hasattr(tokenizer, "byte_decoder") else b""
     return b"" if backend.decoder is None else backend.decoder.__getstate__()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for.
-
-    Printable characters of Latin-1 stand for themselves; all other bytes, in ascending order, for the letters from
-    U+0100 on.
-    """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(own)]
-    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _inside(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
