@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from specdec.execution.packing import PackedLinears, plain_weights
 from specdec.execution.patterns import Joint, Kernels, Layers, join_products, rewrite, without_repetition
 from specdec.execution.program import Program, Step, noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
-from specdec.forward import ForwardBatch, ForwardOutput, Wants
+from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.memory import ran_out
 from specdec.opaque import noting, opaque
 
@@ -46,15 +46,6 @@ MOST_CAPTURED = 1024
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """The largest distance of a GPU program's outputs from the model's, as a share of their norm: kernels add in another
 order, which layers pass on; a wrong one makes other outputs altogether."""
-
-
-class ForwardKey(NamedTuple):
-    """What identifies a captured forward of a model, besides the shapes of its inputs."""
-
-    nodes: int
-    wants: Wants
-    autocast: torch.dtype | None
-    view: type[View]
 
 
 class ProgramExecutor(Executor):
@@ -90,7 +81,7 @@ class ProgramExecutor(Executor):
                 return self.call_model(batch.wants, given, view, self._current.answer, self._current.store)
 
         self.recordings.after = after
-        key = ForwardKey(batch.nodes, batch.wants, autocast_of(self.facts.device.type), type(view))
+        key = batch.nodes, batch.wants, autocast_of(self.facts.device.type), type(view)
         return self.recordings.take("forward", key, stage, inputs)
 
 
