@@ -93,7 +93,7 @@ def _norm_options(module: nn.Module) -> tuple[float, bool, float] | None:
         return None
     with torch.inference_mode(), _disable_current_modes():  # on numbers, even where the model has none
         width, drawn = _WIDTH if weight is None else len(weight), torch.Generator().manual_seed(0)
-        inputs, other = (torch.randn(rows, width, generator=drawn).to(dtype) for rows in (3, 1))
+        inputs, other = (torch.randn(rows, width, generator=drawn, device="cpu").to(dtype) for rows in (3, 1))
         state = {} if weight is None else {"weight": other[0]}
         try:
             wanted = torch.func.functional_call(module, state, (inputs,))
@@ -131,7 +131,7 @@ def _activation_of(module: nn.Module) -> Forward | None:
     named = any(name in type(module).__name__.lower() for name in _ACTIVATIONS)
     if not named or "forward" in vars(module) or list(module.parameters()) or list(module.children()):
         return None
-    numbers = torch.linspace(-12, 12, 97)
+    numbers = torch.linspace(-12, 12, 97, device="cpu")
     with torch.inference_mode():
         try:
             wanted = module(numbers)
