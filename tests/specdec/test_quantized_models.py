@@ -249,7 +249,7 @@ def test_what_is_stored_is_quantized_once(tmp_path: Path) -> None:
     assert quantization_of(load_model(str(tmp_path), quantization="int8", device="cpu")) == "int8"
     with pytest.raises(ValueError, match="quantized already"):
         load_model(str(tmp_path), quantization="int4", device="cpu")
-    with pytest.raises(ValueError, match="stored in int8; inflate"):
+    with pytest.raises(ValueError, match="stored in int8; give the checkpoint"):
         load_model(str(tmp_path), inflate="110m", device="cpu")
     # A scheme of another version.
     path = tmp_path / "config.json"
