@@ -32,26 +32,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(manifest["config"], dict):
-            return manifest
+        if not isinstance(manifest["config"], dict):
+            raise ValueError("its config is not an object")
+        return manifest
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder} is not the folder of a run: it has no {MANIFEST}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    raise ValueError(f"{path} is damaged: its config is not an object")
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "", *, joint: str = ".") -> dict[str, Any]:
-    """Return the values by dotted name: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``.
-
-    ``joint`` stands in the place of the dot.
-    """
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values by dotted name: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}{joint}", joint=joint)
-        else:
-            flat[f"{prefix}{key}"] = value
+        inner = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return flat
 
 

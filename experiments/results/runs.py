@@ -109,8 +109,7 @@ def load_run(folder: Path, *, width: float | None = None) -> Run:
 
 def records_of(folder: Path) -> list[Record]:
     """The records of a run."""
-    path = folder / RECORDS
-    records = read_records(path) if path.is_file() else []
+    records = read_records(folder / RECORDS) if (folder / RECORDS).is_file() else []
     if not records:
         raise ValueError(f"{folder} has no results: no prompt of that run has finished")
     return records

@@ -122,9 +122,6 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         "competes": promises_exact(exactness) and not not_lossless,
         "not_lossless": not_lossless,
     }
-    bounds = None
-    if distance is not None:
-        bounds = bootstrap.over_prompts(ratio_of_sums, rounds.prompt, [rounds.distance_tv, ones])
     whole = {
         **shared,
         "category": ALL,
@@ -132,7 +129,9 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         **_figures(good, rounds, timed, bootstrap),
         "expected_mean_acceptance_length": metrics.expected_mean_acceptance_length(rounds),
         "distance_tv": distance,
-        **ends("distance_tv", bounds),
+        **ends(
+            "distance_tv", distance and bootstrap.over_prompts(ratio_of_sums, rounds.prompt, [rounds.distance_tv, ones])
+        ),
         "distance_kl": mean_of_all(rounds.distance_kl),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(rounds),
         "proposed_depth_per_round": metrics.proposed_per_round(rounds.proposed_depth),
@@ -146,23 +145,12 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         **{f"stage_seconds.{stage}": value for stage, value in timing.stage_seconds(timed).items()},
         **{f"finish.{reason}": count for reason, count in Counter(own.finish_reason).items()},
     }
-    categories = sorted(set(good.category))
-    parts = [
-        {
-            **shared,
-            "category": category,
-            "failed": 0,
-            # A batch of several categories belongs to none, so with batches there may be nothing timed here.
-            **_figures(
-                good[good.category == category],
-                rounds[rounds.category == category],
-                timed[timed.categories == frozenset([category])],
-                bootstrap,
-            ),
-        }
-        for category in (categories if len(categories) > 1 else [])
-    ]
-    return [whole, *parts]
+    rows, categories = [whole], sorted(set(good.category))
+    for category in categories if len(categories) > 1 else ():
+        alone = timed[timed.categories == frozenset([category])]  # a batch of several categories belongs to none
+        chosen = (good[good.category == category], rounds[rounds.category == category], alone)
+        rows.append({**shared, "category": category, "failed": 0, **_figures(*chosen, bootstrap)})
+    return rows
 
 
 def _figures(good: Frame, rounds: Frame, timed: Frame, bootstrap: Bootstrap) -> dict[str, Any]:

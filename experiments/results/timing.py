@@ -106,12 +106,10 @@ def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> in
         return None
     best, second = entrants[ranked[0]], entrants[ranked[1]]
     found = lead(figure, best, second, bootstrap)
-    if found is None:
-        low, high = best[0].get(f"{figure}_low"), second[0].get(f"{figure}_high")
-        apart = low is not None and high is not None and low > high
-    else:
-        apart = found.interval is not None and found.interval[0] > 0
-    return ranked[0] if apart else None
+    if found is not None:
+        return ranked[0] if found.interval is not None and found.interval[0] > 0 else None
+    low, high = best[0].get(f"{figure}_low"), second[0].get(f"{figure}_high")
+    return ranked[0] if low is not None and high is not None and low > high else None
 
 
 def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> Lead | None:
@@ -131,13 +129,9 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
         return statistic(*columns[:count], axis=axis) - statistic(*columns[count:], axis=axis)
 
     columns: list[Any] = [both[name].to_numpy(dtype=np.float64) for name in both]
-    return Lead(
-        first=float(statistic(*columns[:count])),
-        second=float(statistic(*columns[count:])),
-        difference=float(difference(*columns)),
-        interval=bootstrap.interval(difference, columns),
-        prompts=len(both),
-    )
+    interval = bootstrap.interval(difference, columns)
+    values = (statistic(*columns[:count]), statistic(*columns[count:]), difference(*columns))
+    return Lead(*map(float, values), interval, len(both))
 
 
 def _sums(figure: str, entrant: Entrant) -> Frame | None:

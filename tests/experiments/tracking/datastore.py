@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 _HEADER, _BLOCK, _CHUNK = 7, 32 * 1024, 7
-_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_WHOLE, _LAST = 1, 4
 
 
 def records(path: Path) -> Iterator[Any]:
     """The records of a ``.wandb`` file, in order."""
     from wandb.proto import wandb_internal_pb2
 
-    data = path.read_bytes()
+    data, at, parts = path.read_bytes(), _HEADER, b""
     assert data[:4] == b":W&B", "the file's mark"
-    at, parts = _HEADER, b""
     while at + _CHUNK <= len(data):
         left = _BLOCK - at % _BLOCK
         if left < _CHUNK:
@@ -31,19 +30,16 @@ def records(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack_from("<IHB", data, at)
         if at + _CHUNK + length > len(data):
             return  # still being written
-        assert kind in (_WHOLE, _FIRST, _MIDDLE, _LAST), f"kind {kind} at byte {at}"
         parts += data[at + _CHUNK : at + _CHUNK + length]
         at += _CHUNK + length
         if kind in (_WHOLE, _LAST):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            yield record
+            yield wandb_internal_pb2.Record.FromString(parts)
             parts = b""
 
 
-def _ended(path: Path, patience: float = 60.0) -> list[Any]:
+def _ended(path: Path) -> list[Any]:
     """The records of a run that has ended: wandb's service writes the last block a little after it has said so."""
-    limit = time.monotonic() + patience
+    limit = time.monotonic() + 60.0
     while time.monotonic() < limit:
         found = list(records(path))
         if any(record.WhichOneof("record_type") == "exit" for record in found):
@@ -55,16 +51,18 @@ def _ended(path: Path, patience: float = 60.0) -> list[Any]:
 class Datastore:
     """What one run has left in its ``.wandb`` file: metrics have an axis and a summary, artifacts sizes of files."""
 
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    metrics: dict[str, tuple[str, list[str]]]
+    history: list[dict[str, Any]]
+    artifacts: list[tuple[str, str, dict[str, int]]]
+    files: list[str]
+
     def __init__(self, folder: Path):
         (path,) = folder.glob("*run-*/*.wandb")
-        self.folder = path.parent
         self.run: Any = None
-        self.config: dict[str, Any] = {}
-        self.history: list[dict[str, Any]] = []
-        self.summary: dict[str, Any] = {}
-        self.metrics: dict[str, tuple[str, list[str]]] = {}
-        self.artifacts: list[tuple[str, str, dict[str, int]]] = []
-        self.files: list[str] = []
+        self.config, self.summary, self.metrics = {}, {}, {}
+        self.history, self.artifacts, self.files = [], [], []
         self.exit_code: int | None = None
         for record in _ended(path):
             self._take(record)
