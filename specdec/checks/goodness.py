@@ -36,9 +36,13 @@ def uniform(values: Sequence[float] | np.ndarray) -> float:
 
 def independent(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float:
     """Return the p-value of a chi-square test of pairs of numbers being independent."""
-    table = np.histogram2d(first, second, bins=CELLS, range=((0, 1), (0, 1)))[0]
+    return contingency(np.histogram2d(first, second, bins=CELLS, range=((0, 1), (0, 1)))[0])
+
+
+def contingency(table: Float[np.ndarray, "row column"]) -> float:
+    """Return the p-value of a chi-square test of rows and columns being independent; 1 for fewer than two of either."""
     table = table[table.sum(1) > 0][:, table.sum(0) > 0]
-    return float(scipy.stats.chi2_contingency(table)[1])  # type: ignore[arg-type]
+    return float(scipy.stats.chi2_contingency(table, correction=False)[1]) if min(table.shape) > 1 else 1.0  # type: ignore[arg-type]
 
 
 def fits(counts: np.ndarray, law: np.ndarray) -> float:

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Float, Int
 
 from specdec.checks.betting import Bets, Power
-from specdec.checks.goodness import RARE
+from specdec.checks.goodness import RARE, contingency
 
 PRIORS = (1.0, 8.0, 64.0)
 """Outputs of each side that an estimate begins with: few learn fast, many lose less where laws differ little."""
@@ -94,12 +93,7 @@ def homogeneous(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) 
     for length in range(max(map(len, counts), default=0), 0, -1):
         for path in [each for each in counts if len(each) == length and counts[each].sum() < 2 * RARE]:
             counts[path[:-1]] = counts.get(path[:-1], np.zeros(2)) + counts.pop(path)
-    return _independent(np.array(list(counts.values())).reshape(-1, 2))
-
-
-def _independent(table: Float[np.ndarray, "label side"]) -> float:
-    table = table[table.sum(1) > 0]
-    return float(scipy.stats.chi2_contingency(table, correction=False)[1]) if len(table) > 1 else 1.0  # type: ignore[arg-type]
+    return contingency(np.array(list(counts.values())).reshape(-1, 2))
 
 
 def shifted(shift: float) -> Float[np.ndarray, " token"]:
@@ -184,5 +178,5 @@ def _worst(counts: Float[np.ndarray, "prompt side token"]) -> float:
     found = []
     for table in counts:
         rare = table.sum(0) < 2 * RARE
-        found.append(_independent(np.vstack([table[:, ~rare].T, table[:, rare].sum(1)])))
+        found.append(contingency(np.vstack([table[:, ~rare].T, table[:, rare].sum(1)])))
     return min(1.0, len(counts) * min(found))
