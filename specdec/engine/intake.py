@@ -27,13 +27,7 @@ _ONE = "give a text, a list of token ids or a list of chat messages"
 
 
 class Intake:
-    """Makes requests for an engine.
-
-    Args:
-        max_length: The largest number of tokens of prompt and output together.
-        can_speculate: Whether the engine has a drafter.
-        exact: Whether its rule follows the target's distribution.
-    """
+    """Makes requests for an engine, which may have a drafter and a rule that follows the target's distribution."""
 
     def __init__(self, target: Target, *, max_length: int, can_speculate: bool, exact: bool = True):
         self._target, self._max_length = target, max_length

@@ -20,15 +20,10 @@ from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
 from specdec.tree_parts import bucketed, settled
 
-RECORD_AFTER = 8
-"""Rounds of one kind before their stages are recorded."""
+RECORD_AFTER = 8  # rounds of one kind before their stages are recorded
 MOST_RECORDINGS = 256
-_PER_SIZE = 16
-"""Recordings for a number of rows and of positions: all stages, plain or not, of requests of a few kinds."""
-MASKED = "draft: drafts are drawn under grammars' masks"
-_WARM = 3
-"""Rounds of a warm-up: one makes what is made once, one rehearses, and one is recorded."""
-
+_PER_SIZE = 16  # for a number of rows and of positions: all stages, plain or not, of requests of a few kinds
+_WARM = 3  # rounds of a warm-up: one makes what is made once, one rehearses, and one is recorded
 RECORDING = ("auto", "rounds", "decisions", "off")
 
 
@@ -58,9 +53,8 @@ def as_on_gpu(recording: str, device: str) -> bool:
 
 def may_record(verifier: Verifier) -> bool:
     """Returns whether a rule's laws may be replayed without its Python: this project's may, others if they say so."""
-    if verifier.recordable is not None:
-        return verifier.recordable
-    return type(verifier).__module__.partition(".")[0] in ("specdec", "verifiers")
+    ours = type(verifier).__module__.partition(".")[0] in ("specdec", "verifiers")
+    return ours if verifier.recordable is None else verifier.recordable
 
 
 def traits(verifier: Verifier) -> Hashable:
@@ -167,7 +161,7 @@ class RoundRecorder:
         self._version = self._runner.version
         rows, names = self._table.padded(batch) if padded else batch, {"draft", "verify", "judge", "commit"}
         if on_tensors and rows.masks_drafts and self._graphs:  # no graph waits for the host between levels
-            self._by_design[MASKED] += 1
+            self._by_design["draft: drafts are drawn under grammars' masks"] += 1
             names.discard("draft")
         return Stages(self, rows.recorded(bound), rows, frozenset(names), whole=True)
 
@@ -184,7 +178,7 @@ class RoundRecorder:
         return self.recordings.run(name, key, stage, inputs, repeatable=name != "commit")
 
     def sized(self, tree: DraftTree, nodes: int | None, *, max_nodes: int, max_depth: int, is_chain: bool) -> DraftTree:
-        """Return a draft from the host in one of the sizes that are recorded; ``nodes`` as ``settled`` takes them."""
+        """Return a draft from the host in one of the sizes that are recorded."""
         if self.recordings is None:
             return tree
         if self.early:

@@ -173,7 +173,6 @@ class RunningRequests:
             hidden_layers=() if session is None else tuple(session.hidden_layers),
         )
         output = runner.run(batch)
-        done = []
         for request, count in chunks:
             again = min(count, max(request.computed - request.prefilled, 0))
             request.recomputed += again
@@ -183,7 +182,6 @@ class RunningRequests:
             self._slots.prefilled(request.slot, request.prefilled)
             if not request.to_prefill:
                 self._slots.start(request.slot)
-                done.append(request)
         if session is not None:
             assert batch.tokens is not None
             outcome = Outcome(
@@ -201,8 +199,8 @@ class RunningRequests:
             if request.prefilled in request.stops:
                 self._keep(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round
-        for request in done:
-            request.prefill_ended = request.prefill_ended or now
+        for request in requests:
+            request.prefill_ended = request.prefill_ended or (0.0 if request.to_prefill else now)
         taken = dict(chunks)
         self.prefill([(request, count - taken.get(request, 0)) for request, count in wanted])
 

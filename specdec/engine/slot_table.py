@@ -24,17 +24,11 @@ _Take = Callable[[Tensor, int], Tensor]
 
 
 class SlotTable:
-    """State of all slots.
+    """State of all slots; ``by_slot`` has their requests, None where a slot is free.
 
     ``admit`` gives a slot to a request, and ``prefilled`` counts how much of its prompt is in the cache. From ``start``
     to ``release`` it takes part in rounds. Each round ends with ``advance`` on the device and ``advance_host`` on the
-    host.
-
-    Args:
-        sizes: The numbers of rows that ``padded`` returns, ascending; the last one is the number of slots.
-
-    Attributes:
-        by_slot: The request in every slot; None where a slot is free.
+    host. ``sizes`` are the numbers of rows that ``padded`` returns, ascending; the last one is the number of slots.
     """
 
     def __init__(
@@ -148,8 +142,7 @@ class SlotTable:
     def padded(self, rows: Batch) -> Batch:
         """Returns the same rows as copies, with further ones behind them that make up one of few numbers of rows.
 
-        Those belong to no request: they are a slot's that no request ever gets, and write nothing anywhere else. The
-        host's numbers are of the given rows alone.
+        Those are of a slot that no request ever gets. The host's numbers are of the given rows alone.
         """
         count = next(size for size in self.sizes if size >= len(rows))
         copied = rows.first_slot is None

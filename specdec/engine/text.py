@@ -5,19 +5,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_REPLACEMENT = "\ufffd"
-"""What an incomplete UTF-8 character decodes to."""
-_CONTEXT = 8
-"""Prompt tokens decoded before the first new ones: some tokenizers treat the beginning of a text in another way."""
-_WINDOW = 24
-"""Tokens after which the window moves on."""
-_GAP = "\ud800"
-"""Stands in the searched text for a character that is incomplete at a special token; no stop string has it."""
-_FIRST_SIGN = 0xD801
-"""The first of the signs that stand for special tokens in the searched text.
-
-Signs and gap are lone surrogates: Python's strings can hold them, and no decoded text contains any.
-"""
+_REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 character decodes to
+_CONTEXT = 8  # prompt tokens decoded before the first new ones: some tokenizers treat a text's beginning in another way
+_WINDOW = 24  # tokens after which the window moves on
+# Lone surrogates, which Python's strings can hold and no decoded text contains. In the searched text they stand for a
+# character that is incomplete at a special token, and for special tokens.
+_GAP, _FIRST_SIGN = "\ud800", 0xD801
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> list[int]:
@@ -99,7 +92,7 @@ class Detokenizer:
         return self._shown(text[:found]) + (self._incomplete if text[:found].endswith(_GAP) else "")
 
     def flush(self) -> str:
-        """Returns what was held back, at the end of the output; an incomplete character becomes U+FFFD."""
+        """Returns what was held back; an incomplete character becomes U+FFFD."""
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
         text = self._held + self._take([], final=True)
@@ -119,7 +112,7 @@ class Detokenizer:
         self._whole = 0 if self._seen.endswith(_REPLACEMENT) else len(self._window)
 
     def _searched(self, token_ids: Sequence[int]) -> str:
-        """Add tokens to the window and return its new text, with a sign for each special token that has one."""
+        """Add tokens to the window and return its new text, with a sign for each special token."""
         if not self._signs:
             return self._take(token_ids)
         text, start = "", 0
@@ -148,7 +141,7 @@ class Detokenizer:
         return min(found)[1] if found else None
 
     def _final(self, text: str) -> int:
-        """Returns how much of a searched text cannot be the beginning of a stop string any more."""
+        """Returns how much of a searched text can no longer be the beginning of a stop string."""
         end = len(text) - _beginning_of_any(text, self._signed)
         if self._signs:
             places = [place for place, letter in enumerate(text) if letter not in self._unseen]

@@ -29,9 +29,6 @@ class TokenBudget(Scheduler):
         trims: Whether drafts are made less deep where those of all decoding requests exceed the budget (trees: to the
             root alone), instead of admitting fewer requests. Sampled outputs then follow the same law with other
             random numbers, depending on the load.
-
-    Raises:
-        ValueError: A number is no count, or ``least`` is the whole budget.
     """
 
     positive: ClassVar[tuple[tuple[str, float], ...]] = ()  # attributes that are above 0, and their largest values
@@ -80,10 +77,7 @@ class TokenBudget(Scheduler):
     def _admitted(
         self, view: View, waiting: Sequence[Request], stay: Sequence[Request]
     ) -> tuple[list[Request], list[Request]]:
-        """Return the waiting requests that enter, and the running ones, the last in rank, that give way for them.
-
-        The first one that cannot enter ends it: nobody overtakes it, and nobody gives way for it.
-        """
+        """Return the waiting requests that enter, in order, and the last running ones, which give way to them."""
         entered, left, others, rank = list[Request](), list[Request](), list(stay), self.rank
         cost = (lambda request: 1) if self.trims else view.tokens
         slots, tokens = view.free_slots, self.budget - self.least - sum(map(cost, stay))
@@ -217,7 +211,7 @@ class Tiers(TokenBudget):
         return replace(work, decode=[request for request in work.decode if request.id not in left_out])
 
     def rank(self, request: Request) -> tuple[float, int]:
-        """Real-time requests in their order; batch requests behind them, or as if they had come ``patience`` later."""
+        """Real-time requests in their order; batch requests as if they had come ``patience`` later."""
         if request.sampling.priority <= 0:
             return request.arrived, request.id
         return request.arrived + self.patience if self.patience < inf else inf, request.id
