@@ -14,7 +14,7 @@ from experiments.config import ranks
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, in_sweep, job_overrides, plain, plain_whole
 from experiments.contenders.base import OtherEngine
-from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
+from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.jobs import Fitting, Job, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
@@ -58,7 +58,9 @@ def measure_methods(
     check_components(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
-    samplings, dataset, chosen, spare = _asked_for(config, temperatures)
+    sampling, dataset = build(config, "sampling"), build(config, "dataset")
+    samplings = [dataclasses.replace(sampling, temperature=each) for each in temperatures] or [sampling]
+    chosen, spare = choose(dataset, spare=config.warmup_prompts)
     check_files(config)
     facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
@@ -71,14 +73,12 @@ def measure_methods(
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
-    contenders = accounted(contenders, target, costs, str(config.get("costs")))
+    contenders = accounted(contenders, costs, str(config.get("costs")))
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
     if report.opening is not None:
         report.opening(contenders)
-        samplings, dataset, chosen, spare = _asked_for(config, temperatures)  # it may have made them fewer
-        facts["chosen_hash"] = fingerprint(chosen)
     sampling = samplings[0]
     for each in contenders:
         if isinstance(each.engine, Engine):
@@ -102,11 +102,15 @@ def measure_methods(
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
     texts = warmup_texts(prompts, spare, config.warmup_prompts)
-    warmup = encode_warmup(texts, target, sampling, engine.max_length, most=_one_length(prompts))
+    # Kernels prepare themselves for a shape when they first meet it: prompts of one length are warmed up for with it.
+    lengths = [prompt.last_tokens for prompt in prompts]
+    most = max(length or 0 for length in lengths) if all(lengths) else None
+    warmup = encode_warmup(texts, target, sampling, engine.max_length, most=most)
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
     facts["memory"] = {"held": held}
-    facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
+    wanted = config.get("peaks", "none") != "none"
+    facts["peaks"] = before.get("peaks") if before is not None else peaks_of(target) if wanted else None
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed}
     resolved = plain_whole(config)
@@ -117,11 +121,11 @@ def measure_methods(
         write_manifest(folder, resolved, **facts)
     else:
         check_facts(before, folder, **facts)
-        lengths = {
+        turns = {
             each.temperature: [len(job.prompt.turns) for job in jobs]
             for each, (jobs, _) in zip(samplings, prepared, strict=True)
         }
-        kept, finished = finished_batches(folder, lengths, methods=len(contenders), size=size)
+        kept, finished = finished_batches(folder, turns, methods=len(contenders), size=size)
         note_resumed(folder, before)
     write_prompts(folder, prompts)
     batches = sorted({each.engine.max_batch_size for each in contenders})
@@ -178,15 +182,6 @@ def measure_methods(
     return measurement.run(work, sum(len(jobs) for jobs, _ in prepared))
 
 
-def _asked_for(
-    config: DictConfig, temperatures: Sequence[float]
-) -> tuple[list[SamplingParams], Dataset, list[Prompt], list[Prompt]]:
-    """The parameters of every temperature, the dataset, the prompts that are measured, and those that warm up."""
-    sampling, dataset = build(config, "sampling"), build(config, "dataset")
-    samplings = [dataclasses.replace(sampling, temperature=each) for each in temperatures] or [sampling]
-    return samplings, dataset, *choose(dataset, spare=config.warmup_prompts)
-
-
 def encode_warmup(
     texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
 ) -> list[list[int]]:
@@ -194,15 +189,6 @@ def encode_warmup(
     room = min(max_length - sampling.max_new_tokens, most or max_length)
     encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
     return [ids for ids in encoded if ids]
-
-
-def _one_length(prompts: Sequence[Prompt]) -> int | None:
-    """The number of tokens of which no prompt has more; None where prompts are not cut to a length.
-
-    Kernels prepare themselves for a shape when they first meet it: prompts of this length warm up what is measured.
-    """
-    lengths = [prompt.last_tokens for prompt in prompts]
-    return max(length or 0 for length in lengths) if all(lengths) else None
 
 
 def facts_of(

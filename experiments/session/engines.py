@@ -91,12 +91,15 @@ def assemble(
     shown = [each for each in others if made[each.name] is not None or each.is_set_up]
     without = [plainly, *(each for each in shown if made[each.name] is None)]
     for each in shown:
+        # Drafts on a quantized target have to equal plain decoding of that one. Plain decoding with settings of its own
+        # is compared with nothing, because no rule promises anything about it.
+        same = () if each in without else (other.name for other in without if other.distribution == each.distribution)
         found.append(
             Contender(
                 each.name,
                 engines[each.name],
                 speculate=made[each.name] is not None,
-                reference=None if each in without else _reference(each, without),
+                reference=next(iter(same), None),
                 other_target=each.distribution != plainly.distribution,
             )
         )
@@ -114,26 +117,20 @@ def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, veri
     return Engine(target, drafter, verifier if drafter is not None else None, **options)
 
 
-def accounted(
-    contenders: Sequence[Contender], target: Target, costs: CalibratedRounds | None, path: str
-) -> list[Contender]:
+def accounted(contenders: Sequence[Contender], costs: CalibratedRounds | None, path: str) -> list[Contender]:
     """The methods with what works out their calls; other engines than ours have none."""
     found = []
     for each in contenders:
-        if not isinstance(each.engine, Engine):
-            found.append(each)
-            continue
-        engine = each.engine
-        if costs is not None and not found:
-            check_conditions(costs.conditions, conditions_of(target, engine.runner), path, drafter=False)
-        found.append(replace(each, accountant=Accountant.of(engine, speculate=each.speculate, costs=costs)))
+        if isinstance(engine := each.engine, Engine):
+            if costs is not None and not found:
+                check_conditions(costs.conditions, conditions_of(engine.target, engine.runner), path, drafter=False)
+            each = replace(each, accountant=Accountant.of(engine, speculate=each.speculate, costs=costs))
+        found.append(each)
     return found
 
 
-def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:
-    """The best that the target's device does, measured and printed; None if that is not wanted."""
-    if wanted == "none":
-        return None
+def peaks_of(target: Target) -> Mapping[str, float]:
+    """The best that the target's device does, measured and printed."""
     measured = quick_peaks(target.device, target.dtype, torch.get_num_threads())
     return {**measured.facts(), **printed_peaks(target.device, target.dtype)}
 
@@ -154,12 +151,3 @@ def _targets(methods: Sequence[Method]) -> dict[str, Target]:
                 name = made[each.target].name
                 raise ValueError(f"{name} has no tokenizer, and prompts are text: give target.tokenizer=FOLDER")
     return made
-
-
-def _reference(method: Method, plainly: Sequence[Method]) -> str | None:
-    """The name of the method whose greedy outputs another one's have to equal; None where nothing is to be compared.
-
-    Drafts on a quantized target have to equal plain decoding of the quantized one. Plain decoding with settings of its
-    own is compared with nothing, because no rule promises anything about it.
-    """
-    return next((each.name for each in plainly if each.distribution == method.distribution), None)

@@ -33,7 +33,7 @@ from experiments.results.records import RECORDS, Record, RecordWriter, replace_r
 from experiments.results.runs import Run
 from experiments.results.summary import summarize
 from experiments.session.engines import better_peaks
-from experiments.session.policies import calibrations_of, keep_calibrations
+from experiments.session.policies import keep_calibrations
 from experiments.tracing.trace import FOLDER, shards
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
@@ -62,8 +62,7 @@ class Report:
     """What a measurement shows.
 
     Attributes:
-        opening: Called with all contenders when they are loaded. It may show something, refuse them, or make
-            ``dataset.count`` and ``sampling.max_new_tokens`` of the configuration smaller.
+        opening: Called with all contenders when they are loaded, which it may refuse.
     """
 
     tables: Callable[[Run, str], Tables]
@@ -189,11 +188,8 @@ class Measurement:
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
         peak = self.meter.peak()
         note_in_manifest(self.folder, memory={"held": self.held, "peak": peak})
-        tables: Tables = [
-            calibration_table(calibrations_of(engines)),
-            memory_table(self.held, peak),
-        ]
-        files = keep_calibrations(engines, self.folder)
+        calibrations, files = keep_calibrations(engines, self.folder)
+        tables: Tables = [calibration_table(calibrations), memory_table(self.held, peak)]
         ended = Ended(run=run, records=records, contenders=self.contenders)
         for study in self.report.studies:
             more, written = study(ended)

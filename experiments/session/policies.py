@@ -19,8 +19,6 @@ from specdec.target.target import Target
 
 COSTS = "round_costs.json"
 CALIBRATION = "calibration.json"
-MOST_PROMPT = 512
-"""Tokens of a prompt that rounds are measured on."""
 
 Policy = LengthPolicy | NodePolicy
 
@@ -46,7 +44,7 @@ def named_policy(config: DictConfig) -> str:
 
 
 def paced(drafter: Drafter | None, policy: Policy | None) -> Drafter | None:
-    """Returns the drafter with the policy; as it is where there is none of the two.
+    """The drafter with the policy; as it is where there is none of the two.
 
     Raises:
         ValueError: The policy chooses among nodes, and the drafter has nothing to rate them by.
@@ -83,7 +81,7 @@ def settle_costs(
         return
     if policy.costs is None:
         assert target.tokenizer is not None, "refused before"
-        prompts = [target.tokenizer.encode(text)[:MOST_PROMPT] for text in samples]
+        prompts = [target.tokenizer.encode(text)[:512] for text in samples]
         rows = (1, max_batch_size)
         given = [prompt for prompt in prompts if prompt] or [[0]]
         if isinstance(drafter, AdaptiveDrafter):
@@ -97,36 +95,21 @@ def settle_costs(
     policy.costs.save(folder / _named(COSTS, method))
 
 
-def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]:
-    """Write what node policies have learned beside the results; returns the files."""
+def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> tuple[dict[str, Calibration], list[Path]]:
+    """The calibrations by which node policies have predicted anything, and the files written of them."""
+    found: dict[str, Calibration] = {}
     written = []
-    for method in calibrations_of(engines):
-        policy = _learned(engines[method])
-        assert policy is not None, "it has a calibration"
-        path = folder / _named(CALIBRATION, method if len(engines) > 1 else "")
-        policy.save(path, method=method)
-        written.append(path)
-    return written
-
-
-def calibrations_of(engines: Mapping[str, Engine]) -> dict[str, Calibration]:
-    """Returns the calibrations by which anything was predicted, by method."""
-    policies = {method: _learned(engine) for method, engine in engines.items()}
-    return {
-        method: policy.calibration
-        for method, policy in policies.items()
-        if policy is not None and policy.calibration.errors()
-    }
-
-
-def _learned(engine: Engine) -> NodePolicy | None:
-    """Returns the node policy that an engine's session has played with."""
-    policy = getattr(engine.session, "policy", None)
-    return policy if isinstance(policy, NodePolicy) else None
+    for method, engine in engines.items():
+        policy = getattr(engine.session, "policy", None)
+        if isinstance(policy, NodePolicy) and policy.calibration.errors():
+            found[method] = policy.calibration
+            written.append(folder / _named(CALIBRATION, method if len(engines) > 1 else ""))
+            policy.save(written[-1], method=method)
+    return found, written
 
 
 def policy_of(drafter: Drafter | None) -> Policy | None:
-    """Returns the policy beside a drafter."""
+    """The policy beside a drafter."""
     if isinstance(drafter, AdaptiveDrafter | ScoredDrafter):
         return drafter.policy
     return None
