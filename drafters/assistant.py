@@ -31,8 +31,7 @@ from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import take
-from specdec.execution.executor import configs_of, switched
-from specdec.execution.module import ModuleCaller
+from specdec.execution.executor import ModuleCaller, configs_of, switched
 from specdec.forward import ForwardBatch
 from specdec.interfaces import Description, Sizes
 from specdec.placement import is_divided

@@ -22,7 +22,7 @@ from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.execution.module import ModuleCaller
+from specdec.execution.executor import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Description, Sizes
 from specdec.target.target import Target

@@ -14,7 +14,7 @@ from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import FeatureScorer, WindowScorer
-from specdec.execution.module import ModuleCaller
+from specdec.execution.executor import ModuleCaller
 from specdec.interfaces import Description, Sizes
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

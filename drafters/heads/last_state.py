@@ -22,7 +22,7 @@ from specdec.drafting.builders import AnyTree, StaticTree, tree_of
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.execution.module import ModuleCaller
+from specdec.execution.executor import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Description, Drafter, Sizes
 from specdec.quantization.base import input_width

@@ -17,7 +17,7 @@ from specdec.attention.facts import Facts
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import of_class
 from specdec.execution.frozen import Frozen
-from specdec.execution.packing import plain_weights
+from specdec.execution.packing import PackedLinears, plain_weights
 from specdec.execution.recorder import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.recurrent.recurrence import Recurrence
@@ -156,6 +156,37 @@ class EagerExecutor(Executor):
         view = self.prepare(batch, cache)
         with plain_weights():
             return output_of(batch.wants, self.call_model(batch.wants, inputs_of(batch, cache), view))
+
+
+class ModuleCaller:
+    """Calls a module in evaluation mode; on a CPU its linear layers run on packed weights if ``optimize``."""
+
+    def __init__(self, module: nn.Module, *, optimize: bool = True):
+        self.module = module
+        self._frozen = Frozen(module)
+        self._packed = PackedLinears(module if optimize else nn.Identity())
+        self._version = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with model_lock(self.module):
+            self._look()
+            with self._packed.in_use(), evaluating(self._frozen.training):
+                return self.module(*args, **kwargs)
+
+    @property
+    def version(self) -> int:
+        """A number that is larger than before if the module's weights were read again."""
+        with model_lock(self.module):
+            self._look()
+        return self._version
+
+    def _look(self) -> None:
+        if self._frozen.told:
+            self._frozen.renew()
+            self._packed.refresh()
+            self._version += 1
+        else:
+            self._frozen.check()
 
 
 def autocast_of(device: str) -> torch.dtype | None:
