@@ -55,7 +55,7 @@ def test_without_own_code_it_is_the_frameworks_deepest_line() -> None:
     bare = error.with_traceback(trace.tb_next)  # as if the framework had been called by itself
     assert own_place(bare) is None
     found = place(bare)
-    assert found is not None and found.file.endswith("specdec/shape.py") and found.function == "TreeShape.chain"
+    assert found is not None and found.file.endswith("specdec/arguments.py") and found.function == "whole"
 
 
 def test_a_cause_counts_where_the_error_itself_met_no_own_code() -> None:
