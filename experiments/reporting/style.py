@@ -218,7 +218,7 @@ def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: st
     for name, stroke in zip([panel.y] if isinstance(panel.y, str) else panel.y, strokes, strict=False):
         known = [row for row in rows if row.get(panel.x) is not None and row.get(name) is not None]
         xs, ys = ([scale * row[key] for row in known] for key, scale in zip((panel.x, name), panel.scale, strict=True))
-        axes.plot(xs, ys, label=label if known else None, linestyle=stroke, **looks(index))
+        axes.plot(xs, ys, label=label if known and stroke == strokes[0] else None, linestyle=stroke, **looks(index))
         for row, x, y in zip(known, xs, ys, strict=True):
             if row.get(f"{name}_low") is not None:
                 low, high = (panel.scale[1] * row[f"{name}_{end}"] for end in ("low", "high"))

@@ -183,7 +183,7 @@ class Table:
         notes: Sequence[str] = (),
     ) -> Self:
         """A column per item, under its name, and a row per figure; a row that would say nothing is left out."""
-        made = cls([words(""), *map(Col, names)], title, notes)
+        made = cls([words("", min_width=16), *map(Col, names)], title, notes)
         for line in lines:
             cells = [line.cell(item) for item in items]
             if any(cell.line.strip(f"{NOTHING}; ") for cell in cells):
