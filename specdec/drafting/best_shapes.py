@@ -23,11 +23,7 @@ class AcceptanceRates:
 
     One number stands for all nodes of a depth and a rank, whatever their ancestors (Sequoia's positional assumption).
 
-    Attributes:
-        table: The rate of rank r at depth d in ``table[d - 1, r]``; NaN behind the last known rank and depth.
-
-    Raises:
-        ValueError: The table is not of this form, or a number in it is no probability.
+    ``table[d - 1, r]`` is the rate of rank r at depth d; NaN behind the last known rank and depth.
 
     A drafter whose first token is right in 70 % of all rounds and its second one in another 10 %, and which is right at
     depth 2 in 60 %::
@@ -76,11 +72,7 @@ class AcceptanceRates:
         return row[~np.isnan(row)]
 
     def reached(self, shape: TreeShape) -> Float[np.ndarray, " node"]:
-        """Return the probability that each node is accepted with all nodes above it; the root's is 1.
-
-        Raises:
-            ValueError: The rate of a node is not known.
-        """
+        """Return the probability that each node is accepted with all nodes above it; refuse unknown rates."""
         reached = np.ones(shape.num_nodes + 1)
         for node in range(1, shape.num_nodes + 1):
             depth, rank = shape.depths[node], shape.ranks[node]
@@ -127,10 +119,7 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
     """Return the best tree of every number of nodes and every bound on the depth, each once, by nodes, then depth.
 
     It takes O(max_depth² · ranks · max_nodes²) steps. Larger trees than the known ranks allow are left out.
-
-    Args:
-        max_nodes: The most nodes of a tree, the root not counted.
-        max_depth: The deepest node, at most; None for the deepest one of which a rate is known.
+    ``max_depth`` None stands for the deepest node of which a rate is known.
     """
     max_nodes = nodes_of_draft("max_nodes", max_nodes)
     depth = rates.max_depth if max_depth is None else whole("max_depth", max_depth, least=1)
@@ -139,15 +128,15 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
             f"max_depth={depth}: acceptance rates are known to depth {rates.max_depth}; give at most that, or rates of "
             f"deeper drafts"
         )
-    found: dict[TreeShape, PlannedShape] = {}
+    planned: dict[TreeShape, PlannedShape] = {}
     for bound in range(1, depth + 1):
         levels = _levels(rates, max_nodes, bound)
         best = levels[0].best
         for nodes in range(1, max_nodes + 1):
             if np.isfinite(best[nodes]):
                 shape = TreeShape(_paths(levels, 0, nodes, ()))
-                found.setdefault(shape, PlannedShape(shape, 1 + float(best[nodes])))
-    return sorted(found.values(), key=lambda each: (each.nodes, each.depth))
+                planned.setdefault(shape, PlannedShape(shape, 1 + float(best[nodes])))
+    return sorted(planned.values(), key=lambda tree: (tree.nodes, tree.depth))
 
 
 @dataclass(frozen=True, eq=False)

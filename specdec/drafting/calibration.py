@@ -39,7 +39,6 @@ class Calibration:
     Args:
         depths: The deepest node.
         ranks: The largest number of siblings that are told apart.
-        device: Where the counts are. Their addresses stay.
     """
 
     def __init__(self, depths: int, ranks: int, device: torch.device | str = "cpu"):
@@ -61,10 +60,9 @@ class Calibration:
         depth: Int[Tensor, "rows node"],
         rank: Int[Tensor, "rows node"],
     ) -> Int[Tensor, "batch node"]:
-        """Return the cells of nodes, as indices into the flattened counts.
+        """Return the cells of nodes by the confidence before they were drawn, as indices into the flattened counts.
 
-        ``confidence`` is that before the node was drawn, ``kind`` 0 for greedy rows and 1 for sampled ones, ``depth``
-        counts from 1 and ``rank`` among siblings from 0.
+        ``kind`` is 0 for greedy rows and 1 for sampled ones; depths count from 1, ranks among siblings from 0.
         """
         place = ((torch.logit(confidence.double(), eps=1e-6) - _LEAST) * _SCALE).long().clamp_(0, BINS - 1)
         return ((kind * self.depths + depth - 1) * self.ranks + rank) * BINS + place
@@ -84,14 +82,10 @@ class Calibration:
         *,
         learn: bool,
     ) -> None:
-        """Count the nodes of a round.
+        """Count the nodes of a round (cell -1 for none), predicted to be accepted with the probability ``survival``.
 
-        Args:
-            cells: -1 for nodes that there were not.
-            survival: The predicted probability that they are accepted.
-            tried: Whether the parent was accepted.
-            accepted: Whether the node was.
-            learn: Whether to change the rates; otherwise they are judged only.
+        ``tried`` says whether the parent was accepted, ``accepted`` whether the node was. Without ``learn`` the rates
+        stay as they are, and are judged only.
         """
         there, flat = (cells >= 0).double(), cells.clamp(min=0).flatten()
         if learn:
@@ -106,27 +100,25 @@ class Calibration:
     def errors(self) -> list[dict[str, Any]]:
         """Return mean ``predicted`` and ``accepted`` rates and ``calibration_error`` by ``requests`` and ``depth``."""
         predicted, happened, count = self._judged.cpu()
-        found = []
-        for number, nodes in enumerate(count.sum(-1).tolist()):
-            if nodes:
-                gap = (predicted[number] - happened[number]).abs().sum()
-                found.append(
-                    {
-                        "requests": KINDS[number // self.depths],
-                        "depth": number % self.depths + 1,
-                        "nodes": int(nodes),
-                        "predicted": float(predicted[number].sum() / nodes),
-                        "accepted": float(happened[number].sum() / nodes),
-                        "calibration_error": float(gap / nodes),
-                    }
-                )
-        return found
+        gap = (predicted - happened).abs()
+        return [
+            {
+                "requests": KINDS[number // self.depths],
+                "depth": number % self.depths + 1,
+                "nodes": int(nodes),
+                "predicted": float(predicted[number].sum() / nodes),
+                "accepted": float(happened[number].sum() / nodes),
+                "calibration_error": float(gap[number].sum() / nodes),
+            }
+            for number, nodes in enumerate(count.sum(-1).tolist())
+            if nodes
+        ]
 
     def error(self) -> float | None:
         """Return the expected calibration error over all nodes that were verified; None if there were none."""
-        found = self.errors()
-        nodes = sum(each["nodes"] for each in found)
-        return sum(each["calibration_error"] * each["nodes"] for each in found) / nodes if nodes else None
+        errors = self.errors()
+        nodes = sum(row["nodes"] for row in errors)
+        return sum(row["calibration_error"] * row["nodes"] for row in errors) / nodes if nodes else None
 
     def save(self, path: str | Path, **facts: Any) -> None:
         """Write counts and errors as JSON, with more facts by name."""
@@ -202,8 +194,7 @@ class Rater:
     def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
         """Rate the children of a level's nodes, which are not drawn yet; return whether any is worth drafting.
 
-        ``tokens`` are those of all nodes so far. One row of ``scores`` may serve all parents. The host looks if that is
-        free.
+        ``tokens`` are those of all nodes so far. One row of ``scores`` may serve all parents.
         """
         rated = self.rated
         confidence = self.confidence(tokens.index_select(1, level.parents), scores, level.depth)

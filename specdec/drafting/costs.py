@@ -69,11 +69,9 @@ class RaggedCosts(Protocol):
     def ragged(
         self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
     ) -> Float[np.ndarray, "*size"]:
-        """Return the seconds of rounds of ``rows`` rows with ``positions`` in the cache, over all rows.
+        """Return the seconds of rounds of ``rows`` rows, with ``positions`` in the cache and ``drafted`` tokens in all.
 
-        Args:
-            drafted: Drafted tokens, over all rows.
-            deepest: Depth of the deepest draft.
+        ``deepest`` is the depth of the deepest draft.
         """
         ...
 
@@ -131,13 +129,10 @@ class RoundCosts:
         return len(self.table[0]) - 1
 
     def seconds(self, rows: int, depth: int) -> Float[np.ndarray, " depths"]:
-        """Return the seconds of a round of ``rows`` rows with drafts of depth 0 to ``depth``.
+        """Return the seconds of a round of ``rows`` rows with drafts of depth 0 to ``depth``; refuse deeper ones.
 
         Between measured batch sizes it interpolates, beyond them the nearest one counts. A draft never costs more than
         a deeper one: where it was measured so, something else kept the machine busy.
-
-        Raises:
-            ValueError: No draft of this depth was measured.
         """
         if self.nodes is not None or self.trees is not None:
             raise self._unknown("depths are asked for")
@@ -152,7 +147,6 @@ class RoundCosts:
     def ragged(
         self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
     ) -> Float[np.ndarray, "*size"]:
-        """Return the seconds of rounds by their deepest drafts; see ``RaggedCosts``."""
         return self._rising(rows)[deepest]
 
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
@@ -160,9 +154,6 @@ class RoundCosts:
 
         This is the largest convex function that is nowhere above what was measured: every further node costs no less
         than the one before.
-
-        Raises:
-            ValueError: No round with so many nodes was measured.
         """
         if self.nodes is None or most > self.nodes[-1]:
             raise self._unknown(f"trees have {most} nodes")
@@ -234,11 +225,7 @@ class RoundCosts:
 
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
-        """Return what ``save`` has written, or a table in a file of ``plan costs=fit``: by nodes or by depth.
-
-        Raises:
-            ValueError: The file cannot be read, or is something else.
-        """
+        """Return what ``save`` has written, or a table in a file of ``plan costs=fit``: by nodes or by depth."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content.get("kind") == KIND:

@@ -16,7 +16,7 @@ from specdec.types import DraftSampling
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """What a tree builder needs to know of the requests of a round.
+    """A round's requests, as tree builders read them.
 
     Attributes:
         vocabulary: Translates the scorer's columns to tokens.

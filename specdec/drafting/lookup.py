@@ -73,7 +73,7 @@ class RatedSession(Session):
 
     @abstractmethod
     def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
-        """Return the expected number of accepted tokens of ``propose``'s draft; changes no draft."""
+        """Return the expected number of accepted tokens of ``propose``'s draft."""
 
 
 class RatedDrafter(Drafter):
@@ -166,9 +166,7 @@ def trees(
         tokens   4 7 8 9
         parents -1 0 1 0
 
-    Args:
-        parents: The parent of each token: a place in the row's tokens, parents first, or -1 for the root.
-        valid: How many of each row's tokens may be accepted, the first ones; None for all.
+    ``valid`` is how many of each row's tokens may be accepted, the first ones; None for all.
     """
     sizes = np.array([len(row) for row in tokens])
     counts = sizes if valid is None else np.array(valid)

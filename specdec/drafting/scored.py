@@ -39,9 +39,6 @@ class ScoredDrafter(Drafter):
     Attributes:
         policy: Chooses which nodes are verified (``pruned_by``); None for all.
         at_once: Whether one forward scores all depths.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range, or the tree cannot be drawn by this law.
     """
 
     at_once: bool = False

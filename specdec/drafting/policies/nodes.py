@@ -124,10 +124,7 @@ class NodePolicy(ABC):
 
     @abstractmethod
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
-        """Return which nodes are verified; whether one is may not depend on those behind it.
-
-        Nodes may be left out from the end; ``survival`` is negative where there is none.
-        """
+        """Return which nodes are verified; it may not depend on those behind. ``survival`` is negative for none."""
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
         """Note that nothing was drafted in these slots."""
@@ -141,7 +138,7 @@ class NodePolicy(ABC):
     ) -> None:
         """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out.
 
-        ``decided`` is False for rows in which nothing was; None if there are none.
+        ``decided`` is False for rows in which nothing was decided.
         """
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
         if decided is not None:
