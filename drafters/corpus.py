@@ -145,25 +145,19 @@ class Corpus:
 
         If the last m tokens occur, so do fewer, so the length is found by doubling and bisection.
         """
-        room = len(text) if most is None else min(most, len(text))
-        best, low, high = Match(0, 0, 0), 0, 1
-        while low < room:
-            length = min(high, room)
-            found = self._find(text[len(text) - length :].tolist())
-            if found is None:
-                high = length
-                break
-            best, low, high = found, length, 2 * length
-        else:
-            return best
-        while high - low > 1:  # the last m tokens occur for m = low, and not for m = high
-            length = (low + high) // 2
-            found = self._find(text[len(text) - length :].tolist())
-            if found is None:
-                high = length
-            else:
-                best, low = found, length
-        return best
+        room, matches = len(text) if most is None else min(most, len(text)), {0: Match(0, 0, 0)}
+
+        def misses(length: int) -> bool:
+            match = self._find(text[len(text) - length :].tolist())
+            if match is not None:
+                matches[length] = match
+            return match is None
+
+        high = 1
+        while high <= room and not misses(high):
+            high *= 2
+        bisect_left(range(high // 2 + 1, min(high, room + 1)), True, key=misses)
+        return matches[max(matches)]
 
     def first(self, match: Match, count: int) -> list[int]:
         """Returns up to so many tokens that follow where a match stands first, to the end of the document."""

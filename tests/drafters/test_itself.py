@@ -166,19 +166,13 @@ def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: p
 
     def outputs() -> list[tuple[int, ...]]:
         engine = Engine(target, SelfDrafter(str(file), 2, search=settings), RejectionVerifier(), max_length=40)
-        return [
-            each.token_ids
-            for each in engine.generate(PROMPTS, SamplingParams(temperature=1.0, seed=3, max_new_tokens=14))
-        ]
+        done = engine.generate(PROMPTS, SamplingParams(temperature=1.0, seed=3, max_new_tokens=14))
+        return [output.token_ids for output in done]
 
     first = outputs()
     written = json.loads(file.read_text())
-    assert (
-        written["skip"]
-        and written["layers"] == 4
-        and written["search"] == settings
-        and list(tmp_path.rglob("*.part")) == []
-    )
+    assert written["skip"] and (written["layers"], written["search"]) == (4, settings)
+    assert list(tmp_path.rglob("*.part")) == []
     monkeypatch.setattr(drafters.itself, "search", lambda *args, **more: pytest.fail("searched again"))
     assert outputs() == first
     file.write_text(json.dumps(written | {"layers": 32, "target": "another"}))
@@ -195,14 +189,11 @@ def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: p
         ([], {}, r"skip=\[\]: give layers or parts"),
         (None, {}, "skip=None: give layers or parts"),
         (None, {"quantization": "int3"}, "quantization='int3': give one of int8"),
-        ([], {"quantization": "int8"}, r"skip=\[\]: give layers or parts"),
         ("no.json", {}, "skip=no.json: there is no such file; give drafter.search="),
         ([1], {"search": {}}, "search needs a file to write to"),
         ("no.json", {"search": {"token": 3}}, "search.token: there is no such setting, give some of prompts, tokens"),
         (["4"], {}, r"has no 4: give layers from 0 to 3, such as 2 or 2-3, or parts of them \(self_attn, mlp\)"),
-        (["2-4"], {}, "has no 2-4"),
         (["4-"], {}, "has no 4-"),
-        (["0-"], {}, "leaves nothing of the 4 layers"),
         (["1.attn"], {}, "has no 1.attn"),
         (["0-3"], {}, "leaves nothing of the 4 layers"),
         ("no.json", {"search": {"tokens": 4}}, "search.tokens=4: give more than the 4 tokens of a draft"),

@@ -131,18 +131,14 @@ class NodePolicy(ABC):
         self._cells.index_fill_(0, slots, -1)
 
     def count(
-        self,
-        slots: Int[Tensor, " batch"],
-        path: Int[Tensor, "batch depth"],
-        decided: Bool[Tensor, " batch"] | None = None,
+        self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], decided: Bool[Tensor, " batch"]
     ) -> None:
         """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out.
 
         ``decided`` is False for rows in which nothing was decided.
         """
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
-        if decided is not None:
-            cells = cells.where(decided[:, None], -1)
+        cells = cells.where(decided[:, None], -1)
         nodes = cells.shape[1]
         on_path = torch.zeros(len(cells), nodes + 1, dtype=torch.bool, device=cells.device)
         on_path.scatter_(1, path.where(path >= 0, nodes), True)
