@@ -107,11 +107,7 @@ def gain(new: Acceptance, old: Acceptance) -> Gain:
 
 
 def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[list[int]]:
-    """Returns the tokens of prompts, as chat messages where the target has a chat template.
-
-    Args:
-        target: The target. One without a tokenizer gets random tokens.
-        given: Texts; None for the built-in ones.
+    """The tokens of texts, by default the built-in ones; random tokens for a target without a tokenizer.
 
     Raises:
         ValueError: No prompt has two tokens.
@@ -121,11 +117,8 @@ def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[l
         return torch.randint(target.vocab_size, (len(PROMPTS), 12), generator=generator).tolist()
     chat = target.tokenizer is not None and getattr(target.tokenizer, "chat_template", None) is not None
     texts = PROMPTS if given is None else given
-    encoded = [
-        encode(target.tokenizer, [{"role": "user", "content": text}] if chat else text)[-_MOST_TOKENS:]
-        for text in texts
-    ]
-    found = [tokens for tokens in encoded if len(tokens) > 1]
+    asked = [[{"role": "user", "content": text}] if chat else text for text in texts]
+    found = [tokens for text in asked if len(tokens := encode(target.tokenizer, text)[-_MOST_TOKENS:]) > 1]
     if not found:
         raise ValueError("no prompt has two tokens or more: give longer prompts, or none")
     return found
@@ -186,7 +179,7 @@ def play(
 
 
 def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns acceptance and reach, ``[row, depth]``, of a batch of chains."""
+    """Acceptance and reach, ``[row, depth]``, of a batch of chains."""
     if not bool((tree.parents[:, 1:] == torch.arange(tree.tokens.shape[1] - 1, device=p.device)).all()):
         raise ValueError("the drafter drafts trees, and chains are inspected: give 'drafter.shape=4'")
     tokens, p = tree.tokens[:, 1:, None], p[:, :-1]
@@ -202,7 +195,7 @@ def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unigram(p: Float[Tensor, "root vocab"]) -> float:
-    """Returns the best acceptance of one distribution for all roots, made of how frequent tokens are."""
+    """The best acceptance of one distribution for all roots, made of how frequent tokens are."""
     found = []
     for power in (0.25, 0.5, 1.0, 1.5, 2.0):  # the frequencies themselves are not quite what overlaps most
         q = p.mean(0).pow(power)

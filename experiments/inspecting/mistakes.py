@@ -77,7 +77,7 @@ def check_one_model(drafter: Description) -> None:
 
 
 def alternatives(drafter: Description, target: Target, given: Collection[str] = ()) -> Iterator[Alternative]:
-    """Yields the likeliest other ways to load a drafter, by its doubts.
+    """The likeliest other ways to load a drafter, by its doubts.
 
     Args:
         given: Names of the settings that stand in place of what its files say, which are tried without.
@@ -90,7 +90,7 @@ def alternatives(drafter: Description, target: Target, given: Collection[str] = 
 
 
 def _layers(layers: Sequence[int] | None, target: Target) -> Iterator[Alternative]:
-    """Yields other hidden states: the neighbours, the usual three, and in another order."""
+    """Other hidden states: the neighbours, the usual three, and in another order."""
     count, layers = target.num_layers or 0, tuple(layers or ())
     lists = [tuple(layer if layer < 0 else layer + shift for layer in layers) for shift in (1, -1)]
     if count >= 7 and len(layers) == 3:
@@ -104,7 +104,7 @@ def _layers(layers: Sequence[int] | None, target: Target) -> Iterator[Alternativ
 
 
 def _masks(mask: int, target: Target) -> Iterator[Alternative]:
-    """Yields other tokens that places may hold: the tokenizer's own, and the last row."""
+    """Other tokens that places may hold: the tokenizer's own, and the last row."""
     tokenizer: Any = target.tokenizer
     tokens: list[int | None] = []
     if tokenizer is not None:
@@ -126,7 +126,7 @@ def _residual(layer: Any, target: Target) -> Iterator[Alternative]:
 
 
 def _rope(config: Any, target: Target) -> Iterator[Alternative]:
-    """Yields the target's rotary embedding, where the head's is another."""
+    """The target's rotary embedding, where the head's is another."""
     text: Any = target.model.config.get_text_config(decoder=True)
     own, theirs = (dict(getattr(each, "rope_parameters", None) or {}) for each in (config, text))
     if "rope_theta" not in own or "rope_theta" not in theirs or own == theirs:
