@@ -122,6 +122,9 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         "competes": promises_exact(exactness) and not not_lossless,
         "not_lossless": not_lossless,
     }
+    bounds = None
+    if distance is not None:
+        bounds = bootstrap.over_prompts(ratio_of_sums, rounds.prompt, [rounds.distance_tv, ones])
     whole = {
         **shared,
         "category": ALL,
@@ -129,9 +132,7 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         **_figures(good, rounds, timed, bootstrap),
         "expected_mean_acceptance_length": metrics.expected_mean_acceptance_length(rounds),
         "distance_tv": distance,
-        **ends(
-            "distance_tv", distance and bootstrap.over_prompts(ratio_of_sums, rounds.prompt, [rounds.distance_tv, ones])
-        ),
+        **ends("distance_tv", bounds),
         "distance_kl": mean_of_all(rounds.distance_kl),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(rounds),
         "proposed_depth_per_round": metrics.proposed_per_round(rounds.proposed_depth),
