@@ -110,13 +110,15 @@ class Failing(Wrapped):
 
 
 @cache
-def target_of(architecture: str) -> Target:
-    return Target(tiny_model(architecture, vocab_size=24, layers=ARCHITECTURES[architecture]))
+def target_of(architecture: str, drafter: str = "") -> Target:
+    """In float64 for marginals: among 64 continuations a round, one is soon drawn next to float32's rounding."""
+    model = tiny_model(architecture, vocab_size=24, layers=ARCHITECTURES[architecture])
+    return Target(model.double() if drafter == "marginals" else model)
 
 
 @cache
 def drafter_of(architecture: str, name: str) -> Drafter:
-    return DRAFTERS[name](target_of(architecture).model)
+    return DRAFTERS[name](target_of(architecture, name).model)
 
 
 @cache
@@ -137,7 +139,7 @@ def takes(verifier: Verifier, drafter: Drafter) -> bool:
 def lonely(architecture: str, drafter: str | None, rule: str) -> Engine:
     """An engine for one request at a time, plain without a drafter."""
     model = None if drafter is None else drafter_of(architecture, drafter)
-    return Engine(target_of(architecture), model, VERIFIERS[rule](), max_length=LONGEST, recording="off")
+    return Engine(target_of(architecture, drafter or ""), model, VERIFIERS[rule](), max_length=LONGEST, recording="off")
 
 
 @cache
@@ -250,7 +252,7 @@ class Player:
 
     def __init__(self, program: Program):
         self.program, self.asked, self.faults = program, list[Asked](), 0
-        target, drafter = target_of(program.architecture), None
+        target, drafter = target_of(program.architecture, "" if program.plain else program.drafter), None
         if not program.plain:
             drafter = drafter_of(program.architecture, program.drafter)
             drafter = Wrapping(drafter, partial(Failing, faults=program.faults))
