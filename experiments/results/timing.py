@@ -4,7 +4,7 @@ A call is a turn of a batch: what the engine was given together, and what was ti
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -121,7 +121,8 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
     if sides[0] is None or sides[1] is None:
         return None
     both = sides[0].join(sides[1].add_prefix("other_"), how="inner")
-    count, statistic = len(sides[0].columns), cast(Any, throughput_ratio if figure == "speedup" else ratio_of_sums)
+    count = len(sides[0].columns)
+    statistic: Any = throughput_ratio if figure == "speedup" else ratio_of_sums
     if both.empty or not both.sum().all():
         return None
 

@@ -5,6 +5,7 @@ Hydra makes a callback before any job starts, so what its end needs is imported 
 
 import json
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
 from hydra.experimental.callback import Callback
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -21,29 +23,37 @@ from experiments.config.launch import ERROR, RESULTS, show
 from experiments.config.sections import in_sweep
 
 Result = TypeVar("Result")
+_COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 
 # ---------------------------------------------------------------- a line per job
 
 
 class JobLines(Callback):
-    """Says a line about every job of a sweep when it has ended: its main figures, and how long it took.
+    """Says a line about every job of a sweep when it has ended: its main figures, its time, and that of the rest.
 
     A job's tables are in its folder, which is below ``out`` if the sweep was given one.
     """
 
     def __init__(self) -> None:
-        self._began, self._started = time.monotonic(), time.time()
+        self._first = self._began = time.monotonic()
+        self._started = time.time()
+        self._total: int | None = None
         self._fixed: set[str] = set()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Say where the jobs go."""
+        """Say how many jobs there are, if that is known before, and where they go."""
         # The launchers log a line or two per job, which say what these lines say.
         for name in ("hydra", "hydra_plugins"):
             logging.getLogger(name).setLevel(logging.WARNING)
         params = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
         given = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
-        self._fixed = {override.input_line or "" for override in given if not override.is_sweep_override()}
+        last = {override.get_key_element(): override for override in given}.values()  # later ones win
+        self._fixed = {override.input_line or "" for override in last if not override.is_sweep_override()}
+        swept = [override for override in last if override.is_sweep_override()]
+        if all(override.value_type in _COUNTED for override in swept):
+            self._total = math.prod(len(list(override.sweep_iterator())) for override in swept)
+        self._total, self._first = config.hydra.sweeper.get("n_trials", self._total), time.monotonic()
         written: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         for out in self._fixed.intersection(written):
             if out.startswith("out="):  # one folder for all jobs, whatever they are: the sweep's
@@ -51,7 +61,8 @@ class JobLines(Callback):
                     config.hydra.overrides.task.remove(out)
                     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={out.removeprefix('out=')}")
                     config.hydra.sweep.dir = str(OverridesParser.create().parse_override(out).value())
-        print(f"a sweep into {config.hydra.sweep.dir}", flush=True)
+        count = "a sweep" if self._total is None else f"{self._total} jobs"
+        print(f"{count} into {config.hydra.sweep.dir}", flush=True)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._began, self._started = time.monotonic(), time.time()
@@ -64,8 +75,11 @@ class JobLines(Callback):
         label = " ".join(text for text in config.hydra.overrides.task if text not in self._fixed)
         failed = (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
         figures = _figures(Path(str(config.out)), failed_since=self._started if failed else 0.0)
-        took = duration(time.monotonic() - self._began)
-        print(f"job {int(config.hydra.job.num) + 1}, {label}: {figures}; {took}", flush=True)
+        now, done = time.monotonic(), int(config.hydra.job.num) + 1
+        rest = 0 if self._total is None else self._total - done
+        of = "" if self._total is None else f" of {self._total}"
+        left = f", about {duration((now - self._first) / done * rest)} left" if rest > 0 else ""
+        print(f"job {done}{of}, {label}: {figures}; {duration(now - self._began)}{left}", flush=True)
 
 
 def _figures(folder: Path, *, failed_since: float) -> str:
