@@ -121,8 +121,7 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
     if sides[0] is None or sides[1] is None:
         return None
     both = sides[0].join(sides[1].add_prefix("other_"), how="inner")
-    count = len(sides[0].columns)
-    statistic: Any = throughput_ratio if figure == "speedup" else ratio_of_sums
+    count, statistic = len(sides[0].columns), throughput_ratio if figure == "speedup" else ratio_of_sums
     if both.empty or not both.sum().all():
         return None
 
@@ -131,8 +130,8 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
 
     columns: list[Any] = [both[name].to_numpy(dtype=np.float64) for name in both]
     interval = bootstrap.interval(difference, columns)
-    values = (statistic(*columns[:count]), statistic(*columns[count:]), difference(*columns))
-    return Lead(*map(float, values), interval, len(both))
+    ours, theirs = float(statistic(*columns[:count])), float(statistic(*columns[count:]))
+    return Lead(ours, theirs, ours - theirs, interval, len(both))
 
 
 def _sums(figure: str, entrant: Entrant) -> Frame | None:
