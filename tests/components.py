@@ -341,10 +341,8 @@ TRIED_WITH = {
 """Rules that are tried with the drafts they are for; every draft is tried with all others."""
 
 
-STRONGEST = {
-    "rejection": "model_tree_without_replacement",
+STRONGEST = dict.fromkeys(VERIFIERS, "model_tree_without_replacement") | {
     "block": "model_chain_iid",
-    "traversal": "model_tree_without_replacement",
     "kseq": "model_tree_iid",
     "target_walk": "model_tree_coupled",
     "two_draft": "model_tree_iid",

@@ -195,6 +195,13 @@ def _is_pace(value: Any) -> bool:
     return value >= 1 if isinstance(value, int) else re.fullmatch(r"[1-9]\d*[smh]", value) is not None
 
 
+def _cache_formats() -> Iterable[str]:
+    """The names of the KV cache's formats. They import PyTorch, so only a setting that names one does."""
+    from specdec.cache import formats
+
+    return formats.FORMATS
+
+
 Several = Annotated[list[T], Wanted(test=bool)]
 OneOrMore = T | Annotated[list[T], Wanted(test=bool)]
 Natural = Annotated[int, least(0)]
@@ -217,6 +224,9 @@ Dropped = Annotated[float, number("a mass from 0 (keep every token) to below 1",
 Duration = Annotated[Any, Wanted(_duration_words, lambda value: _duration_words(value) == "a time")] | None
 Pace = Annotated[int | str, Wanted("a number of prompts, a time such as 30s or 5m", _is_pace)] | None
 Format = Annotated[str, Wanted(f"one or several of {', '.join(FORMATS)}", lambda value: value in FORMATS)]
+CacheFormat = Annotated[
+    str, Wanted(lambda value: f"one of {', '.join(_cache_formats())}", lambda value: value in _cache_formats())
+]
 Runs = Annotated[OneOrMore[Text], Wanted("folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'")]
 
 
@@ -234,7 +244,7 @@ class EngineSettings:
     scheduler: Any
     check: bool
     recording: Literal["auto", "rounds", "decisions", "off"]
-    kv_cache: Literal["int8", "fp8", "fp8_e5m2"] | None
+    kv_cache: CacheFormat | None
     cache: Any
 
 

@@ -44,16 +44,16 @@ class Precision:
         """Return the bytes of formats by name; what is None has that of ``dtype``, and the output that of ``weights``.
 
         ``group`` weights of a quantized matrix share a factor of 16 bits, and with ``zero_points`` a zero point, too;
-        None for a row, whose factor is too small a part to count. A cache in int8 or fp8 has a factor of 32 bits with
-        every vector.
+        None for a row, whose factor is too small a part to count. Every format ``kv`` of a quantized cache takes a byte
+        per number, and a factor of 32 bits with every vector.
         """
         factors = 0.0 if group is None else (4 if zero_points else 2) / group
         return cls(
             weights=bytes_of(weights or dtype) + factors,
             output=bytes_of(output or weights or dtype) + (factors if output is None else 0.0),
             tables=bytes_of(dtype),
-            kv=bytes_of(kv or dtype),
-            kv_vector=4.0 if kv in ("int8", "fp8", "fp8_e5m2") else 0.0,
+            kv=bytes_of(dtype) if kv is None else 1.0,
+            kv_vector=0.0 if kv is None else 4.0,
             activations=bytes_of(dtype),
         )
 

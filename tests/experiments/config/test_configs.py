@@ -28,6 +28,7 @@ from experiments.training.data.regenerate import RegenerateConfig
 from experiments.training.losses import Loss
 from experiments.training.weights import Weights
 from specdec import Drafter, Engine, SamplingParams, Scheduler, Target, Verifier
+from specdec.cache.formats import FORMATS
 from specdec.drafting.policies import LengthPolicy, NodePolicy
 from specdec.engine import scheduler
 from specdec.engine.scheduler import Priority
@@ -187,6 +188,16 @@ def test_every_setting_is_checked(configure: Configure) -> None:
     assert {field.name for field in fields(EngineSettings)} == arguments_of(Engine)
     for name in APPLICATIONS:
         assert {str(key) for key in configure(name)} == {field.name for field in fields(command_of(name).settings)}
+
+
+def test_a_format_of_the_cache_is_known_by_its_line_alone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = plain(configure("run"), "engine") | {"kv_cache": "int7"}
+    with pytest.raises(ValueError, match=r"engine\.kv_cache='int7': give one of int8, .*, or null"):
+        check_arguments(EngineSettings, given, "engine")
+    monkeypatch.setitem(FORMATS, "int7", FORMATS["int8"])
+    check_arguments(EngineSettings, given, "engine")
 
 
 def test_every_setting_has_a_comment() -> None:

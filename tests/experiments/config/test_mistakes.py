@@ -135,7 +135,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "out=a_file": "a_file is a file",
         "verifier=null": "verifier=null: a run needs a verifier, choose among block, ",
         "engine.max_length=20": "no prompt fits: ",
-        "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, fp8_e5m2, or null",
+        "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, ",
         "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8",
         "engine.scheduler._target_=x.Y": "engine.scheduler is empty: give '+engine.scheduler={_target_:…}'",
         "engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule",

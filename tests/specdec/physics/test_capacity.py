@@ -163,6 +163,7 @@ ROWS, LENGTH, NODES = 3, 40, 5
     ("model_type", "kv_cache"),
     [
         ("llama", "int8"),
+        ("llama", "fp8_e5m2"),
         ("gpt2", None),
         ("deepseek_v3", "int8"),
         ("deepseek_v32", None),
