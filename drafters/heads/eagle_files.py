@@ -56,7 +56,8 @@ _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(?:model\.)?verifier_(?:lm_head|n
 
 SPECULATORS = {"fusion_bias": False, "owns_output": True}
 SGLANG = {"config.model_type": "llama", "owns_embeddings": False}
-SGLANG_3 = {"norm_before_residual": False, "norm_joined": False, "at_once": False, "config.num_hidden_layers": 1}
+SGLANG_3 = {"norm_before_residual": False, "norm_joined": False, "at_once": False}
+SGLANG_3 |= {"owns_output": True, "config.num_hidden_layers": 1}
 """What heads these layouts have; others' readers would leave the rest out."""
 
 
@@ -222,7 +223,7 @@ def save_eagle(
     fuses = isinstance(head, Eagle3Head)
     check_layout(layout, LAYOUTS if fuses else ("native", "sglang"))
     if layout == "sglang":
-        check_limits(layout, head, SGLANG | (SGLANG_3 | SPECULATORS if fuses else {"fusion_bias": False}))
+        check_limits(layout, head, SGLANG | (SGLANG_3 if fuses else {"fusion_bias": True}))
     elif layout == "speculators":
         check_limits(layout, head, SPECULATORS)
     if fuses and layout != "native":

@@ -314,7 +314,7 @@ class Rows(Pages):
         """See ``Pages.enter``. The slot that was left first is taken, or the one whose whole content is used."""
         if not self.shared:
             return Placement(slots[0])
-        wanted, found, source = np.asarray(tokens[:-1]), 0, None
+        wanted, found, source = np.asarray(tokens[:-1], dtype=np.int64), 0, None
         for slot, known in enumerate(self._tokens):
             if again is not None and (self._drafted[slot] or not drafted):
                 count = _common(known, wanted)
