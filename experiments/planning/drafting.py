@@ -79,6 +79,10 @@ def plan_drafter(
     if parts:
         return _several([plan_drafter(each, target, formats, target_name=target_name) for each in parts])
     name, kv_cache = options.get("name"), options.get("kv_cache")
+    if kv_cache is not None:
+        from specdec.cache.formats import check_format  # which imports PyTorch
+
+        check_format(kv_cache)
     usual = _usual_sizes(options)
     kind: Any = None if usual else class_of(options)  # which imports PyTorch
     usual = usual or getattr(kind, "usual", None)
