@@ -316,5 +316,5 @@ def test_sizes_that_there_are_none_of_and_running_requests_are_refused() -> None
                 engine.warm_up(nodes)
         assert not sizes(engine)
         engine.submit(LOOPS[0], SamplingParams(max_new_tokens=4))
-        with pytest.raises(RuntimeError, match="1 requests are unfinished"):
+        with pytest.raises(RuntimeError, match="1 requests unfinished: call it before them"):
             engine.warm_up()
