@@ -183,7 +183,8 @@ class Table:
         notes: Sequence[str] = (),
     ) -> Self:
         """A column per item, under its name, and a row per figure; a row that would say nothing is left out."""
-        made = cls([words("", min_width=16), *map(Col, names)], title, notes)
+        most = 16 if len(names) <= 6 else None  # a terminal has no room for more, and would cut the last columns
+        made = cls([words("", min_width=most), *map(Col, names)], title, notes)
         for line in lines:
             cells = [line.cell(item) for item in items]
             if any(cell.line.strip(f"{NOTHING}; ") for cell in cells):
