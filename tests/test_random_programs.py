@@ -33,7 +33,7 @@ from tests.specdec.test_schedules import NET, Drawn, SameDepth, count_anew
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-ARCHITECTURES = {"llama": 2, "mistral_sliding": 2, "gpt2": 1, "gemma2": 2}
+ARCHITECTURES = {"llama": 2, "mistral_sliding": 2, "gpt2": 2, "gemma2": 2}
 """Models, and how many layers they have: the fewest that show what is special about them."""
 WITHOUT_HEADS = ("gpt2",)
 """Architectures that tiny heads are not made for."""
