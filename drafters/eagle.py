@@ -100,14 +100,13 @@ class EagleDrafter(FeatureDrafter):
         **options: Unpack[HeadOptions],
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
-        name = options.get("name") or type(head).__name__
         if isinstance(head, Eagle3Head) and head.at_once:
             raise ValueError(
-                f"the head {name} fills masks, and was not trained to read its own output: give the drafter of such "
-                f"heads"
+                f"the head {options.get('name') or type(head).__name__} fills masks, and was not trained to read its "
+                f"own output: give the drafter of such heads"
             )
         tree = ExpansionTree() if shape is None else tree_of(shape)
-        super().__init__(head, tree, hidden_layers=hidden_layers, **{**options, "name": name})
+        super().__init__(head, tree, hidden_layers=hidden_layers, **options)
 
     @classmethod
     def from_pretrained(

@@ -36,6 +36,7 @@ class FeatureDrafter(HeadDrafter):
         hidden_layers: Sequence[int] | None = None,
         **options: Unpack[HeadOptions],
     ):
+        options["name"] = options.get("name") or ("" if head is None else type(head).__name__)
         super().__init__(tree, **options)
         self._head, self._layers = head, layers_given(hidden_layers)
 

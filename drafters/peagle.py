@@ -119,8 +119,7 @@ class PEagleDrafter(FeatureDrafter):
     ):
         instance("head", head, PEagleHead, "a P-EAGLE head, or load one with PEagleDrafter.from_pretrained(…)")
         builder = tree_of((head.tokens or TOKENS) if shape is None else shape)
-        name = options.get("name") or type(head).__name__
-        super().__init__(head, builder, hidden_layers=hidden_layers, **{**options, "name": name})
+        super().__init__(head, builder, hidden_layers=hidden_layers, **options)
         self.mask_token_id = head.mask_token_id
         self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
 

@@ -35,7 +35,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def loader(read: Callable[..., _Head], weights: Sequence[str] = ()) -> Callable[..., _Head]:
-    """Returns what loads a head from files: ``load(path, *, dtype, device, **given)``.
+    """Returns a function that loads a head from files: ``load(path, *, dtype, device, **given)``.
 
     ``path`` is a folder, a name on the hub, or ``bundled/…``; ``dtype`` None for the checkpoint's own; ``device`` None
     for the CPU. ``given`` is ``Where``, and what ``read`` takes besides the ``Checkpoint`` with these ``weights``.
@@ -64,7 +64,7 @@ use_sliding_window rope_parameters"""
 
 
 def layers_said(config: Any) -> Written:
-    """Returns what a ``config.json`` says of decoder layers, the base of RoPE in old and in new words."""
+    """Returns the keys of a ``config.json`` about decoder layers, with the base of RoPE in old and in new words."""
     said = {name: getattr(config, name) for name in _LAYERS.split() if hasattr(config, name)}
     return said | {"rope_theta": config.rope_parameters["rope_theta"], "tie_word_embeddings": False}
 

@@ -52,7 +52,7 @@ PARTS = {
     "gru_hidden_dim": ("gru_hidden_dim", "emb_dim", "pure_draft_prefix_len"),
     "xpress_rank": ("xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes"),
 }
-"""What a head may have besides layers: by the field that says so, the fields that describe it."""
+"""Parts that a head may have besides layers: by the field that says so, the fields that describe it."""
 KEYS = {"confidence": "enable_confidence_head", "confidence_with_markov": "confidence_head_with_markov"}
 """Fields with another name in all public layouts; the others have the same one everywhere."""
 UNTOLD = ("markov_head_type", "selector_top_k", "pure_draft_prefix_len", "num_jacobi_passes")
@@ -116,7 +116,7 @@ LAYOUTS = {
 """DeepSpec's (SGLang, vLLM), z-lab's with SpecForge's (SGLang, vLLM), and speculators' (vLLM). The first one that has a
 head's parts is the ``native`` one."""
 WORDS = ("dflash", "dspark", "domino", "dflash2", "xpress")
-"""What layouts call the kinds of heads that are loaded."""
+"""Names in layouts of the kinds of heads that are loaded."""
 SGLANG = {
     **dict.fromkeys(("owns_output", "owns_embeddings", "mlp_bias", "causal"), False),
     **dict.fromkeys(("selector_rank", "conv_kernel_size", "gru_hidden_dim", "xpress_rank"), 0),
@@ -239,7 +239,7 @@ def load_block(
 def _described(
     name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Returns what a ``config.json`` says of the layers, and what of the block, as fields of ``BlockConfig``."""
+    """Returns the settings of the layers in a ``config.json``, and those of the block as fields of ``BlockConfig``."""
     inner, kind = section(name, stored, "dflash_config"), stored.get("speculators_model_type")
     layout, layers, given = LAYOUTS["speculators" if kind else "z-lab"], stored, {**stored, **inner}
     if stored.get("model_type") == BlockConfig.model_type:

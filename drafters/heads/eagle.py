@@ -169,7 +169,7 @@ class Eagle3Head(FeatureHead):
         return {}
 
     def said(self) -> dict[str, Any]:
-        """Return what ``config.json`` says besides."""
+        """Return further keys of ``config.json``."""
         return {}
 
     @classmethod

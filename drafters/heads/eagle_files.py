@@ -58,7 +58,7 @@ SPECULATORS = {"fusion_bias": False, "owns_output": True}
 SGLANG = {"config.model_type": "llama", "owns_embeddings": False}
 SGLANG_3 = {"norm_before_residual": False, "norm_joined": False, "at_once": False}
 SGLANG_3 |= {"owns_output": True, "config.num_hidden_layers": 1}
-"""What heads these layouts have; others' readers would leave the rest out."""
+"""Limits of heads in these layouts, by attribute: their readers would leave the rest out."""
 
 
 def names_of(first: str) -> Names:

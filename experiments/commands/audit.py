@@ -63,7 +63,7 @@ UNKNOWN = ("logits_processor", "grammar", "adapter")
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is audited, beside what, and by which requests.
+    """A subject, the engine that it is held against, and the requests of both.
 
     Attributes:
         reference: Stands in place of the law, which is None.

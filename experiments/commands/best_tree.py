@@ -229,7 +229,7 @@ def read_traces(config: DictConfig) -> Traced:
 
 
 def old_shape(given: Any, traced: DictConfig) -> Any:
-    """What ``drafter.shape`` is without this optimization: as given, or in the drafter's file, or as it was traced."""
+    """The ``drafter.shape`` without this optimization: as given, or in the drafter's file, or as it was traced."""
     if "shape" not in traced.drafter:
         raise ValueError(
             f"{traced.drafter.get('_target_')} takes no shape of its own: optimize the shape of the drafter that it is "

@@ -15,7 +15,7 @@ from specdec.drafting.policies.lengths import LengthPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """What a drafter's rounds accept at every position of some outputs, all one behind the other.
+    """Acceptance of a drafter's rounds at every position of some outputs, all one behind the other.
 
     Rounds of shorter drafts begin where none began in the trace. There a draft is what was left of the recorded one: it
     is accepted as far, and ends where that one was rejected. Behind a draft that was accepted whole, the next token is

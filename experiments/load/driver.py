@@ -176,7 +176,7 @@ class Driver:
             heapq.heappush(self._due, (at + float(self._times[following]), following))
 
     def result(self, *, method: str, rate: float, **facts: Any) -> LoadRun:
-        """Return what was seen; requests that had not arrived yet when the run was broken off are left out."""
+        """Return the records of requests; those that had not arrived when the run was broken off are left out."""
         came = np.flatnonzero(~np.isnan(self.columns["arrived"]))
         requests = typed({name: values[came] for name, values in self.columns.items()}, REQUESTS)
         whole = len(came) == len(self.asked) and bool((requests.outcome != UNFINISHED).all())

@@ -217,7 +217,7 @@ def measure_follows(
     sampling: SamplingParams | None = None,
     **options: Any,
 ) -> float:
-    """Return what the drafter adds to a forward over a prompt, relative to it: the median over sizes of prompts."""
+    """Return the drafter's share of a forward over a prompt: the median over sizes of prompts."""
     longest = max(chunks)
     made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
     once = replace(sampling or SamplingParams(), max_new_tokens=1)

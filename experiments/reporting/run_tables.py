@@ -321,7 +321,7 @@ def _count(value: float | None, digits: int = 0) -> str:
 
 
 def noise_notes(run: Run) -> list[str]:
-    """What is known about the noise of a run's timings; a warning first where they are noisy."""
+    """The noise of a run's timings in words; a warning first where they are noisy."""
     return [*([NOISY] if run.noisy else []), *(noise_words(run.rows[0]) if run.rows else [])]
 
 

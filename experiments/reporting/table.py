@@ -98,7 +98,7 @@ class Col:
         return " ".join(self.heading.replace("/\n", "/").replace("-\n", "").split())
 
     def cell(self, row: Any) -> Cell:
-        """What the column says of a row."""
+        """The cell of a row."""
         if callable(self.field):
             made = self.field(row)
             return Cell(made) if isinstance(made, str) else made

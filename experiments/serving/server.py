@@ -182,7 +182,7 @@ class Server:
         return count
 
     def _understand(self, body: bytes, chat: bool) -> Asked:
-        """Return what a call wants. Long texts are made tokens of beside the event loop."""
+        """Return a call's request. Long texts are made tokens of beside the event loop."""
         try:
             parsed = json.loads(body)
         except (ValueError, RecursionError) as error:

@@ -22,7 +22,7 @@ _CLOSE = 2e-2
 """How far logits may be from the model's own, in units of their spread: rounding in bfloat16, not another formula."""
 
 NAME, STATES, THERE = "states.json", "states.bin", "there.bin"
-"""What the states are of; the states, row by row; and a byte per row that says whether they are there."""
+"""Files: the origin of the states; the states, row by row; and a byte per row, 1 where they are there."""
 
 
 class FrozenTarget:

@@ -269,7 +269,7 @@ class Trials:
         return f"{len(self._mixed)} requests go as in rounds that are not recorded"
 
     def drawn(self, check: str) -> str:
-        """What many draws show about q and their independence, and whether chosen drafts are drawn after all."""
+        """Draws against q and against each other, and drafts that claim to be chosen and are drawn after all."""
         if check == q.FIRST:
             self._draws = q.played(self.stage, self.prompts, self.sampling, self._by_rule, self._num_draws)
         if self._draws is None:

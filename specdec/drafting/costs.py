@@ -225,7 +225,7 @@ class RoundCosts:
 
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
-        """Return what ``save`` has written, or a table in a file of ``plan costs=fit``: by nodes or by depth."""
+        """Read a file of ``save``, or a table in a file of ``plan costs=fit``: by nodes or by depth."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content.get("kind") == KIND:

@@ -22,7 +22,7 @@ def make_step(
     *,
     may_repeat: bool = False,
 ) -> Step:
-    """Returns what a round did for a request, and adds the tokens to the request.
+    """Returns a request's step of a round, and adds the tokens to the request.
 
     Args:
         row: The request's row in the round's results.

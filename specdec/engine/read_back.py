@@ -63,7 +63,7 @@ class ReadBack:
 
     @classmethod
     def unpack(cls, packed: np.ndarray, width: int, alternatives: int | None) -> "ReadBack":
-        """Returns what ``pack`` has put into one table, with ``width`` columns of tokens."""
+        """Returns the parts of a table of ``pack``, with ``width`` columns of tokens."""
         whole = packed[:, : 2 * width + 3].astype(np.int64)
         figures, rest = whole[:, 2 * width - 1 :], packed[:, 2 * width + 3 :]
         return cls(
@@ -81,7 +81,7 @@ class ReadBack:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a rule has decided, on the device."""
+    """A rule's decisions on a round, on the device."""
 
     evidence: Float[Tensor, "batch node vocab"] | None  # that the rule is shown; None unless somebody observes it
     verdict: Verdict
@@ -108,7 +108,7 @@ class DeviceRound:
 
     @cached_property
     def read(self) -> ReadBack:
-        """What the host needs of the decision; the first call waits for the device."""
+        """The decision on the host; the first call waits for the device."""
         return ReadBack.unpack(self.fetch.wait(), self.decision.tokens.shape[1], self.batch.alternatives)
 
     def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:

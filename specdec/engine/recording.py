@@ -68,7 +68,7 @@ def traits(verifier: Verifier) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingCounts:
-    """What was recorded and replayed in an engine so far."""
+    """Counts of recordings and replays in an engine so far."""
 
     rounds: int  # that were played
     replayed: int  # rounds of which every stage that is recorded at all was replayed
@@ -143,7 +143,7 @@ class RoundRecorder:
     def begin(
         self, session: Session | None, batch: Batch, bound: int, why_not: str | None = None, *, padded: bool = True
     ) -> Stages:
-        """Return what runs the stages of a round; there may be further rows behind those of the batch if ``padded``.
+        """Return a runner of a round's stages; there may be further rows behind those of the batch if ``padded``.
 
         Args:
             bound: The number of positions that attention reads in a recorded round.

@@ -77,7 +77,7 @@ class Mode:
         tree: DraftTree,
         batch: Batch,
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns what the rule sees of the target: p, except for two kinds of rules that declare it."""
+        """Returns p, or what two kinds of rules declare that they see of the target in its place."""
         if self.noise is Noise.SHARED and batch.sampling.any_sampled:
             return decided(target_probs, tree, batch.keys, batch.lengths)
         if self.at_one and batch.sampling.any_greedy:

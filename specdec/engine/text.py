@@ -92,7 +92,7 @@ class Detokenizer:
         return self._shown(text[:found]) + (self._incomplete if text[:found].endswith(_GAP) else "")
 
     def flush(self) -> str:
-        """Returns what was held back; an incomplete character becomes U+FFFD."""
+        """Returns the text that was held back; an incomplete character becomes U+FFFD."""
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
         text = self._held + self._take([], final=True)
@@ -192,7 +192,7 @@ class Detokenizer:
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase | None) -> Any:
-    """Returns what a fast tokenizer's ``decode`` calls in the end, without conversions that cost more than it does.
+    """Returns the function behind a fast tokenizer's ``decode``, without conversions that cost more than it does.
 
     None if the tokenizer has a ``decode`` of its own.
     """

@@ -298,7 +298,7 @@ def _turn(
     view: NativeView, made: Tensor | None, layer: int, query: Tensor | None, key: Tensor, value: Tensor, cosines: Any,
     sines: Any,
 ) -> Operation:  # fmt: skip
-    """Return what turns queries and keys and writes keys and values; without a query, what only writes them."""
+    """Return the operation that turns queries and keys and writes keys and values; without a query it only writes."""
     kept = view.cache.stored(layer)
     if not key.dtype == value.dtype == kept.keys.dtype == kept.values.dtype:
         raise ValueError("the cache has another dtype than the keys")

@@ -301,7 +301,7 @@ def _is_pair(query: Rotation, key: Rotation, value: Any) -> bool:
 
 
 class _Heads(NamedTuple):
-    """What is turned, or normalized and turned: heads, ``[batch, head, node, head_dim]``."""
+    """Heads that are turned, or normalized and turned: ``[batch, head, node, head_dim]``."""
 
     x: Tensor
     norm: tuple[Any, ...] | None = None  # weight, eps, rounds and offset

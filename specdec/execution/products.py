@@ -65,7 +65,7 @@ class PanelWeight:
         return self
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Return what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, as one operation."""
+        """Return the product of ``torch.nn.functional.linear``, for inputs of the weight's dtype, as one operation."""
         return opaque(self.multiply, inputs, bias)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:

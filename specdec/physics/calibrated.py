@@ -76,7 +76,7 @@ class CalibratedRounds:
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 
     def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
-        """Return what a draft adds to a round: drafting, and deciding. ``depth`` None is that of trees of this size.
+        """Return the seconds that a draft adds: drafting, and deciding. ``depth`` None is that of trees of this size.
 
         Raises:
             ValueError: The size is outside of the box, or such deep drafts were not measured.

@@ -25,7 +25,7 @@ Sizes = Shaped[np.ndarray, "*size"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """What the time of a forward depends on, over all rows: numbers, or arrays of them for several forwards."""
+    """Quantities that a forward's time depends on, over all rows: numbers, or arrays of them for several forwards."""
 
     tokens: Any
     positions: Any
@@ -206,7 +206,7 @@ def _fit(columns: Float[np.ndarray, "point term"], seconds: Sequence[float]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class LeastWork:
-    """What forwards of a model must at least do: weights that any reads, keys and values per position, operations."""
+    """The least work of a model's forwards: weights that any reads, keys and values per position, operations."""
 
     weight_bytes: float
     kv_bytes: float

@@ -36,7 +36,7 @@ class Device:
     chip: Mapping[str, float] | None = None
 
     def roof(self, dtype: str = "bfloat16", *, measured: bool = False) -> Roof:
-        """Return what the device does at best: by measured figures, where there are some and they are asked for.
+        """Return the device's roof: by measured figures, where there are some and they are asked for.
 
         Raises:
             ValueError: The device does not compute in this type.

@@ -61,7 +61,7 @@ class Roof:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a forward must move and compute. Keys, values and states are read once for all queries of a row."""
+    """Bytes and operations of a forward. Keys, values and states are read once for all queries of a row."""
 
     weight_bytes: float = 0.0
     kv_read_bytes: float = 0.0

@@ -122,7 +122,7 @@ class ModelRunner:
         return self._version
 
     def weights_read(self) -> WeightsRead:
-        """Return what a forward reads of the weights at least once, from copies where the executor has them."""
+        """Return the bytes of weights that a forward reads, from copies where the executor has them."""
         with self._lock:
             self._look()
             return weights_read(self.model, self.executor.copies())

@@ -186,7 +186,7 @@ def test_a_block_behind_its_context_is_what_the_papers_define(
 
 
 def sizes(**settings: Any) -> SimpleNamespace:
-    """What parts of a head read of its configuration."""
+    """Settings of a head that its parts read."""
     usual = {"vocab_size": 9, "columns": 7, "hidden_size": 6, "block_size": 4, "xpress_mlp_ratio": 2}
     return SimpleNamespace(**usual | {"markov_biases": True} | settings)
 

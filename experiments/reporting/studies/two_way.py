@@ -56,7 +56,7 @@ def _cell(row: Row) -> Cell:
 def two_way_table(
     grid: Grid, confidence: float, *, notes: Sequence[str] = (), cell: Callable[[Row], Cell] = _cell
 ) -> Table:
-    """What ``cell`` says of every row; the fastest exact method stands out (``Grid.best``)."""
+    """The ``cell`` of every row; the fastest exact method stands out (``Grid.best``)."""
     about = ["mean acceptance length, then speedup"] if cell is _cell else []
     about += [f"intervals at {confidence:.0%}", *([BOLD] if grid.best is not None else []), *notes]
     title = f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}"

@@ -49,7 +49,7 @@ class TokenBudget(Scheduler):
                 raise ValueError(f"{name}={getattr(self, name)}: give a number above 0{', or .inf' * (most == inf)}")
 
     def rank(self, request: Request) -> Any:
-        """Return what sorts requests, lower ones first; no two have the same. By default they stand as they came."""
+        """Return a request's rank, lower ones first; no two have the same. By default they stand as they came."""
         return request.id
 
     def plan(self, view: View) -> Work:

@@ -179,7 +179,7 @@ SPECULATORS = {
     "dspark": {"aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size", "sample_from_anchor",
                "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"},
 }  # fmt: skip
-"""What vLLM or speculators read of each type, besides what they read of all."""
+"""Keys that vLLM or speculators read of each type, besides those of all."""
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ SGLANG_EAGLE3 = {
     *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
     *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
 }
-"""What SGLang looks for. Anything else it leaves out, and what is missing stays random, without a word."""
+"""Tensors that SGLang looks for. Others it leaves out, and missing ones stay random, without a word."""
 
 
 def test_an_eagle3_head_for_sglang(written: Callable[[str], Path], exported: Export) -> None:
