@@ -322,6 +322,7 @@ def test_what_cannot_be_followed_is_refused_before_any_work(model, monkeypatch: 
         with pytest.raises(ValueError, match=message):
             made.generate([[1, 2]], SamplingParams(max_new_tokens=8, grammar=grammar, **more))
 
+    refused("cannot spell the grammar .*: no token goes on after 'ac'", {"regex": "ac[xyz]"})
     refused(r"cannot read the grammar 'a\(': Regex parsing error at position 3", {"regex": "a("})
     refused("cannot read the grammar", {"json_schema": {"type": "nonsense"}})
     refused("give json_schema, regex or ebnf", {"regex": "a", "ebnf": "b"})

@@ -21,6 +21,8 @@ from specdec.requests import Grammar, Matcher
 
 MOST_COMPILED = 64
 """Compiled grammars that are kept."""
+_MOST_TRIED = 2_000
+"""Tokens that are tried to spell one text of a grammar."""
 _PLACE = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?")
 """The time and the line of C++ before xgrammar's messages."""
 
@@ -40,7 +42,7 @@ class Grammars:
         """Return a matcher for a request's output, which one of ``stop_ids`` ends.
 
         Raises:
-            ValueError: xgrammar is missing, the grammar is none, or no token ends it.
+            ValueError: xgrammar is missing, the grammar is none, or tokens cannot spell it or its end.
         """
         return GrammarMatcher(self.compiled(grammar, stop_ids), mask_drafts=grammar.mask_drafts)
 
@@ -60,6 +62,12 @@ class Grammars:
         except (RuntimeError, ValueError) as error:
             reason = first_sentence(Exception(_PLACE.sub("", str(error)))).rstrip(".")
             raise ValueError(f"cannot read the grammar {shown(grammar.written)}: {reason}") from None
+        found = dead_end(compiled)
+        if found is not None:
+            raise ValueError(
+                f"the tokenizer cannot spell the grammar {shown(grammar.written)}: "
+                f"no token goes on after {found!r}; give a grammar of characters that its tokens have"
+            )
         return compiled
 
     @lru_cache(maxsize=4)  # noqa: B019 (as many as a target has kinds of ends; it lives as long as the target)
@@ -118,3 +126,39 @@ class GrammarMatcher(Matcher):
             if not self._matcher.accept_token(token):
                 return f"token {token} was accepted, and the grammar forbids it"
         return None
+
+
+def dead_end(compiled: Any) -> str | None:
+    """Return the longest text behind which no token goes on, if tokens spell no text of a grammar at all.
+
+    With a token for every byte they spell everything. Otherwise some thousand are tried, depth first: returns None if
+    one text was found, or none within these.
+    """
+    import xgrammar
+
+    tokenizer = compiled.tokenizer_info
+    spelling = tokenizer.decoded_vocab
+    if len({text for text in spelling if len(text) == 1}) == 256:
+        return None
+    stops = set(tokenizer.stop_token_ids)
+    matcher = xgrammar.GrammarMatcher(compiled)
+    vocab = tokenizer.vocab_size
+    bits = torch.zeros(1, -(-vocab // 32), dtype=torch.int32)
+    path, choices, farthest = [], [], b""
+    for _ in range(_MOST_TRIED):
+        matcher.fill_next_token_bitmask(bits)
+        allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8), count=vocab, bitorder="little")).tolist()
+        if not stops.isdisjoint(allowed):
+            return None
+        choices.append(allowed)
+        farthest = max(farthest, b"".join(spelling[token] for token in path), key=len)
+        while not choices[-1]:
+            choices.pop()
+            if not choices:
+                return farthest.decode(errors="replace")
+            matcher.rollback(1)
+            path.pop()
+        token = choices[-1].pop()
+        matcher.accept_token(token)
+        path.append(token)
+    return None

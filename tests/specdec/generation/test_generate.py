@@ -10,6 +10,7 @@ from transformers import (
     MaxLengthCriteria,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
     WatermarkingConfig,
@@ -17,7 +18,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
-from specdec import Engine, SamplingParams, Verifier
+from specdec import Engine, SamplingParams, Target, Verifier
 from specdec.cache.transformers_cache import CACHE
 from specdec.generation import SpeculativeGenerate, generate
 from tests.components import DRAFTERS, perturbed
@@ -233,3 +234,12 @@ def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) 
     for given, options in ((named, {"tokenizer": letters()}), (criteria, {"max_batch_size": 2})):
         ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), **options)
         assert torch.equal(model.generate(**batch(), **common, **given, custom_generate=ours), plain)
+
+
+def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
+    bias = SequenceBiasLogitsProcessor({(30,): 4.0})
+    engine = Engine(Target(model, letters()), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64)
+    sampling = SamplingParams(max_new_tokens=40, stop="</s>", logits_processor=bias)
+    output = engine.generate([[1, 2, 3]], sampling)[0]
+    assert output.finish_reason == "stop" and output.token_ids[-1] == 30 and 30 not in output.token_ids[:-1]
+    assert output.text == "".join(letters().convert_ids_to_tokens(list(output.token_ids[:-1])))
