@@ -31,7 +31,8 @@ class RestDrafter(RatedDrafter):
 
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``.
-        max_match, min_match: Tokens of the longest match that is looked for, and of the shortest.
+        max_match: Tokens of the longest match that is looked for.
+        min_match: Tokens of the shortest.
         hits: Places whose continuations are read, at most.
     """
 

@@ -40,11 +40,12 @@ class SuffixDrafter(RatedDrafter):
 
     Args:
         tree_depth: Tokens of the longest string that is counted: a match and what follows it.
-        factor, offset: Tokens of a draft per token of the match, and besides. The authors' factor is 1, which drafts
-            shorter, and surer.
+        factor: Tokens of a draft per token of the match. The authors' factor is 1, which drafts shorter, and surer.
+        offset: Tokens of a draft besides.
         shared: Whether outputs of other requests are looked up, too. A request's drafts, and at a temperature its
             output, then depend on what else has been decoded; the law of its output does not.
-        shared_requests, shared_tokens: Finished outputs that are remembered, and their tokens, at most.
+        shared_requests: Finished outputs that are remembered, at most.
+        shared_tokens: Their tokens, at most.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])

@@ -25,7 +25,8 @@ class RetokenizedScorer(Follower):
     ``reads_host``.
 
     Args:
-        source, own: Spell the target's tokens and the model's.
+        source: Spells the target's tokens.
+        own: Spells the model's.
         max_tokens: The most tokens of a text in the model's cache.
         width: The number of a text's last tokens that are forwarded in every round.
         to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.

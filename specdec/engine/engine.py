@@ -41,10 +41,11 @@ class Engine:
         max_batch_size: Requests that decode together; more wait for a slot.
         max_length: Tokens per request, prompt and output. Default: what the model allows, at most 4096.
         prefill_chunk: Prompt tokens per prefill forward; rounds of running requests go on between chunks.
-        attention, optimize, invariant, kv_cache: See ``ModelRunner``; for the target's forwards. Plain decoding uses
-            the same cache, so the output follows the target *with* that ``kv_cache``. With ``invariant``, speculative
-            and plain decoding agree token for token in every dtype at temperature 0, and under rules that share their
-            noise.
+        attention: See ``ModelRunner``, as for the next three; for the target's forwards.
+        optimize: Run the target by its recognized layers.
+        invariant: Speculative and plain decoding agree token for token in every dtype at temperature 0, and under rules
+            that share their noise.
+        kv_cache: Plain decoding uses the same cache, so the output follows the target *with* it.
         timing: Measure each stage of every round (``Step.seconds``).
         cache: How the memory of all caches is divided, and whether requests share what they have in common
             (``specdec.cache.pages``); by default every slot has a row, and nothing is shared.
@@ -199,7 +200,8 @@ class Engine:
         """Queue one request (of one sample) for ``step``; returns its id, which is also its default stream.
 
         Args:
-            prompt, speculate: See ``generate``.
+            prompt: See ``generate``.
+            speculate: See ``generate``.
             arrived: When it came, on the clock of ``time.perf_counter``; None for now. A generator of load gives the
                 moment that it had planned, so that a delay of its own counts as waiting.
         """

@@ -127,8 +127,8 @@ class SwitchedLength(LengthPolicy):
     """Drafts to one depth, and not at all while many rows run or little is accepted.
 
     Args:
-        above, back: With more running rows than ``above`` nothing is drafted, until there are ``back`` or fewer; None
-            for seven eighths of ``above``, so that a load around the threshold does not switch back and forth.
+        above: With more running rows than this nothing is drafted, until there are ``back`` or fewer.
+        back: None for seven eighths of ``above``, so that a load around the threshold does not switch back and forth.
         depth: How deep drafts are; None for as deep as the drafter can.
         least: Where fewer tokens than this are accepted of a draft, on average of the last rounds, nothing is drafted
             either; 0 to look at the rows alone.
@@ -194,7 +194,8 @@ class TieredLength(LengthPolicy):
     Args:
         tiers: Pairs of the fewest running rows that a tier is for and the depths to choose from, ascending.
         weight: Weight of a round in the average.
-        warm_up, every: Rounds of a tier before its first choice, and from one to the next.
+        warm_up: Rounds of a tier before its first choice.
+        every: Rounds from one choice to the next.
     """
 
     def __init__(
