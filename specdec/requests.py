@@ -252,7 +252,6 @@ class Request:
     drafted: bool = False  # the drafting session has admitted it
     stale: bool = False  # the weights have changed since it was admitted
     reach: int = 0  # how far its prompt was written into the cache, padding included
-    stops: Sequence[int] = ()  # where pieces of its prompt end, to keep the states of recurrent layers there
 
     def __post_init__(self) -> None:
         self.restart()
@@ -260,7 +259,7 @@ class Request:
     def restart(self) -> None:
         """Note that nothing of the request is in the cache."""
         self.slot, self.pages, self.prefilled, self.to_prefill = -1, 0, 0, self.length - 1
-        self.drafted, self.stale, self.reach, self.stops = False, False, 0, ()
+        self.drafted, self.stale, self.reach = False, False, 0
 
     @property
     def tokens(self) -> list[int]:

@@ -25,8 +25,6 @@ from jaxtyping import Int
 
 from specdec.arguments import flag, number, whole
 
-_ROWS_EVERY = 8
-"""Positions from one boundary to the next in rows, which have no pages."""
 _NOTHING = np.zeros(0, dtype=np.int64)
 _ROOTS = {False: b"target", True: b"target and drafter"}
 
@@ -46,8 +44,6 @@ class Paging:
             makes measurements depend on what was decoded before.
         swap: Bytes of the host's memory for the keys and values of preempted requests. Where they do not fit, the
             request's tokens are prefilled again.
-        states: How many states of recurrent layers are kept for what is shared, each as large as that of a row. A
-            beginning without one is prefilled again from the last boundary of pages that has one.
 
     Raises:
         ValueError: A number is no count, or pages were given without their size.
@@ -57,7 +53,6 @@ class Paging:
     pages: int | None = None
     shared: bool = False
     swap: int = 0
-    states: int = 16
     reserve: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,14 +64,8 @@ class Paging:
                 raise ValueError(f"pages={self.pages} without a page_size: give one, such as 16; a row is one page")
         flag("shared", self.shared)
         whole("swap", self.swap, least=0)
-        whole("states", self.states, least=0)
         if not 0 <= number("reserve", self.reserve) <= 1:
             raise ValueError(f"reserve={self.reserve}: give a share of the output from 0 to 1")
-
-    @property
-    def boundaries(self) -> int | None:
-        """Positions between the boundaries at which states are worth keeping; None if none are."""
-        return (self.page_size or _ROWS_EVERY) if self.shared or self.swap else None
 
     def filled_in(self, *, slots: int, max_length: int) -> "Paging":
         """Return the same with a number of pages, for an engine of these sizes.
@@ -135,81 +124,12 @@ class Placement(NamedTuple):
         reused: How many of its first tokens are in the caches already.
         source: With rows, the slot whose beginning is to be copied; None for nothing.
         pages: In a pool, its pages in order.
-        state: The number of the kept states that are those behind what is reused; None if there are no states.
-        found: How much could be reused if there were states behind it.
     """
 
     slot: int
     reused: int = 0
     source: int | None = None
     pages: Sequence[int] = ()
-    state: int | None = None
-    found: int = 0
-
-
-class KeptStates:
-    """The numbers of the states of recurrent layers that are kept, by the tokens before them.
-
-    Keys and values of a beginning can be used at any length, a state only where it was kept. Few are worth it: behind
-    the last boundary of a prompt, behind the last one of an output, and where a prompt goes another way than one before
-    it, which is where others will part, too (Marconi: Pan et al. 2024, arXiv 2411.19379). That used longest ago is
-    given up first.
-
-    ``count`` is how many there is room for; with ``drafts`` only the drafting session has states.
-    """
-
-    def __init__(self, count: int, *, drafts: bool = False):
-        self.drafts = drafts
-        self._free = list(range(count))
-        self._numbers: OrderedDict[tuple[bool, bytes], int] = OrderedDict()
-
-    def find(self, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> tuple[int, int | None]:
-        """Return the length of the longest beginning of these tokens that has states, and their number.
-
-        Args:
-            drafted: Whether the drafting session needs its part, too.
-        """
-        given = _spelled(tokens)
-        fits = [key for key in self._numbers if given.startswith(key[1]) and key[0] >= drafted]
-        if not fits:
-            return 0, None
-        best = max(fits, key=lambda key: len(key[1]))
-        self._numbers.move_to_end(best)
-        return len(best[1]) // 8, self._numbers[best]
-
-    def keep(self, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> int | None:
-        """Return the number under which the states behind these tokens are to be kept; None if that is not to be done.
-
-        Args:
-            drafted: Whether they have the drafting session's part.
-        """
-        key = drafted, _spelled(tokens)
-        if key in self._numbers:
-            self._numbers.move_to_end(key)
-            return None
-        if self._free:
-            number = self._free.pop()
-        elif self._numbers:
-            _, number = self._numbers.popitem(last=False)
-        else:
-            return None
-        self._numbers[key] = number
-        return number
-
-    def forget(self, tokens: Int[np.ndarray, " position"]) -> None:
-        """Give up the states behind all beginnings of these tokens, because they may be wrong."""
-        given = _spelled(tokens)
-        for key in [key for key in self._numbers if given.startswith(key[1])]:
-            self._free.append(self._numbers.pop(key))
-
-    def clear(self) -> None:
-        self._free += self._numbers.values()
-        self._numbers.clear()
-
-
-def _spelled(tokens: Int[np.ndarray, " position"]) -> bytes:
-    """Return tokens as bytes, eight for each."""
-    return tokens.astype("<i8").tobytes()
 
 
 class Pages(ABC):
@@ -221,20 +141,12 @@ class Pages(ABC):
     Attributes:
         counts: What has happened so far.
         page_size: Positions of a page, as far as admission is concerned.
-        states: The states that are kept, for models with recurrent layers; None for others.
     """
 
     page_size: int
 
-    def __init__(self, *, shared: bool, states: KeptStates | None = None):
-        self.shared, self.states = shared, states
-        self.counts = PageCounts()
-
-    def with_state(self, tokens: Int[np.ndarray, " position"], found: int, *, drafted: bool) -> tuple[int, int | None]:
-        """Return how many of the tokens that were found can be reused, and the number of the states behind them."""
-        if self.states is None or (self.states.drafts and not drafted):
-            return found, None
-        return self.states.find(tokens[:found], drafted=drafted)
+    def __init__(self, *, shared: bool):
+        self.shared, self.counts = shared, PageCounts()
 
     @property
     @abstractmethod
@@ -286,8 +198,6 @@ class Pages(ABC):
     @abstractmethod
     def forget_all(self) -> None:
         """Let nothing be found any more, because what the caches hold has changed."""
-        if self.states is not None:
-            self.states.clear()
 
 
 class Rows(Pages):
@@ -298,8 +208,8 @@ class Rows(Pages):
 
     page_size = 1
 
-    def __init__(self, slots: int, *, shared: bool, states: KeptStates | None = None):
-        super().__init__(shared=shared, states=states)
+    def __init__(self, slots: int, *, shared: bool):
+        super().__init__(shared=shared)
         self._tokens = [_NOTHING] * slots
         self._drafted = [False] * slots
         self._left: OrderedDict[int, None] = OrderedDict.fromkeys(range(slots))  # the slot that was left first, first
@@ -320,8 +230,7 @@ class Rows(Pages):
                 count = _common(known, wanted)
                 if count > found:
                     found, source = count, slot
-        most = max(min(found - drafted, len(wanted) - (again or 0)), 0)
-        reused, state = self.with_state(wanted, most, drafted=drafted)
+        reused = max(min(found - drafted, len(wanted) - (again or 0)), 0)
         oldest = next(slot for slot in self._left if slot in slots)
         slot = oldest
         if source is not None and source in slots and found == len(self._tokens[source]):
@@ -329,7 +238,7 @@ class Rows(Pages):
         self.counts.evicted_pages += slot != source and len(self._tokens[slot]) > 0
         self._left.move_to_end(slot)
         self._tokens[slot], self._drafted[slot] = wanted[:reused], drafted
-        return Placement(slot, reused, source if reused else None, state=state, found=most)
+        return Placement(slot, reused, source if reused else None)
 
     def grow(self, slot: int, positions: int) -> Sequence[int]:
         """See ``Pages.grow``: a row has room for everything."""
@@ -353,7 +262,6 @@ class Rows(Pages):
         self._tokens[slot] = _NOTHING
 
     def forget_all(self) -> None:
-        super().forget_all()
         self._tokens = [_NOTHING] * len(self._tokens)
 
 
@@ -383,8 +291,8 @@ class Pool(Pages):
     ``count`` is the number of pages, ``size`` that of a page's positions.
     """
 
-    def __init__(self, slots: int, *, count: int, size: int, shared: bool, states: KeptStates | None = None):
-        super().__init__(shared=shared, states=states)
+    def __init__(self, slots: int, *, count: int, size: int, shared: bool):
+        super().__init__(shared=shared)
         self.page_size = size
         self._rows = [_Row() for _ in range(slots)]
         self._users = np.zeros(count, dtype=np.int64)
@@ -407,9 +315,6 @@ class Pool(Pages):
             if not drafted:
                 found = max(found, self._find(wanted, drafted=False), key=len)
             found = found[: max(len(wanted) - again, 0) // self.page_size]
-        most = len(found) * self.page_size
-        reused, state = self.with_state(wanted, most, drafted=drafted)
-        found = found[: reused // self.page_size]
         more = -(-positions // self.page_size) - len(found)
         room = len(self._free) - sum(page in self._free for page in found)
         if more > room:
@@ -419,7 +324,7 @@ class Pool(Pages):
             self._free.pop(page, None)
         pages = [*found, *(self._take() for _ in range(more))]
         self._rows[slot] = _Row(pages, [self._key_of[page] for page in found], drafted)
-        return Placement(slot, reused, None, pages, state, most)
+        return Placement(slot, len(found) * self.page_size, None, pages)
 
     def grow(self, slot: int, positions: int) -> Sequence[int]:
         pages = self._rows[slot].pages
@@ -485,24 +390,18 @@ class Pool(Pages):
                 self._unname(page)
 
     def forget_all(self) -> None:
-        super().forget_all()
         self._page_of.clear()
         self._key_of.clear()
         for row in self._rows:
             row.keys.clear()
 
 
-def pages_for(paging: Paging, slots: int, *stateful: bool) -> Pages:
-    """Return the pages of an engine, of a paging that is ``filled_in``.
-
-    Args:
-        *stateful: Of the target's cache and of each of the drafting session's, whether its model has recurrent layers.
-    """
-    states = KeptStates(paging.states, drafts=not stateful[0]) if any(stateful) else None
+def pages_for(paging: Paging, slots: int) -> Pages:
+    """Return the pages of an engine, of a paging that is ``filled_in``."""
     if paging.page_size is None:
-        return Rows(slots, shared=paging.shared, states=states)
+        return Rows(slots, shared=paging.shared)
     assert paging.pages is not None, "filled in"
-    return Pool(slots, count=paging.pages, size=paging.page_size, shared=paging.shared, states=states)
+    return Pool(slots, count=paging.pages, size=paging.page_size, shared=paging.shared)
 
 
 def keys_of(tokens: Int[np.ndarray, " position"], size: int, before: bytes, *, ahead: bool) -> Iterator[bytes]:

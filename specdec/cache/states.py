@@ -7,9 +7,6 @@ root's parent is -1, ``1 + parent`` is where a node starts from, for all nodes.
 
 Where there is no room for that, the layer that runs has states of its nodes alone: an accepted path is run over again
 (``Pending``).
-
-Where beginnings are shared (``specdec.cache.pages``), a slot's last place has the state at its last page
-boundary, and some states of boundaries are kept beside the slots, by number.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -67,18 +64,13 @@ class States:
         length: The length of a slot, which states do not depend on.
         nodes: The largest number of drafted nodes of a row, the root left out.
         device: Where states are whose layer has no device of its own.
-        every: Positions from one page boundary to the next; None if no states of boundaries are wanted.
-        kept: How many states of boundaries there is room for beside the slots.
         beside: Bytes that were promised to others on the CPU, which takes memory when it is first written.
 
     Attributes:
-        every: As given.
         lengths: The number of tokens in the final state of every slot.
-        boundaries: The number of tokens in the state at the last page boundary of every slot; 0 if it has none.
         tensors: The states of slots, ``[state, slot, place, ...]``, those of equal shape together.
         short: Why not all nodes have states; None if they have.
         pending: Accepted paths that are not in the final states, where not all nodes have states; else None.
-        kept: The states beside them, ``[state, number, ...]``.
         bytes_per_state: Bytes of the states of one row, or of one node.
 
     Raises:
@@ -93,41 +85,35 @@ class States:
         length: int,
         nodes: int,
         device: torch.device,
-        every: int | None = None,
-        kept: int = 0,
         beside: int = 0,
     ):
         shapes = {key: shape for layer in layers for key, shape in layer.items()}
-        self.every, own = every, 2 + (every is not None)
         self.bytes_per_state = sum(shape.bytes for shape in shapes.values())
-        self.short = _short(layers, own + nodes, 0, slots, length, device, kept, beside)
+        self.short = _short(layers, 2 + nodes, 0, slots, length, device, beside)
         if self.short is not None:
-            refused = _short(layers, own, nodes, slots, length, device, kept, beside)
+            refused = _short(layers, 2, nodes, slots, length, device, beside)
             if refused is not None:
                 raise refused
-        self._places = own + (nodes if self.short is None else 0)
+        places = 2 + (nodes if self.short is None else 0)
         self.tensors: list[Tensor] = []
-        self.kept: list[Tensor] = []
         self._nodes: list[Tensor] = []  # of the layer that runs
         self._where: dict[StateKey, tuple[int, int, int]] = {}
         with torch.inference_mode(False):
             self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
-            self.boundaries = torch.zeros(slots, dtype=torch.long, device=device)
             self.pending = None if self.short is None else Pending(slots, nodes, device)
             for shape in dict.fromkeys(shapes.values()):
                 members = [[key for key, other in layer.items() if other == shape] for layer in layers]
                 spots = [(key, spot) for layer in members for spot, key in enumerate(layer)]
                 self._where.update({key: (len(self.tensors), index, spot) for index, (key, spot) in enumerate(spots)})
                 scratch = (max(map(len, members)) if self.short is not None else 0, slots, nodes)
-                sizes = (len(spots), slots, self._places), (len(spots), kept), scratch
-                for tensors, size in zip((self.tensors, self.kept, self._nodes), sizes, strict=True):
+                for tensors, size in ((self.tensors, (len(spots), slots, places)), (self._nodes, scratch)):
                     place = shape.device or device
                     tensors.append(torch.zeros(*size, *shape.shape, dtype=shape.dtype, device=place))
 
     @property
     def bytes(self) -> int:
         """The bytes of all states."""
-        return sum(tensor.nbytes for tensor in (*self.tensors, *self.kept, *self._nodes))
+        return sum(tensor.nbytes for tensor in (*self.tensors, *self._nodes))
 
     def check(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
         """Refuse a forward behind other tokens than those that are in the states.
@@ -175,25 +161,14 @@ class States:
             path: Accepted nodes, root left out, -1 padded.
             counts: How many tokens become final: the root and the path; 0 where nothing was decided.
         """
-        drafted = path.shape[1] > 0
         if self.pending is not None:
             self.pending.commit(slots, path, counts)
             path = path[:, :0]  # of the tree, only the root has states
         nodes = torch.nn.functional.pad(path, (1, 0))  # the root first
-        sources = {0: torch.where(counts > 0, nodes.amax(1) + 1, 0)}  # a node stands behind its parent
-        if self.every is not None:
-            before = self.lengths[slots]
-            boundary = (before + counts) // self.every * self.every
-            at = boundary - before - 1  # which of the new tokens is the last one before it
-            # A piece of a prompt has a state at its end alone.
-            reached = (at >= 0) & (at <= path.shape[1] if drafted else at == counts - 1)
-            place = nodes.gather(1, at.clamp(0, path.shape[1])[:, None])[:, 0] + 1
-            sources[-1] = torch.where(reached, place, self._places - 1)
-            self.boundaries[slots] = torch.where(reached, boundary, self.boundaries[slots])
+        place = torch.where(counts > 0, nodes.amax(1) + 1, 0)  # a node stands behind its parent
         for kept in self.tensors:
             index = slots.to(kept.device)
-            for goal, place in sources.items():
-                kept[:, index, goal] = kept[:, index, place.to(kept.device)]
+            kept[:, index, 0] = kept[:, index, place.to(kept.device)]
         self.lengths[slots] += counts
 
     def pretend(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
@@ -202,38 +177,11 @@ class States:
 
     def clear(self, slot: int) -> None:
         """Forget a slot's states, and all of its nodes'. A NaN would never leave a state by itself."""
-        self.lengths[slot] = self.boundaries[slot] = 0
+        self.lengths[slot] = 0
         if self.pending is not None:
             self.pending.counts[slot] = 0
         for kept in self.tensors:
             kept[:, slot, 0] = 0
-
-    def boundary(self, slot: int) -> int:
-        """Return the last page boundary of a slot that has a state; 0 if none has."""
-        return int(self.boundaries[slot])
-
-    def stops(self, *ends: int) -> tuple[int, ...]:
-        """Return the page boundaries where pieces of a prompt end, so that there are states at the last ones before."""
-        return () if self.every is None else tuple(end // self.every * self.every for end in ends)
-
-    def save(self, slot: int) -> list[Tensor]:
-        """Return a slot's states at its last page boundary."""
-        return [tensor[:, slot, -1] for tensor in self.tensors]
-
-    def load(self, slot: int, saved: Sequence[Tensor], length: int) -> None:
-        """Begin behind so many tokens, with the states that ``save`` has returned."""
-        self.lengths[slot] = self.boundaries[slot] = length
-        for tensor, state in zip(self.tensors, saved, strict=True):
-            tensor[:, slot, 0] = tensor[:, slot, -1] = state.to(tensor.device)
-
-    def keep(self, slot: int, number: int) -> None:
-        """Keep a slot's states at its last page boundary beside the slots."""
-        for kept, state in zip(self.kept, self.save(slot), strict=True):
-            kept[:, number] = state
-
-    def begin(self, slot: int, number: int, length: int) -> None:
-        """Begin behind so many tokens, with states that were kept."""
-        self.load(slot, [kept[:, number] for kept in self.kept], length)
 
 
 def _short(
@@ -243,7 +191,6 @@ def _short(
     slots: int,
     length: int,
     device: torch.device,
-    kept: int,
     beside: int,
 ) -> NoRoomError | None:
     """Return why states do not fit: so many of all layers in every slot, and of one layer for its nodes."""
@@ -253,11 +200,10 @@ def _short(
         most = {shape: max(layer.count(shape) for layer in here) for layer in here for shape in layer}
         at_nodes = sum(count * shape.bytes for shape, count in most.items())
         memory = SlotMemory(per_position=0, per_row=places * size + nodes * at_nodes)
-        free = free_memory(place) - kept * size - (beside if place.type == "cpu" else 0)
+        free = free_memory(place) - (beside if place.type == "cpu" else 0)
         if memory.bytes(rows=slots, length=0) > free:
             which = "of one layer for every node" if nodes else "of which every node has one"
-            besides = f" and {kept} beginnings are kept," if kept else ","
-            whose = f"the memory for states of recurrent layers, {which}{besides}"
+            whose = f"the memory for states of recurrent layers, {which},"
             return NoRoomError(memory, rows=slots, length=length, place=place, free=free, whose=whose)
     return None
 

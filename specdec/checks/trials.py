@@ -207,9 +207,10 @@ class Trials:
     def shared_beginnings(self) -> str:
         """Decode both requests where the caches hold their beginnings already."""
         self._need_comparable()
+        engine = self.stage.engine()
+        if engine.session is None or engine.session.lookback is None or engine.runner.cache.states is not None:
+            raise NotApplicable("its session does not say lookback, or the target is recurrent: nothing is shared")
         engine = self.stage.engine(cache=Paging(page_size=1, shared=True))
-        if engine.session is None or engine.session.lookback is None:
-            raise NotApplicable("its session does not say lookback, so that its requests share nothing")
         for _ in range(2):
             runs = [run(engine, [job])[0] for job in self._pair]
         so = "where the caches hold the beginning of a prompt, it drafts otherwise (see Session.lookback)"

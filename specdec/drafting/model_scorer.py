@@ -138,6 +138,7 @@ class RecurrentScorer(ModelScorer):
     """
 
     needs_state = True  # at first there is no last token
+    lookback = None  # states have all tokens in them
 
     def __init__(self, runner: ModelRunner, *, max_batch_size: int, **given: Any):
         super().__init__(runner, max_batch_size=max_batch_size, **given)

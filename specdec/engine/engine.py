@@ -121,6 +121,9 @@ class Engine:
                 invariant=invariant,
                 adapters=target.adapters,
             )
+            if self.paging.shared and self.runner.cache.states is not None:
+                kind = self.runner.facts.model_type
+                raise ValueError(f"{kind} has recurrent layers, whose states no requests share: leave shared=True out")
             self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
             self._plain = self._speculative = Mode.plain(verifier)
             self.session: Session | None = None

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from specdec.cache.pages import Paging, Placement, pages_for
-from specdec.cache.states import States
 from specdec.cache.storage import Cache
 from specdec.engine.output import failed
 from specdec.engine.read_back import DeviceRound
@@ -32,7 +31,7 @@ class RunningRequests:
     def __init__(self, runner: ModelRunner, slots: SlotTable, session: Session | None, paging: Paging):
         self._runner, self._slots, self._session = runner, slots, session
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
-        self.pages = pages_for(paging, len(slots), *(cache.states is not None for cache in self._caches))
+        self.pages = pages_for(paging, len(slots))
         self._swap = Swap(paging.swap)
 
     def __iter__(self) -> Iterator[Request]:
@@ -45,18 +44,13 @@ class RunningRequests:
         placement = self.pages.enter(
             tokens, self._slots.free, positions=positions, drafted=drafted, again=again if kept is None else None
         )
-        slot, reused, states = placement.slot, placement.reused, self._states(drafted)
+        slot, reused = placement.slot, placement.reused
         for cache in self._caches:
             cache.place(placement)
-        if placement.state is not None:
-            for state in states:
-                state.begin(slot, placement.state, reused)
         if kept is not None:
             begin = time.perf_counter()
             for cache, saved in zip(self._caches, kept.tensors, strict=True):
                 cache.load(slot, saved)
-            for state, saved in zip(states, kept.states, strict=True):
-                state.load(slot, saved, kept.length)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
             self.pages.counts.swapped_in += kept.length
             request.swapped += kept.length
@@ -73,8 +67,6 @@ class RunningRequests:
                 self.pages.counts.reused += reused
         self._slots.admit(slot, request)
         self._runner.adapt(slot, request.adapter)
-        if states and again is not None:
-            request.stops = states[0].stops(placement.found, len(tokens) - 1 - again)
         if drafted and self._session is not None:
             request.drafted = True
             self._session.admit(slot, tokens, request.sampling)
@@ -105,6 +97,8 @@ class RunningRequests:
 
     def _lookback(self, drafted: bool) -> int | None:
         """Return how many tokens of a shared beginning are prefilled again; None if all are."""
+        if self._runner.cache.states is not None:
+            return None  # a state cannot be cut back to a beginning
         return self._session.lookback if drafted and self._session is not None else 0
 
     def _held(self, request: Request) -> int:
@@ -113,26 +107,6 @@ class RunningRequests:
         if request.drafted and self._session is not None:
             return self._session.held(request.slot, length)
         return length
-
-    def _states(self, drafted: bool) -> list[States]:
-        """Return the states of recurrent layers in all caches that a request uses."""
-        return [cache.states for cache in self._caches[: None if drafted else 1] if cache.states is not None]
-
-    def _boundary(self, request: Request) -> int:
-        """Return the last page boundary of a request at which all that it uses has states; 0 if there is none."""
-        places = {states.boundary(request.slot) for states in self._states(request.drafted)}
-        return places.pop() if len(places) == 1 and max(places) <= self._slots.length_of(request.slot) else 0
-
-    def _keep(self, request: Request) -> None:
-        """Keep the states at a request's last page boundary, so that later requests can begin there."""
-        if self.pages.states is None or not self.pages.shared or request.stale:
-            return
-        length = self._boundary(request)
-        tokens = self._slots.tokens_of(request.slot)[:length]
-        number = self.pages.states.keep(tokens, drafted=request.drafted) if length else None
-        if number is not None:
-            for states in self._states(request.drafted):
-                states.keep(request.slot, number)
 
     def _hold(self, request: Request) -> None:
         """Let later requests find what is final of this one."""
@@ -145,12 +119,8 @@ class RunningRequests:
 
         The last token of a request is left out: it is the root of its first round.
         """
-        wanted = [(request, min(count, request.to_prefill)) for request, count in chunks]
-        chunks = [
-            (request, min([count, *(stop - request.prefilled for stop in request.stops if stop > request.prefilled)]))
-            for request, count in wanted
-            if count
-        ]
+        wanted = ((request, min(count, request.to_prefill)) for request, count in chunks)
+        chunks = [(request, count) for request, count in wanted if count]
         if not chunks:
             return
         runner, requests = self._runner, [request for request, _ in chunks]
@@ -196,13 +166,9 @@ class RunningRequests:
             session.observe(outcome if told.all() else outcome.rows(np.flatnonzero(told)))
         for request in requests:
             self._hold(request)
-            if request.prefilled in request.stops:
-                self._keep(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round
         for request in requests:
             request.prefill_ended = request.prefill_ended or (0.0 if request.to_prefill else now)
-        taken = dict(chunks)
-        self.prefill([(request, count - taken.get(request, 0)) for request, count in wanted])
 
     def follow(self, played: DeviceRound, still: np.ndarray) -> None:
         """Note on the host what a round has decided for the rows that are ``still`` there."""
@@ -237,12 +203,9 @@ class RunningRequests:
         self.pages.counts.preempted += 1
         request.computed = max(request.computed, self._slots.length_of(request.slot))
         request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
-        again, states = self._lookback(request.drafted), self._states(request.drafted)
-        if self._swap.limit and again is not None:
-            held = self._boundary(request) if states else self._held(request)
-            fits = not states or 0 < held <= min(self._held(request), self._slots.length_of(request.slot) - again)
-            begin = time.perf_counter()
-            if fits and self._swap.put(request, held, self._caches, states):
+        if self._swap.limit and self._lookback(request.drafted) is not None:
+            held, begin = self._held(request), time.perf_counter()
+            if self._swap.put(request, held, self._caches):
                 self.pages.counts.swapped_out += held
                 self._swap_time(request, begin)
         try:
@@ -261,12 +224,9 @@ class RunningRequests:
         self._slots.release(slot)
         if sound:
             self._hold(request)
-            self._keep(request)
         else:
             self._runner.cache.clear(slot, start=own)
             self.pages.forget(slot)
-            if self.pages.states is not None:
-                self.pages.states.forget(self._slots.tokens_of(slot))
         # Entries may be NaN, which no mask hides. The host may be a round late, and another one may have been played.
         length = max(self._slots.length_of(slot), request.reach)
         for cache in self._caches[1:] if request.drafted else ():
@@ -306,15 +266,14 @@ class RunningRequests:
 
 
 class Swapped(NamedTuple):
-    """What a preempted request had in the caches: entries of its first positions, and states behind them, by cache."""
+    """Entries of a preempted request's first positions, by cache."""
 
     length: int
     tensors: list[list[Tensor]]
-    states: list[list[Tensor]]
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for of_cache in (*self.tensors, *self.states) for tensor in of_cache)
+        return sum(tensor.nbytes for of_cache in self.tensors for tensor in of_cache)
 
 
 class Swap:
@@ -324,13 +283,11 @@ class Swap:
         self.limit = self._left = limit
         self._kept: dict[int, Swapped] = {}
 
-    def put(self, request: Request, length: int, caches: Sequence[Cache], states: Sequence[States]) -> bool:
-        """Keep the first positions of a request and the states behind them; returns whether there was room."""
-        positions = length * sum(cache.bytes_per_position for cache in caches)
-        if positions + sum(each.bytes_per_state for each in states) > self._left:
+    def put(self, request: Request, length: int, caches: Sequence[Cache]) -> bool:
+        """Keep the first positions of a request; returns whether there was room."""
+        if length * sum(cache.bytes_per_position for cache in caches) > self._left:
             return False
-        copied = [[state.to("cpu", copy=True) for state in each.save(request.slot)] for each in states]
-        kept = Swapped(length, [cache.save(request.slot, length) for cache in caches], copied)
+        kept = Swapped(length, [cache.save(request.slot, length) for cache in caches])
         self._kept[request.id] = kept
         self._left -= kept.nbytes
         return True

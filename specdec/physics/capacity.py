@@ -76,7 +76,6 @@ class Served:
     """A target, and all models that draft for it, as they are to be served.
 
     Attributes:
-        states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
         again: Whether accepted tokens go through recurrent layers again, so that nodes have the states of one layer.
         activations: Bytes that forwards need besides; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
@@ -86,7 +85,6 @@ class Served:
     precision: Precision
     drafting: tuple[Drafting, ...] = ()
     drafted: int = 0
-    states: int = 0
     again: bool = False
     prefill_chunk: int = 512
     activations: float | None = None
@@ -104,7 +102,7 @@ class Served:
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
             drafter=sum(each.weight_bytes for each in self.drafting),
-            kv=kept + self.states * state_bytes_per_row(self.shape, self.precision),
+            kv=kept,
             drafter_kv=sum(drafting),
             scratch=held - kept - sum(drafting),
             activations=activations,
@@ -119,7 +117,7 @@ class Served:
         return SlotMemory(
             per_position=kv_bytes_per_position(self.shape, self.precision),
             drafted=self.drafted,
-            per_row=(2 + (self.states > 0)) * state,
+            per_row=2 * state,
             per_node=largest_layer if self.again else state,
         )
 

@@ -156,10 +156,9 @@ def make_cache(
     cache = cache_of(facts.layers, paging, format=format, device=facts.device, indexers=facts.indexers, **sizes)
     if facts.mixers:
         beside = sum(each.nbytes for each in cache.tensors)
-        paging = paging or Paging()
         cache.states = States(
             [mixer.states for mixer in facts.mixers], slots=max_batch_size, length=max_length, nodes=max_nodes,
-            device=facts.device, every=paging.boundaries, kept=paging.states if paging.shared else 0, beside=beside,
+            device=facts.device, beside=beside,
         )  # fmt: skip
         if cache.states.short is not None:
             logger.warning("accepted tokens go through recurrent layers again, because %s", cache.states.short)

@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.planning.formats import choose_formats
-from specdec import ModelRunner, Paging
+from specdec import ModelRunner
 from specdec.cache.transformers_cache import CACHE
 from specdec.physics import heads
 from specdec.physics.capacity import (
@@ -273,13 +273,6 @@ def test_states_take_what_was_planned(name: str, dtype: str, monkeypatch: pytest
     assert again.states is not None
     least = replace(served, again=True).slots.bytes(rows=2, length=20)
     assert least == again.states.bytes + sum(each.nbytes for each in again.tensors) < held
-    monkeypatch.undo()
-    sharing = ModelRunner(
-        model, max_batch_size=2, max_length=20, max_nodes=3, paging=Paging(shared=True, states=7)
-    ).cache
-    assert sharing.states is not None
-    memory = replace(served, states=7).memory(rows=2, length=20)
-    assert memory.kv + memory.scratch == sharing.states.bytes + sum(each.nbytes for each in sharing.tensors)
 
 
 def test_activations_are_those_of_the_largest_forward() -> None:
