@@ -116,8 +116,8 @@ class SamplingParams:
         min_p: Drop tokens less probable than this fraction of the most probable one. Applied after top-p.
         repetition_penalty: Divides positive logits, multiplies negative ones, of every token in prompt or output
             (Keskar et al. 2019); 1 is off.
-        stop: One string or several that end the output and are left out of its text. A special token's text counts
-            too, although the output's text does not show it. Kept as a tuple.
+        stop: One string or several that end the output and are left out of its text, which shows no special tokens: one
+            of these may be given as a string by itself. Kept as a tuple.
         stop_token_ids: Tokens that end the output, besides the target's EOS.
         n: Samples per prompt.
         seed: Seed of the random numbers; None draws one, which the request records.

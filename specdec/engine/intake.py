@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import flag, instance, kind_of, number, shown, whole
-from specdec.engine.text import Detokenizer, encode_prompt
+from specdec.engine.text import Detokenizer, encode_prompt, special_tokens
 from specdec.origin import first_sentence
 from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
@@ -111,6 +111,11 @@ class Intake:
             )
         if sampling.stop and target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
+        special = special_tokens(target.tokenizer) if sampling.stop and target.tokenizer is not None else {}
+        ends = frozenset(special[string] for string in sampling.stop if string in special)
+        for string, text in ((string, text) for string in sampling.stop for text in special):
+            if text and text in string != text:
+                raise ValueError(f"stop={string!r} has text around the special token {text!r}, which no output shows")
         matcher = self.matcher(sampling, speculate=speculate)
         identity = next(self._ids)
         return Request(
@@ -118,7 +123,7 @@ class Intake:
             prompt_ids=ids,
             sampling=sampling.seeded(identity),
             speculate=speculate and self._can_speculate,
-            stop_ids=self._stop_ids(sampling),
+            stop_ids=self._stop_ids(sampling) | ends,
             matcher=matcher,
             adapter=self.adapter(sampling),
             detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop)),
