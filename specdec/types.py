@@ -185,8 +185,7 @@ class Step:
         visible: When the host had read these tokens, on the clock of ``time.perf_counter``.
         timestamps: In the request's last step alone.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
-        error: What went wrong in the round, in one sentence. Without a ``finish_reason``, the drafts were at fault, and
-            the next round goes on without any.
+        error: With ``"error"``: what went wrong in the round, in one sentence.
     """
 
     request: int

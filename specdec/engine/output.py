@@ -13,21 +13,12 @@ from specdec.requests import Request
 from specdec.types import Completion, Step, Timestamps
 
 
-def make_step(
-    request: Request,
-    read: ReadBack,
-    row: int,
-    seconds: Mapping[str, float],
-    visible: float,
-    *,
-    may_repeat: bool = False,
-) -> Step:
+def make_step(request: Request, read: ReadBack, row: int, seconds: Mapping[str, float], visible: float) -> Step:
     """Returns a request's step of a round, and adds the tokens to the request.
 
     Args:
         row: The request's row in the round's results.
         seconds, visible: See ``Step``.
-        may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
     """
     accepted, number = int(read.num_accepted[row]), request.rounds
     tokens = read.tokens[row, : accepted + 1].tolist()
@@ -42,7 +33,9 @@ def make_step(
             **_raw(request, read, row, count),
             proposed_nodes=int(read.proposed_nodes[row]),
             proposed_depth=int(read.proposed_depth[row]),
-            **{"accepted": accepted, "expected_accepted": float(read.expected_accepted[row]), **more},
+            accepted=accepted,
+            expected_accepted=float(read.expected_accepted[row]),
+            **more,
             seconds=seconds,
             elapsed=visible - request.admitted,
             visible=visible,
@@ -50,8 +43,6 @@ def make_step(
 
     if not read.valid[row]:
         message = f"the logits or the draft's probabilities were not finite in round {number}"
-        if may_repeat:
-            return made(0, accepted=0, expected_accepted=0.0, error=message)
         return failed(request, message, made(0))
     try:
         count, reason, text = _cut(request, tokens)

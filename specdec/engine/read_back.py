@@ -14,7 +14,7 @@ from specdec.filters import largest
 from specdec.interfaces import Round
 from specdec.requests import Request
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Outcome, Verdict
+from specdec.types import Outcome, Verdict
 
 
 class Fetch:
@@ -115,20 +115,6 @@ class DeviceRound:
         """Returns which rows' requests still run; others have ended while the round was in flight."""
         slots = self.batch.on_host.slots.tolist()
         return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
-
-
-def repeatable(played: DeviceRound) -> np.ndarray:
-    """Returns which rows may do without their drafts after a round that decided nothing for them, Bool[batch].
-
-    That is exact only where no draft was drawn at random: an exact rule emits the target's law given such a tree, as a
-    round without drafts does. A drawn token is different: given that it was drawn, the rule emits another law, and only
-    the average over all draws is the target's. To forget some of the draws would change that average.
-    """
-    tree = played.tree
-    drawn = (tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT)
-    at_random = (drawn & tree.valid)[:, 1:].any(-1).cpu().numpy()  # after a failure; it may wait for the device
-    proposed = played.read.proposed_nodes
-    return (proposed > 0) & ~at_random[: len(proposed)]
 
 
 def pack(

@@ -188,16 +188,6 @@ class RunningRequests:
             )
             self._session.observe(replace(played.outcome, host=known))
 
-    def start_over(self, slot: int, played: DeviceRound) -> None:
-        """Have the next round begin where this one did, which decided nothing, without drafts.
-
-        A draft whose keys are NaN spoils all nodes of its tree, even through masks. Where that may not change the
-        output (``repeatable``), the request goes on from the same root, which plain decoding would have reached, too.
-        """
-        self._slots.cap(slot, 0)
-        start = self._slots.length_of(slot)
-        self._runner.cache.clear(slot, start=start, stop=start + played.tree.width)
-
     def preempt(self, request: Request) -> None:
         """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and draws go on."""
         self.pages.counts.preempted += 1

@@ -8,7 +8,7 @@ import numpy as np
 from specdec.batch import Batch
 from specdec.engine.clock import COMPLETION
 from specdec.engine.output import make_step
-from specdec.engine.read_back import DeviceRound, repeatable
+from specdec.engine.read_back import DeviceRound
 from specdec.engine.round import Look, Mode, Rounds
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import Scheduler, View, Work
@@ -155,7 +155,6 @@ class Turns:
 
     def _finish(self, current: DeviceRound) -> list[Step]:
         """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
-        batch = current.batch
         with self._timer.stage("accept"):
             read = current.read
         visible = time.perf_counter()
@@ -163,22 +162,18 @@ class Turns:
         still = current.rows_in(self._slots.by_slot)
         with self._timer.stage("commit"):
             self._running.follow(current, still)
-        may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(current)
         begin = time.perf_counter()
         steps, failed = [], None
-        for row, slot in enumerate(batch.on_host.slots.tolist()):
-            request = current.requests[row]
+        for row, request in enumerate(current.requests):
             if request is None or not still[row]:
                 continue
-            step = make_step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
+            step = make_step(request, read, row, seconds, visible)
             steps.append(step)
             if step.finish_reason is not None:
                 try:
                     self._running.leave(request, sound=bool(read.valid[row]))
                 except Exception as error:  # the steps of this round are not lost by it
                     failed = failed or error
-            elif not read.valid[row]:
-                self._running.start_over(slot, current)
         if self._timer.enabled:
             # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
             seconds[COMPLETION] = time.perf_counter() - begin
