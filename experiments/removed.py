@@ -16,6 +16,7 @@ COMMANDS = {
 }
 """Sentences by the name of a command, each after "give" in a user's head: what to call now."""
 OPTIONS = {
+    "load scheduler=fair": "give scheduler=priority, with a level per user",
     "load memory": "give every method its pages, as in setups.plain.engine.cache.pages=…",
     "load replicas": "give target.tensor_parallel, or start several serve behind any balancer",
     "load affinity_margin": "an engine is one process; any balancer can stand before several serve",

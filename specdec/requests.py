@@ -134,7 +134,6 @@ class SamplingParams:
         priority: Lower ones are served first, by schedulers that know priorities.
         deadline: Seconds after its arrival by which a request should have ended, for schedulers that know deadlines;
             None for no deadline. It is never dropped for being late.
-        user: Whose request it is, for schedulers that share out the engine among users.
 
     numpy's numbers are accepted and turned into Python's.
     """
@@ -157,7 +156,6 @@ class SamplingParams:
     adapter: str | None = None
     priority: int = 0
     deadline: float | None = None
-    user: str = ""
 
     def __post_init__(self) -> None:
         for name, (low, high, remedy) in _RANGES.items():
@@ -176,7 +174,6 @@ class SamplingParams:
                 f"logits_processor={processors!r} has a class itself, or what cannot be called: give callables of "
                 f"input_ids and scores, such as an instance with its arguments"
             )
-        instance("user", self.user, str, "the name of a user")
         if self.adapter is not None:
             text("adapter", self.adapter, "give the name of one of the target's adapters, or None")
         for name, value in {

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from specdec import Drafter, Engine, Noise, Paging, SamplingParams, Scheduler, Session, Step, Target, Verifier
 from specdec.engine.scheduler import (
     Deadline,
-    Fair,
     FirstCome,
     PrefillFirst,
     Priority,
@@ -57,7 +56,6 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "priority": partial(Priority, 32, least=3, ageing=0.01),
     "shortest": partial(ShortestRemaining, 32, least=3, preempts=True, ageing=0.01),
     "deadline": partial(Deadline, 32, least=3, patience=0.05),
-    "fair": partial(Fair, 32, least=3),
     "tiers": partial(Tiers, 32, least=3, batch_rows=1),
 }
 RANDOM = ("random", "random depth")
@@ -286,7 +284,7 @@ class Player:
         speculate &= not self.program.plain
         self.asked.append(Asked(index, speculate, []))
         prompt, sampling = REQUESTS[index]
-        asked = {"priority": number % 3 - 1, "user": f"user {number % 2}", "deadline": (None, 0.1, 0.01)[number % 3]}
+        asked = {"priority": number % 3 - 1, "deadline": (None, 0.1, 0.01)[number % 3]}
         return self.asked[-1], prompt, replace(sampling, stream=index, **asked)
 
     def _submit(self, number: int, speculate: bool = True) -> None:

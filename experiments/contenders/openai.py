@@ -36,7 +36,6 @@ BEYOND = {
     "ignore_eos": False,
     "priority": 0,
     "deadline": None,
-    "user": "",
 }
 """Fields, and parameters of ``SamplingParams``, that are sent only where they differ from this."""
 

@@ -83,7 +83,7 @@ def ask(planned: Sequence[Planned], texts: Texts | None, sampling: SamplingParam
     """Return requests with their parameters, and with tokens if there are texts; the random stream is the number."""
     asked = []
     for number, request in enumerate(planned):
-        params = {name: getattr(request, name) for name in ("priority", "deadline", "user")}
+        params = {name: getattr(request, name) for name in ("priority", "deadline")}
         params |= {"max_new_tokens": request.output_tokens, "stream": number, "n": 1}
         ids = () if texts is None or not request.fits else texts.prompt(request.pieces)
         asked.append(Asked(planned=request, prompt_ids=ids, sampling=replace(sampling, **params)))

@@ -146,7 +146,7 @@ class _Play:
 
     def __init__(self, engine: VirtualEngine, seed: int):
         self.engine, self.seed = engine, seed
-        self.scheduler = (FirstCome() if engine.scheduler is None else engine.scheduler).bind()
+        self.scheduler = FirstCome() if engine.scheduler is None else engine.scheduler
         self.paging = engine.paging.filled_in(slots=engine.slots, max_length=engine.max_length)
         self.policy = None if engine.accepted is None else copy.copy(engine.policy)
         if self.policy is not None:

@@ -16,7 +16,7 @@ from specdec.requests import Grammar, SamplingParams
 
 OF_SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")},
-    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user", "grammar")},
+    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "grammar")},
     "adapter": "adapter",
     "stream_id": "stream",
     "max_tokens": "max_new_tokens",
@@ -24,7 +24,7 @@ OF_SAMPLING = {
 }
 """Fields of a request, and the parameter of ``SamplingParams`` that each one sets."""
 HARMLESS = {
-    *("model", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
+    *("model", "user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
     "include_metrics",
 }
 """Fields that change nothing about the output, and are not looked at."""

@@ -148,7 +148,7 @@ class Engine:
         self._running = RunningRequests(self.runner, self._slots, self.session, self.paging)
         self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
         self._steps: deque[Step] = deque()  # of all others
-        policy = (FirstCome() if scheduler is None else scheduler).bind()
+        policy = FirstCome() if scheduler is None else scheduler
         parts = self._plain, self._speculative, self._running, self._rounds, self._deliver
         self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting

@@ -180,7 +180,7 @@ class HostEngine(Engine):
         self._running = RunningRequests(self.runner, self._slots, None, self.paging)
         plain = Mode.plain()
         self._turns = Turns(
-            scheduler.bind(), plain, replace(plain, max_depth=depth, max_nodes=depth),
+            scheduler, plain, replace(plain, max_depth=depth, max_nodes=depth),
             self._running, self._rounds, self._deliver, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
         )  # fmt: skip
         self._waiting, self._closed = self._turns.waiting, False

@@ -17,7 +17,6 @@ from specdec.cache.pages import Pool
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import (
     Deadline,
-    Fair,
     FirstCome,
     PrefillFirst,
     Priority,
@@ -95,7 +94,6 @@ POLICIES: dict[str, Callable[[], Scheduler]] = {
     "priority": partial(Priority, 16, least=3, ageing=20.0),
     "shortest": partial(ShortestRemaining, 16, least=3, preempts=True, ageing=1.0),
     "deadline": partial(Deadline, 16, least=3, patience=50.0),
-    "fair": partial(Fair, 16, least=3),
     "tiers": partial(Tiers, 16, least=3, batch_rows=1, patience=80.0),
 }
 IN_ORDER = ("first come", "prefill first", "budget", "trimmed")
@@ -133,7 +131,6 @@ class Workload:
             stream=number,
             priority=int(rng.integers(-1, 3)),
             deadline=[None, 5.0, 40.0][int(rng.integers(3))],
-            user=f"user {rng.integers(3)}",
         )
 
 
@@ -345,8 +342,8 @@ def test_mistakes_of_schedules_are_noticed(mutant: str, monkeypatch: pytest.Monk
 def turns_until_the_end(policy: Scheduler, turns: int = 300) -> float:
     """Turns of a second until a long, unimportant request ends beside more short, urgent ones than can be served."""
     engine = HostEngine(policy, Paging(), slots=2, max_length=MOST, prefill_chunk=64, depth=0)
-    urgent = SamplingParams(max_new_tokens=3, stop_token_ids=(), ignore_eos=True, deadline=2.0, user="others")
-    last = SamplingParams(max_new_tokens=12, ignore_eos=True, priority=2, user="waits")
+    urgent = SamplingParams(max_new_tokens=3, stop_token_ids=(), ignore_eos=True, deadline=2.0)
+    last = SamplingParams(max_new_tokens=12, ignore_eos=True, priority=2)
     number = -1
     for turn in range(turns):
         for _ in range(2):
@@ -375,7 +372,7 @@ def test_nobody_starves_unless_told_to(name: str) -> None:
     assert turns_until_the_end(WAITS[name](float("inf"))) == float("inf")
 
 
-@pytest.mark.parametrize("name", ["first come", "prefill first", "budget", "fair"])
+@pytest.mark.parametrize("name", ["first come", "prefill first", "budget"])
 def test_nobody_starves_without_ranks(name: str) -> None:
     assert turns_until_the_end(POLICIES[name]()) <= 3 + 3 + 12
 
@@ -419,42 +416,6 @@ def test_rounds_overlap_while_requests_wait_for_a_slot(monkeypatch: pytest.Monke
     monkeypatch.setattr(Turns, "_same_again", lambda *given: True)  # mutant: the scheduler is not asked
     _, _, careless = overlapping(Priority(16, least=3), urgent=3, monkeypatch=monkeypatch)
     assert careless[4] > 3 + 10 + 1
-
-
-def served_apart(policy: Scheduler, turns: int, *, late: int = 0) -> float:
-    """The largest difference between what two users were served, from the turn on when both have requests waiting.
-
-    One asks for much in every request; the other comes ``late``, and the first one pauses before.
-    """
-    engine = HostEngine(policy, Paging(), slots=3, max_length=MOST, prefill_chunk=64, depth=0)
-    sizes = {"much": (20, 15), "little": (2, 3)}
-    users, totals, most, last = dict[int, str](), Counter[str](), 0.0, 0
-    for turn in range(turns):
-        for user, (prompt, output) in sizes.items():
-            pauses = late - 60 < turn < late if user == "much" else turn < late
-            for _ in range(0 if pauses else 2):
-                sampling = SamplingParams(max_new_tokens=output, ignore_eos=True, user=user)
-                users[engine.submit([1] * prompt, sampling, arrived=float(turn))] = user
-        for step in engine.step():
-            prompt = sizes[users[step.request]][0] if step.round == 0 else 0
-            totals[users[step.request]] += prompt + 2 * len(step.token_ids)
-        if turn == late:
-            last = totals["much"] - totals["little"]
-        if turn >= late:
-            most = max(most, abs(totals["much"] - totals["little"] - last))
-    return most
-
-
-def test_users_are_served_alike() -> None:
-    """Within twice the largest prompt, or twice what a full batch decodes (Sheng et al. 2024, theorem 4.4)."""
-    bound = 2 * max(20, 2 * 3 * 15)
-    assert served_apart(Fair(64), 150) <= bound
-    assert served_apart(Fair(64), 250, late=100) <= bound, "who comes late has saved nothing up"
-    assert served_apart(FirstCome(), 150) > 2 * bound
-    saving = Fair(64)
-    saving.bind = lambda: saving
-    saving.served["little"], saving._asking = -2000.0, {"much", "little"}  # mutant: who comes back is not lifted
-    assert served_apart(saving, 150) > 2 * bound
 
 
 def request(length: int, *, pages: int = 0, waiting: bool = False, **options: Any) -> Request:
@@ -505,7 +466,6 @@ def test_a_waiting_request_takes_a_place_only_where_its_prompt_begins() -> None:
         (TokenBudget, {"budget": 16, "least": 16}),
         (Priority, {"ageing": 0.0}),
         (ShortestRemaining, {"prompt_token": float("inf")}),
-        (Fair, {"output_weight": 0.0}),
         (Tiers, {"batch_rows": -1}),
     ],
 )

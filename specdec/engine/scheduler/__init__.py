@@ -1,11 +1,10 @@
 """Scheduling policies."""
 
 from specdec.engine.scheduler.base import FirstCome, PrefillFirst, Scheduler, View, Work
-from specdec.engine.scheduler.ranked import Deadline, Fair, Priority, ShortestRemaining, Tiers, TokenBudget
+from specdec.engine.scheduler.ranked import Deadline, Priority, ShortestRemaining, Tiers, TokenBudget
 
 __all__ = [
     "Deadline",
-    "Fair",
     "FirstCome",
     "PrefillFirst",
     "Priority",

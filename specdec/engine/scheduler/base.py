@@ -87,10 +87,6 @@ class Scheduler(ABC):
     A turn in which nothing waits and nothing is to be prefilled may be played without asking, with all requests.
     """
 
-    def bind(self) -> "Scheduler":
-        """Return the policy for one engine: itself, unless it keeps account of what it has seen."""
-        return self
-
     @abstractmethod
     def plan(self, view: View) -> Work:
         """Return the work of the next turn.

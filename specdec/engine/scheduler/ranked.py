@@ -5,7 +5,6 @@ Rounds come first, and pieces of prompts fill the rest of the budget (chunked pr
 """
 
 import heapq
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
@@ -53,13 +52,7 @@ class TokenBudget(Scheduler):
         return request.id
 
     def plan(self, view: View) -> Work:
-        return self.by_rank(view)
-
-    def by_rank(self, view: View, waiting: Sequence[Request] | None = None) -> Work:
-        """Return the plan that serves the lowest ranks first.
-
-        ``waiting`` are the first requests that wait, in order; None to find them by their ranks.
-        """
+        """Return the plan that serves the lowest ranks first."""
         rank = self.rank
         stay, leave = within_memory(view, sorted(view.running, key=rank))
         new: list[Request] = []
@@ -67,8 +60,7 @@ class TokenBudget(Scheduler):
             most = view.free_slots
             if self.preempts and (most or min(map(rank, view.waiting)) < rank(stay[-1])):  # seldom: it sorts
                 most += len(stay)
-            waiting = heapq.nsmallest(most, view.waiting, key=rank) if waiting is None else waiting
-            new, leave = self._admitted(view, waiting, stay)
+            new, leave = self._admitted(view, heapq.nsmallest(most, view.waiting, key=rank), stay)
             stay = stay[: len(stay) - len(leave)]
         prompts = [request for request in stay if request.to_prefill] + new
         decode = [request for request in stay if not request.to_prefill]
@@ -203,7 +195,7 @@ class Tiers(TokenBudget):
         self.batch_rows = None if self.batch_rows is None else whole("batch_rows", self.batch_rows, least=0)
 
     def plan(self, view: View) -> Work:
-        work = self.by_rank(view)
+        work = super().plan(view)
         batch = [request for request in work.decode if request.sampling.priority > 0]
         if self.batch_rows is None or len(batch) in (0, len(work.decode)):
             return work
@@ -215,76 +207,3 @@ class Tiers(TokenBudget):
         if request.sampling.priority <= 0:
             return request.arrived, request.id
         return request.arrived + self.patience if self.patience < inf else inf, request.id
-
-
-@dataclass(eq=False, kw_only=True)
-class Fair(TokenBudget):
-    """Gives free slots to the user (``SamplingParams.user``) who has been served least (Sheng et al. 2024, 2401.00588).
-
-    A user's counter adds up the weighted tokens of the prompts that were admitted and of the outputs that were decoded
-    for them. A user who comes back after having had no request waiting starts from the least counter of those who have
-    some: nobody saves up service. Of two users who always have requests waiting, none is served more than the other by
-    more than twice the largest prompt, or twice what a full batch decodes (the paper's bound).
-
-    Attributes:
-        served: The counter of every user.
-    """
-
-    positive = (("prompt_weight", 1e9), ("output_weight", 1e9))
-    preempts: bool = field(default=False, init=False)
-    prompt_weight: float = 1.0  # weight of a prompt's token
-    output_weight: float = 2.0  # weight of an output's token
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.served: defaultdict[str, float] = defaultdict(float)
-        self._counted: list[tuple[Request, float]] = []  # the requests of the last turn, and what was counted of each
-        self._asking: set[str] = set()
-        self._order: dict[int, int] = {}
-
-    def bind(self) -> Scheduler:
-        return replace(self)
-
-    def plan(self, view: View) -> Work:
-        """Count what was served since the last turn, and return the plan by the users' counters."""
-        for request, before in self._counted:
-            self.served[request.sampling.user] += self._service(request) - before
-        asking = {request.sampling.user for request in view.waiting}
-        # Who asks again begins at the least counter of those who went on asking, or where the last ones stopped.
-        level = min((self.served[user] for user in asking & self._asking), default=None)
-        if level is None:
-            level = max((self.served[user] for user in self._asking), default=0.0)
-        for user in asking - self._asking:
-            self.served[user] = max(self.served[user], level)
-        self._asking = asking or self._asking
-        first = self._first(view)
-        self._order = {request.id: place for place, request in enumerate((*view.running, *first))}
-        work = self.by_rank(view, first)
-        self._counted = [(request, self._service(request)) for request in (*view.running, *first)]
-        return work
-
-    def rank(self, request: Request) -> int:
-        return self._order[request.id]
-
-    def _first(self, view: View) -> list[Request]:
-        """Return as many waiting requests as there are free slots: one by one, that of the user served least."""
-        queues: defaultdict[str, deque[Request]] = defaultdict(deque)
-        for request in view.waiting if view.free_slots else ():
-            queues[request.sampling.user].append(request)
-        users = [(self.served[user], requests[0].id, user) for user, requests in queues.items()]
-        heapq.heapify(users)
-        first = list[Request]()
-        while users and len(first) < view.free_slots:
-            served, _, user = heapq.heappop(users)
-            first.append(queues[user].popleft())
-            if queues[user]:
-                served += self.prompt_weight * len(first[-1].prompt_ids) * (not first[-1].preemptions)
-                heapq.heappush(users, (served, queues[user][0].id, user))
-        return first
-
-    def _service(self, request: Request) -> float:
-        """Return the weighted tokens of a request that count as served: of its prompt all, once it is admitted."""
-        if request.slot < 0 and not request.preemptions:
-            return 0.0
-        prompt, output = len(request.prompt_ids) - request.reused, len(request.output_ids)
-        return self.prompt_weight * prompt + self.output_weight * output

@@ -155,7 +155,7 @@ FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
 NOT_SETTINGS = {
     Engine: {"target", "drafter", "verifier"},
-    SamplingParams: {"stream", "logits_processor", "logprobs", "priority", "deadline", "user"},
+    SamplingParams: {"stream", "logits_processor", "logprobs", "priority", "deadline"},
 }
 
 
@@ -268,7 +268,7 @@ def test_a_scheduler_is_chosen_by_its_name_and_keeps_its_settings(configure: Con
     config = configure("load", "scheduler=priority", "engine=paged", "engine.scheduler.ageing=3")
     made = build(config, "engine.scheduler")
     assert isinstance(made, Priority) and made.ageing == 3 and config.engine.cache.reserve == 1
-    own = configure("run", "+scheduler@setups.small.engine.scheduler=fair", "engine.scheduler={_target_:my.Own}")
-    assert own.setups.small.engine.scheduler.output_weight == 2.0 and own.engine.scheduler == {"_target_": "my.Own"}
+    own = configure("run", "+scheduler@setups.small.engine.scheduler=tiers", "engine.scheduler={_target_:my.Own}")
+    assert own.setups.small.engine.scheduler.least == 16 and own.engine.scheduler == {"_target_": "my.Own"}
     names = {str(OmegaConf.load(path)._target_).rpartition(".")[2] for path in (CONF / "scheduler").glob("*.yaml")}
     assert names == {*scheduler.__all__} - {"Scheduler", "View", "Work"}
