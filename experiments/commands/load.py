@@ -1,10 +1,8 @@
 """Methods under load, on the engine or in virtual time: the same requests at the same moments for each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,15 @@ import numpy as np
 from omegaconf import DictConfig
 
 from experiments.config.pairs import check_files
-from experiments.config.sections import bootstrap_of, build, choice, job_overrides, plain, plain_whole, typed
+from experiments.config.sections import bootstrap_of, build, choice, job_overrides, plain, plain_whole
 from experiments.datasets.prompt import choose, fingerprint
-from experiments.load.arrivals import Arrivals, Times, arriving
+from experiments.load.accepted import Accepted
+from experiments.load.arrivals import Arrivals, Times, Trace
 from experiments.load.driver import Driver, Overload, RealEngine
 from experiments.load.figures import ALL
-from experiments.load.recorded import Trace
-from experiments.load.run import LoadRun, load_runs, pooled
-from experiments.load.texts import Asked, Texts, ask
+from experiments.load.run import LoadRun, load_runs
 from experiments.load.virtual import Virtual, VirtualEngine
-from experiments.load.workloads import Lengths, Planned, Workload
+from experiments.load.workloads import Asked, Planned, Texts, Workload, ask, fitted
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.reporting.load import LoadReport, report_load
@@ -37,6 +34,7 @@ from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker, Tracker
 from specdec.cache.pages import Paging
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
+from specdec.engine.scheduler import FirstCome
 
 _PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload", "clock")
 
@@ -78,37 +76,36 @@ def load(config: DictConfig) -> list[LoadRun]:
     clock: Virtual | None = build(config, "clock")
     bootstrap, terms = bootstrap_of(config), Terms.of(given)
     overload: Overload = build(config, "overload")
-    with ExitStack() as open_until:
-        study = _real(config, methods) if clock is None else _virtual(config, clock, methods, open_until)
-        tracker = build(config, "tracker") or NullTracker()
-        folder.mkdir(parents=True, exist_ok=True)
-        facts = {**study.facts, "title": study.title, "overrides": job_overrides(), "loop": study.loads[0].loop}
-        kept: dict[tuple[str, float], LoadRun] = {}
-        if before is None:
-            before = write_manifest(folder, given, **facts)
-        else:
-            check_facts(before, folder, **facts)
-            note_resumed(folder, before)
-            kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
-        tracker.start(tracked_run(folder, before))
-        notes = [
-            *study.notes,
-            *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else []),
-        ]
-        about = {"title": study.title, "notes": notes, "spare": overload.spare}
-        report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
-        runs: list[LoadRun] = []
-        cases = [(load, method) for load in study.loads for method in study.methods]
-        with _reported(runs, report, tracker), Progress(len(cases), "runs") as progress:
-            for number, (load, method) in enumerate(cases, start=1):
-                if (method, load.rate) in kept:
-                    runs.append(kept[method, load.rate])
-                else:
-                    runs.append(study.play(method, load))
-                    runs[-1].save(folder / f"{method}_{load.rate:g}")
-                    if not runs[-1].facts["complete"]:
-                        raise KeyboardInterrupt
-                progress.update(number)
+    study = _real(config, methods) if clock is None else _virtual(config, clock, methods)
+    tracker = build(config, "tracker") or NullTracker()
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {**study.facts, "title": study.title, "overrides": job_overrides(), "loop": study.loads[0].loop}
+    kept: dict[tuple[str, float], LoadRun] = {}
+    if before is None:
+        before = write_manifest(folder, given, **facts)
+    else:
+        check_facts(before, folder, **facts)
+        note_resumed(folder, before)
+        kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
+    tracker.start(tracked_run(folder, before))
+    notes = [
+        *study.notes,
+        *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else []),
+    ]
+    about = {"title": study.title, "notes": notes, "spare": overload.spare}
+    report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
+    runs: list[LoadRun] = []
+    cases = [(load, method) for load in study.loads for method in study.methods]
+    with _reported(runs, report, tracker), Progress(len(cases), "runs") as progress:
+        for number, (load, method) in enumerate(cases, start=1):
+            if (method, load.rate) in kept:
+                runs.append(kept[method, load.rate])
+            else:
+                runs.append(study.play(method, load))
+                runs[-1].save(folder / f"{method}_{load.rate:g}")
+                if not runs[-1].facts["complete"]:
+                    raise KeyboardInterrupt
+            progress.update(number)
     return runs
 
 
@@ -136,24 +133,25 @@ def _reported(runs: Sequence[LoadRun], report: LoadReport, tracker: Tracker) -> 
         tracker.finish(exit_code)
 
 
-def _plan(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]]:
-    """Return the arrivals at every rate, and the requests, of which lower counts take the first."""
+def _plan(config: DictConfig) -> tuple[list[Load], list[Planned]]:
+    """Return the arrivals at every rate, and the requests."""
     arrival: Arrivals = build(config, "arrival")
     workload: Workload = build(config, "workload")
     recorded = arrival.recorded if isinstance(arrival, Trace) else None
-    requests = config.requests
+    requests: int | None = config.requests
     if recorded is not None:
-        requests = min(requests or len(recorded.times), len(recorded.times))
+        requests = min(requests or len(recorded), len(recorded))
+    if requests is None:
+        raise ValueError("requests=null: give a number of requests, or arrival=trace")
     rates = [arrival.rate] if config.rates is None else list(map(float, config.rates))
     if len(set(rates)) < len(rates):
         raise ValueError(f"rates={plain(config, 'rates')}: give each rate once")
     loads = []
     for rate in rates:
         process = arrival if config.rates is None else arrival.at_rate(rate)
-        times = arriving(process, np.random.default_rng(seed), requests=requests, seconds=config.seconds)
+        times = process.times(np.random.default_rng(config.seed), requests)
         loads.append(Load(rate=rate, times=times, loop=process.loop))
-    most = max(len(load.times) for load in loads)
-    return loads, workload.plan(np.random.default_rng([seed, 1]), most, recorded)
+    return loads, workload.plan(np.random.default_rng([config.seed, 1]), requests, recorded)
 
 
 def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int], *groups: str) -> str:
@@ -170,27 +168,26 @@ def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int], *gro
 
 
 def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
-    loads, planned = _plan(config, config.seed)
-    lengths = typed(Lengths, plain(config, "lengths"), "lengths")
+    loads, planned = _plan(config)
     overload: Overload = build(config, "overload")
     chosen, _ = choose(build(config, "dataset"))
     check_files(config)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     room = min(contender.engine.max_length for contender in contenders)
-    fitted, counts = lengths.fit(planned, room)
+    planned, cut = fitted(planned, room, config.lengths.scale)
     tokenizer: Any = target.tokenizer
     texts = Texts(chosen, tokenizer, np.random.default_rng(config.seed), template=plain(config, "chat_template"))
-    asked = ask(fitted, texts, build(config, "sampling"))
-    warmup = ask(_others(fitted, config.warmup_prompts), texts, build(config, "sampling"))
+    asked = ask(planned, texts, build(config, "sampling"))
+    warmup = ask(_others(planned, config.warmup_prompts), texts, build(config, "sampling"))
     by_name = {contender.method: contender for contender in contenders}
-    few = f"of {len(fitted)} requests were too long for the engine's {room} positions, and were"
-    notes = [f"{count} {few} {what}" for what, count in counts.items() if count]
+    few = f"of {len(planned)} requests were too long for the engine's {room} positions, and were cut"
+    notes = [f"{cut} {few}"] if cut else []
     shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
     notes += [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
-    if texts.passes > 1:
-        notes.append(f"the texts were used {texts.passes:.1f} times: give a larger dataset.count")
+    if texts.passes:
+        notes.append(f"the texts were used {texts.passes + 1} times: give a larger dataset.count")
     slots = {contender.engine.max_batch_size for contender in contenders}
-    about = _about(config, fitted, slots, "arrival", "workload", "overload")
+    about = _about(config, planned, slots, "arrival", "workload", "overload")
     return Study(
         title=f"{target.name} on {device_name(target.device)}; {about}",
         facts={
@@ -200,7 +197,6 @@ def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
             "target": {"name": target.name},
             "prompts": len(chosen),
             "prompts_hash": fingerprint(chosen),
-            "lengths": counts,
         },
         notes=notes,
         methods=list(by_name),
@@ -212,10 +208,9 @@ def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
 def _others(planned: Sequence[Planned], count: int) -> list[Planned]:
     """Return requests to warm up with, as long as the first ones, of texts that nothing else has."""
     number = 1 + max(part for one in planned for part, _ in one.pieces)
-    fitting = [one for one in planned if one.fits][:count]
     return [
         Planned(klass="warm-up", pieces=((number + place, one.prompt_tokens),), output_tokens=one.output_tokens)
-        for place, one in enumerate(fitting)
+        for place, one in enumerate(planned[:count])
     ]
 
 
@@ -229,7 +224,6 @@ def _play(
         prompts = [list(one.prompt_ids) for one in warmup]
         engine.generate(prompts, [one.sampling for one in warmup], speculate=speculate)
         engine.forget()
-    asked = asked[: len(load.times)]
     given = {"loop": load.loop, "users": int(min(load.rate, len(asked))), "overload": overload}
     driver = Driver(RealEngine(engine, speculate=speculate), asked, load.times, **given)
     try:
@@ -243,35 +237,21 @@ def _play(
 # ---------------------------------------------------------------- in virtual time
 
 
-def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str], open_until: ExitStack) -> Study:
+def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str]) -> Study:
     engines = {method.name: _engine(method, clock) for method in methods_of(config, methods)}
-    lengths = typed(Lengths, plain(config, "lengths"), "lengths")
-    given = {"overload": build(config, "overload")}
-    seeds: list[tuple[dict[float, Load], list[Asked]]] = []
-    for seed in range(clock.seeds):
-        loads, planned = _plan(config, config.seed + seed)
-        fitted, _ = lengths.fit(planned, min(engine.max_length for engine in engines.values()))
-        seeds.append(({load.rate: load for load in loads}, ask(fitted, None, build(config, "sampling"))))
-    pool = open_until.enter_context(ProcessPoolExecutor(clock.workers)) if clock.workers > 1 else None
+    loads, planned = _plan(config)
+    planned, _ = fitted(planned, min(engine.max_length for engine in engines.values()), config.lengths.scale)
+    asked, overload = ask(planned, None, build(config, "sampling")), build(config, "overload")
 
-    def begin(method: str, rate: float) -> list[Callable[[], LoadRun]]:
-        plays = []
-        for seed, (loads, asked) in enumerate(seeds):
-            load = loads[rate]
-            users = int(min(rate, len(asked)))
-            options = {**given, "loop": load.loop, "users": users, "seed": seed, "method": method, "rate": rate}
-            play = partial(engines[method].play, asked[: len(load.times)], load.times, **options)
-            plays.append(play if pool is None else pool.submit(play).result)
-        return plays
+    def play(method: str, load: Load) -> LoadRun:
+        given = {"overload": overload, "loop": load.loop, "users": int(min(load.rate, len(asked)))}
+        return engines[method].play(asked, load.times, method=method, rate=load.rate, **given)
 
-    begun_all = {(method, rate): begin(method, rate) for rate in seeds[0][0] for method in engines}
-    planned = [one.planned for one in seeds[0][1]]
     device = getattr(engines[next(iter(engines))].costs, "conditions", None)
     device = str(clock.costs) if device is None else f"{device.model} on {device.device}"
     about = _about(config, planned, {engine.slots for engine in engines.values()}, "arrival", "workload", "overload")
-    times = f", {clock.seeds} times" if clock.seeds > 1 else ""
     return Study(
-        title=f"VIRTUAL TIME{times}, {device}; {about}",
+        title=f"VIRTUAL TIME, {device}; {about}",
         facts={
             "exactness": {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()},
             "device": f"VIRTUAL TIME, {device}",
@@ -282,14 +262,14 @@ def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str], ope
             f"are an engine's; pieces of prompts {'share' if clock.mixed else 'do not share'} a forward with rounds"
         ],
         methods=list(engines),
-        loads=list(seeds[0][0].values()),
-        play=lambda method, load: pooled([play() for play in begun_all[method, load.rate]]),
+        loads=loads,
+        play=play,
     )
 
 
 def _engine(method: Method, clock: Virtual) -> VirtualEngine:
     """Return a method's engine in virtual time."""
-    config, costs = method.config, clock.costs_of(method.name)
+    config, costs = method.config, clock.read_costs()
     section = method.policy if method.drafter is not None else None
     if section is not None:
         check_replayed(config, section)
@@ -304,8 +284,8 @@ def _engine(method: Method, clock: Virtual) -> VirtualEngine:
         max_length=options["max_length"] or DEFAULT_MAX_LENGTH,
         prefill_chunk=options["prefill_chunk"],
         paging=paging,
-        scheduler=build(config, "engine.scheduler") if options.get("scheduler") else None,
-        accepted=None if method.drafter is None else clock.accepted_of(method.name),
+        scheduler=build(config, "engine.scheduler") if options.get("scheduler") else FirstCome(),
+        accepted=None if method.drafter is None else Accepted.read(Path(str(clock.traces)), method.name),
         policy=policy,
         mixed=clock.mixed,
     )

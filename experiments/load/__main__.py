@@ -12,6 +12,13 @@ from experiments.config.launch import Command
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthsSettings:
+    """The section ``lengths``: how planned lengths become the model's."""
+
+    scale: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadSettings(MeasuredSettings):
     """What ``conf/load.yaml`` holds."""
 
@@ -20,9 +27,8 @@ class LoadSettings(MeasuredSettings):
     overload: Section
     clock: Section
     requests: Count | None
-    seconds: Positive | None
     rates: Annotated[list[Positive], Wanted("a list of rates, each above 0, as 'rates=[1,2,4]'", bool)] | None
-    lengths: Section
+    lengths: LengthsSettings
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,7 +44,6 @@ class Accepted:
         right = whole_drafts / max(sum(accepted >= depth - 1 for accepted, depth in rounds), 1)
         rng = np.random.default_rng(seed)
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        lengths = []
         for output in outputs:
             made, following = [], 0
             for accepted, levels in reversed(output):
@@ -56,9 +55,9 @@ class Accepted:
                 nodes[: len(levels)] = np.cumsum(levels)
                 made.append((able, np.full(len(able), len(levels)), np.tile(nodes, (len(able), 1))))
             parts += reversed(made)
-            lengths.append(sum(len(able) for able, _, _ in made))
         able, proposed, nodes = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        return cls(lengths=np.array(lengths), able=np.minimum(able, proposed), proposed=proposed, nodes=nodes)
+        lengths = np.array([sum(accepted + 1 for accepted, _ in output) for output in outputs])
+        return cls(lengths=lengths, able=np.minimum(able, proposed), proposed=proposed, nodes=nodes)
 
     @classmethod
     def read(cls, folder: Path, method: str) -> "Accepted":
@@ -85,11 +84,9 @@ class Accepted:
 class Drafts:
     """The drafts of requests: request i is accepted as output i is, from the front again where outputs are fewer."""
 
-    def __init__(self, accepted: Accepted, outputs: Rows, policy: LengthPolicy | None, seed: int):
+    def __init__(self, accepted: Accepted, outputs: Rows, policy: LengthPolicy | None):
         self._accepted, self._policy = accepted, policy
-        self.most_nodes, count = int(accepted.nodes.max(initial=0)), len(accepted.lengths)
-        order = np.random.default_rng(seed).permutation(count) if seed else np.arange(count)
-        place = order[np.arange(len(outputs)) % count]
+        place = np.arange(len(outputs)) % len(accepted.lengths)
         # Where an output is longer than its trace, it goes on from the front, and leaves out the end, where drafts
         # were cut because the output was about to end.
         lengths = accepted.lengths[place]
@@ -101,7 +98,8 @@ class Drafts:
         """Return how deep the drafts of a round are, how many nodes they have, and how many tokens are accepted.
 
         Args:
-            lengths: The tokens in the requests' caches; ``output``: those of their outputs so far.
+            lengths: The tokens in the requests' caches.
+            output: The tokens of their outputs so far.
             most: How deep the drafts may be.
         """
         place = self._begin[rows] + output % self._around[rows]

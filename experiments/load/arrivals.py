@@ -1,15 +1,25 @@
-"""When requests arrive: processes with a rate, and users who wait for an answer."""
+"""When requests arrive: processes with a rate, users who wait for an answer, and recorded traffic."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import pandas
 from jaxtyping import Float
 
-from experiments.load.run import CLOSED, OPEN
+from experiments.load.run import CLOSED, OPEN, Frame
+from specdec.arguments import number
 
 Times = Float[np.ndarray, " request"]
+BUNDLED = Path(__file__).parent / "traces"
+"""Azure's traces of 2023 (CC-BY 4.0; see the file ATTRIBUTION there)."""
+_AZURE = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
+_FORMATS = _AZURE, ("Timestamp", "Request tokens", "Response tokens")
+"""The columns of Azure's and of BurstGPT's traces: times, tokens of prompts, tokens of answers."""
 
 
 class Arrivals(ABC):
@@ -18,13 +28,6 @@ class Arrivals(ABC):
     loop = OPEN
     rate: float
     """Requests per second, on average."""
-    above_zero: ClassVar[tuple[str, ...]] = ("rate",)
-
-    def __post_init__(self) -> None:
-        for name in self.above_zero:
-            value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0):
-                raise ValueError(f"arrival.{name}={value:g}: give a number above 0")
 
     @abstractmethod
     def times(self, rng: np.random.Generator, count: int) -> Times:
@@ -33,6 +36,13 @@ class Arrivals(ABC):
     def at_rate(self, rate: float) -> Self:
         """Return the same process with another rate."""
         return replace(self, rate=rate)  # pyright: ignore[reportArgumentType] - all processes are dataclasses
+
+
+def _check(process: Arrivals, *names: str, from_zero: Sequence[str] = ()) -> None:
+    for name in (*names, *from_zero):
+        least = "from 0 on" if name in from_zero else "above 0"
+        test = lambda value, zero=name in from_zero: 0 < value < np.inf or (zero and value == 0)  # noqa: E731
+        number(f"arrival.{name}", getattr(process, name), f"give a number {least}", test)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +58,12 @@ class Gaps(Arrivals):
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (np.isfinite(self.cv) and self.cv >= 0):
-            raise ValueError(f"arrival.cv={self.cv:g}: give a number from 0 on")
+        _check(self, "rate", from_zero=["cv"])
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         if not self.cv:
             return np.arange(count) / self.rate
         shape = 1 / self.cv**2
-        if self.cv == 1:
-            return rng.exponential(1 / self.rate, count).cumsum()
         return rng.gamma(shape, 1 / (shape * self.rate), count).cumsum()
 
 
@@ -65,77 +71,19 @@ class Gaps(Arrivals):
 class Spike(Arrivals):
     """A Poisson process whose rate is ``factor`` times as high from ``begin`` on, for ``length`` seconds."""
 
-    above_zero = ("rate", "factor", "length")
     rate: float = 1.0
     factor: float = 5.0
     begin: float = 10.0
     length: float = 5.0
 
-    def times(self, rng: np.random.Generator, count: int) -> Times:
-        begin, end, factor = self.begin, self.begin + self.length, self.factor
-        return _thinned(
-            rng, count, self.rate, lambda at: np.where((at >= begin) & (at < end), factor, 1.0), max(factor, 1.0)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diurnal(Arrivals):
-    """A Poisson process with the rate ``rate`` · (1 + ``amplitude`` · sin(2π t / ``period``))."""
-
-    above_zero = ("rate", "period")
-    rate: float = 1.0
-    amplitude: float = 0.8
-    period: float = 60.0
-
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.amplitude <= 1:
-            raise ValueError(f"arrival.amplitude={self.amplitude:g}: give a share of the rate from 0 to 1")
+        _check(self, "rate", "factor", "length", from_zero=["begin"])
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
-        amplitude, turn = self.amplitude, 2 * np.pi / self.period
-        return _thinned(rng, count, self.rate, lambda at: 1 + amplitude * np.sin(turn * at), 1 + amplitude)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ramp(Arrivals):
-    """A Poisson process whose rate goes from ``rate`` to ``factor`` times that in ``length`` seconds, and stays there.
-
-    Attributes:
-        rate: Requests per second at the beginning.
-        exponential: Whether the rate grows by equal factors in equal times; else by equal amounts.
-    """
-
-    above_zero = ("rate", "factor", "length")
-    rate: float = 1.0
-    factor: float = 4.0
-    length: float = 30.0
-    exponential: bool = False
-
-    def times(self, rng: np.random.Generator, count: int) -> Times:
-        def intensity(at: Times) -> Times:
-            way = np.clip(at / self.length, 0.0, 1.0)
-            return self.factor**way if self.exponential else 1 + (self.factor - 1) * way
-
-        return _thinned(rng, count, self.rate, intensity, max(self.factor, 1.0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch(Arrivals):
-    """All requests at once: throughput and cost are all that counts, and nobody waits for a first token."""
-
-    above_zero = ()
-
-    @property
-    def rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Requests per second: without end."""
-        return float("inf")
-
-    def at_rate(self, rate: float) -> Self:
-        raise ValueError("rates and arrival=batch are both given: all requests come at once, give rates=null")
-
-    def times(self, rng: np.random.Generator, count: int) -> Times:
-        return np.zeros(count)
+        expected = rng.exponential(1 / self.rate, count).cumsum()  # without the spike; it makes this time run faster
+        end = self.begin + self.factor * self.length
+        inside = np.clip(expected, self.begin, end) - self.begin
+        return np.minimum(expected, self.begin) + inside / self.factor + np.clip(expected - end, 0, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +93,7 @@ class Users(Arrivals):
     It hides overload, because a slow engine is asked less.
 
     Attributes:
-        think: Seconds from an answer to the next question, on average (exponential).
+        think: float from an answer to the next question, on average (exponential).
     """
 
     loop = CLOSED
@@ -153,45 +101,97 @@ class Users(Arrivals):
     think: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rate < 1 or self.rate != int(self.rate):
+        _check(self, "rate", from_zero=["think"])
+        if self.rate != int(self.rate):
             raise ValueError(f"arrival.rate={self.rate:g}: give a number of users, at least 1")
-        if not (np.isfinite(self.think) and self.think >= 0):
-            raise ValueError(f"arrival.think={self.think:g}: give seconds from 0 on")
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         """Return how long each user thinks before the request; the first of every user's come at once."""
-        thinking = rng.exponential(self.think, count) if self.think else np.zeros(count)
+        thinking = rng.exponential(self.think, count)
         thinking[: int(self.rate)] = 0.0
         return thinking
 
 
-def _thinned(rng: np.random.Generator, count: int, rate: float, intensity: Any, most: float) -> Times:
-    """Return the times of a Poisson process of varying rate, by thinning a faster one (Lewis, Shedler 1979)."""
-    kept, last = np.zeros(0), 0.0
-    while len(kept) < count:
-        more = last + rng.exponential(1 / (rate * most), 2 * count + 16).cumsum()
-        last = more[-1]
-        kept = np.concatenate([kept, more[rng.random(len(more)) * most < intensity(more)]])
-    return kept[:count]
+@dataclass(frozen=True)
+class Trace(Arrivals):
+    """Requests as they came somewhere else.
+
+    Args:
+        path: A file as ``read`` takes it, or ``azure_code`` or ``azure_conversation`` for Azure's of 2023, which are
+            bundled.
+        scale: The rate is multiplied by this.
+        window: The part of the trace to take, in its own seconds from its beginning; None for all.
+    """
+
+    path: str = "azure_conversation"
+    scale: float = 1.0
+    window: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "scale")
+        window = self.window or [0, 1]
+        if not (len(window) == 2 and 0 <= window[0] < window[1]):
+            raise ValueError(f"arrival.window={list(window)}: give [from, to] in seconds, the first one smaller")
+
+    @cached_property
+    def recorded(self) -> Frame:
+        """The requests in the window, the first of which comes at 0; see ``read``."""
+        bundled = BUNDLED / f"{self.path}.csv.gz"
+        rows = read(bundled if bundled.is_file() else Path(self.path).expanduser())
+        if self.window is not None:
+            rows = rows[(rows.time >= self.window[0]) & (rows.time < self.window[1])]
+            if rows.empty:
+                raise ValueError(f"arrival.window={list(self.window)}: nothing arrives then in {self.path}")
+        return rows.assign(time=(rows.time - rows.time.iloc[0]) / self.scale)
+
+    @property
+    def rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Requests per second, the scale included."""
+        times = self.recorded.time
+        return (len(times) - 1) / times.iloc[-1] if times.iloc[-1] else 1.0
+
+    def at_rate(self, rate: float) -> Self:
+        """Return the trace, faster or slower."""
+        return replace(self, scale=self.scale * rate / self.rate)
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        return self.recorded.time.to_numpy()[:count]
 
 
-def arriving(
-    arrivals: Arrivals, rng: np.random.Generator, *, requests: int | None, seconds: float | None = None
-) -> Times:
-    """Return the moments of requests: a number of them, those of so many seconds, or what both allow; not none."""
-    if requests is None and (seconds is None or arrivals.loop == CLOSED):
-        raise ValueError("requests=null: give a number of requests, or seconds=… with an open loop")
-    if seconds is not None and arrivals.loop == CLOSED:
-        raise ValueError(f"seconds={seconds:g}: in a closed loop answers decide when requests come, give seconds=null")
-    state = rng.bit_generator.state
-    count = requests or 64
-    times = arrivals.times(rng, count)
-    while requests is None and len(times) == count and times[-1] < (seconds or 0):
-        rng.bit_generator.state = state
-        count *= 2
-        times = arrivals.times(rng, count)
-    if seconds is not None:
-        times = times[times < seconds]
-    if not len(times):
-        raise ValueError(f"seconds={seconds:g}: no request arrives so early, give more")
-    return times
+def read(path: Path) -> Frame:
+    """Return the requests of a trace of Azure's (2023 or 2024) or BurstGPT's, whose format is found by its columns.
+
+    Returns:
+        By request ``time`` in seconds since the first one, and tokens of the prompt (``inputs``) and the answer
+        (``outputs``).
+
+    Raises:
+        ValueError: It cannot be read, is empty or unsorted, or a row is malformed (with its line).
+    """
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"arrival.path={path}: {why}")
+
+    try:
+        table: Frame = pandas.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+    except (OSError, EOFError, ValueError) as error:  # pandas' errors are ValueErrors, too
+        remedy = "give a file or one of azure_code, azure_conversation"
+        raise refused(f"cannot be read ({str(error).strip()}), {remedy}") from error
+    columns = next((names for names in _FORMATS if set(names) <= set(table.columns)), None)
+    if columns is None or table.empty:
+        wanted = " or ".join(",".join(names) for names in _FORMATS)
+        raise refused(f"no requests in known columns: give a trace that begins with {wanted}")
+    texts = table[list(columns)].set_axis(["time", "inputs", "outputs"], axis=1)
+    rows = texts.apply(pandas.to_numeric, errors="coerce")
+    if columns == _AZURE:
+        moments: Any = pandas.to_datetime(texts.time, errors="coerce", format="ISO8601", utc=True)
+        rows["time"] = (moments - moments.iloc[0]).dt.total_seconds()
+    wrong = ~np.isfinite(rows.to_numpy(np.float64)).all(axis=1) | (rows[["inputs", "outputs"]] < 0).any(axis=1)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise refused(f"line {place + 2} is {','.join(texts.iloc[place])!r}: give a time and two counts")
+    if (falling := rows.time.diff() < 0).any():
+        raise refused(f"line {int(np.argmax(falling)) + 2} is earlier than the one before, sort the trace")
+    # Some records have answers of no token, which ended before their first one.
+    counts = rows[["inputs", "outputs"]].astype("int64").clip(lower=1)
+    return counts.assign(time=rows.time - rows.time.iloc[0])

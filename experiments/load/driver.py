@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -11,9 +11,9 @@ from jaxtyping import Int
 
 from experiments.load.arrivals import Times
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, REQUESTS, TURNS, UNFINISHED, LoadRun, typed
-from experiments.load.texts import Asked
+from experiments.load.workloads import Asked
+from specdec.arguments import whole
 from specdec.cache.pages import PageCounts
-from specdec.engine.engine import Engine
 from specdec.engine.scheduler import View, Work
 
 LONGEST_SLEEP = 0.05
@@ -38,12 +38,12 @@ class Overload:
     spare: float | None = None
 
     def __post_init__(self) -> None:
-        if self.waiting is not None and self.waiting < 1:
-            raise ValueError(f"overload.waiting={self.waiting}: give at least 1 request, or null for no limit")
-        if self.patience is not None and not self.patience > 0:
-            raise ValueError(f"overload.patience={self.patience}: give seconds above 0, or null for no limit")
-        if self.spare is not None and not 0 < self.spare < 1:
-            raise ValueError(f"overload.spare={self.spare}: give a share between 0 and 1, or null")
+        if self.waiting is not None:
+            whole("overload.waiting", self.waiting, least=1)
+        for name, most, wanted in (("patience", np.inf, "seconds above 0"), ("spare", 1, "a share between 0 and 1")):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < most:
+                raise ValueError(f"overload.{name}={value}: give {wanted}, or null")
 
 
 class Played(Protocol):
@@ -104,7 +104,7 @@ class Driver:
         self._silent: dict[int, float] = {}  # requests without a token, and when they arrived
         table = typed({"request": np.arange(len(asked))}, REQUESTS)
         self.columns = {name: table[name].to_numpy(copy=True) for name in REQUESTS}
-        for name in ("klass", "user", "priority", "prompt_tokens"):
+        for name in ("klass", "priority", "prompt_tokens"):
             self.columns[name][:] = [getattr(one.planned, name) for one in asked]
         self.columns["outcome"][:] = UNFINISHED
         self._turns: list[tuple[Any, ...]] = []
@@ -133,16 +133,14 @@ class Driver:
         while due and due[0][0] <= engine.now():
             arrived, number = heapq.heappop(due)
             self.columns["arrived"][number] = arrived
-            if not self.asked[number].planned.fits:
-                self.end(number, FAILED, engine.now(), "it is too long")
-            elif waiting is not None and len(self._silent) >= waiting:
+            if waiting is not None and len(self._silent) >= waiting:
                 self.end(number, DROPPED, engine.now(), "too many waited")
-            else:
-                engine.submit(number, arrived)
-                self._silent[number] = arrived
-                self.columns["submitted"][number] = submitted = engine.now()
-                self._delays.append(submitted - max(arrived, self._last_end))
-        now = engine.now() if patience is not None else 0.0
+                continue
+            engine.submit(number, arrived)
+            self._silent[number] = arrived
+            self.columns["submitted"][number] = submitted = engine.now()
+            self._delays.append(submitted - max(arrived, self._last_end))
+        now = engine.now()
         for number in [] if patience is None else [n for n, at in self._silent.items() if now - at > patience]:
             engine.abort(number)
             self.end(number, DROPPED, now, "it had waited too long")
@@ -158,13 +156,10 @@ class Driver:
         columns = self.columns
         if self._silent:
             first = (columns["output_tokens"][rows] == 0) & (tokens > 0)
-            if first.any():
-                columns["first_token"][rows[first]] = visible[first] if isinstance(visible, np.ndarray) else visible
-                for number in rows[first].tolist():
-                    self._silent.pop(number, None)
-        columns["rounds"][rows] += 1
-        columns["output_tokens"][rows] += tokens
-        for name, values in counts.items():
+            columns["first_token"][rows[first]] = np.broadcast_to(visible, rows.shape)[first]
+            for number in rows[first].tolist():
+                self._silent.pop(number, None)
+        for name, values in {"rounds": 1, "output_tokens": tokens, **counts}.items():
             columns[name][rows] += values
 
     def end(self, number: int, outcome: str, at: float, reason: str = "") -> None:
@@ -179,19 +174,19 @@ class Driver:
         """Return the records of requests; those that had not arrived when the run was broken off are left out."""
         came = np.flatnonzero(~np.isnan(self.columns["arrived"]))
         requests = typed({name: values[came] for name, values in self.columns.items()}, REQUESTS)
-        whole = len(came) == len(self.asked) and bool((requests.outcome != UNFINISHED).all())
+        complete = len(came) == len(self.asked) and bool((requests.outcome != UNFINISHED).all())
         ends = requests.finished[requests.outcome == DONE]
         tokens = {"tokens": [self.tokens[number] for number in came]} if any(self.tokens) else {}
         return LoadRun(
             method=method,
             rate=rate,
             loop=self._loop,
-            seconds=float(ends.max()) if whole and len(ends) else self._ended,
+            seconds=float(ends.max()) if complete and len(ends) else self._ended,
             requests=requests.assign(**tokens),
             turns=typed(dict(zip(TURNS, zip(*self._turns, strict=True), strict=True)) if self._turns else [], TURNS),
             totals=self._engine.totals,
             late=float(np.quantile(self._delays, 0.99, method="inverted_cdf")) if self._delays else 0.0,
-            facts={"complete": whole, "planned": len(self.asked), **facts},
+            facts={"complete": complete, "planned": len(self.asked), **facts},
         )
 
 
@@ -199,7 +194,7 @@ class RealEngine:
     """An engine by the real clock.
 
     Args:
-        engine: An ``Engine``, or what takes requests by ``submit``, ``step`` and ``abort`` as it does.
+        engine: An ``Engine``, or what is used as it is.
     """
 
     def __init__(
@@ -212,17 +207,14 @@ class RealEngine:
     ):
         self._engine, self._speculate, self._clock, self._sleep = engine, speculate, clock, sleep
         self._live: dict[int, int] = {}  # the number of a request by the engine's id
-        self._planned: list[tuple[View, Work]] = []  # what the scheduler has seen and planned in this turn
-        self._free_pages = -1
+        self._planned: list[tuple[View, Work]] = []  # by the scheduler in this turn, if it was asked
 
     def begin(self, driver: Driver) -> None:
-        self._driver, self._before, self._begun = driver, self._counts(), self._clock()
-        if isinstance(self._engine, Engine):
-            self._engine.on_turn = lambda view, work: self._planned.append((view, work))
+        self._driver, self._before, self._begun = driver, asdict(self._engine.page_counts), self._clock()
+        self._engine.on_turn = lambda view, work: self._planned.append((view, work))
 
     def close(self) -> None:
-        if isinstance(self._engine, Engine):
-            self._engine.on_turn = None
+        self._engine.on_turn = None
         for identity in self._live:
             self._engine.abort(identity)
 
@@ -230,12 +222,10 @@ class RealEngine:
     def unfinished(self) -> int:
         return len(self._live)
 
-    def _counts(self) -> Mapping[str, Any]:
-        return asdict(getattr(self._engine, "page_counts", PageCounts()))
-
     @property
     def totals(self) -> PageCounts:
-        return PageCounts(**{name: value - self._before[name] for name, value in self._counts().items()})
+        counts = asdict(self._engine.page_counts)
+        return PageCounts(**{name: value - self._before[name] for name, value in counts.items()})
 
     def now(self) -> float:
         return self._clock() - self._begun
@@ -258,19 +248,13 @@ class RealEngine:
         self._planned.clear()
         steps = self._engine.step()
         seconds = self.now() - begin
-        known = [(self._live[step.request], step) for step in steps if step.request in self._live]
-        self._note(known)
-        # Where nothing else is known, those that no slot is left for wait.
-        waiting, prefilled, preempted = max(0, inside - getattr(self._engine, "max_batch_size", inside)), 0, 0
+        self._note([(self._live[step.request], step) for step in steps if step.request in self._live])
+        # Where the scheduler was not asked, those that no slot is left for wait.
+        waiting, prefilled = max(0, inside - self._engine.max_batch_size), 0
         for view, work in self._planned:
-            preempted, prefilled = len(work.preempt), _prefilled(view, work)
-            waiting = sum(request.slot < 0 for request in view.waiting) + preempted
-            self._free_pages = -1 if view.free_pages is None else view.free_pages
-        depth = max((step.proposed_depth for step in steps), default=0)
-        committed = sum(len(step.token_ids) for step in steps)
-        counts = len(steps), sum(step.proposed_nodes for step in steps), depth, committed
-        state = inside - waiting, waiting, self._free_pages, preempted
-        return begin, seconds, prefilled, *counts, *state
+            waiting = sum(request.slot < 0 for request in view.waiting) + len(work.preempt)
+            prefilled = sum(count for _, count in work.prefill)
+        return begin, seconds, prefilled, len(steps), inside - waiting, waiting
 
     def _note(self, steps: Sequence[tuple[int, Any]]) -> None:
         columns, begun = self._driver.columns, self._begun
@@ -279,29 +263,17 @@ class RealEngine:
             if np.isnan(columns["admitted"][number]):
                 columns["admitted"][number] = step.visible - step.elapsed - begun
             if (stamps := step.timestamps) is not None:
-                columns["prefilled"][number] = stamps.prefilled - begun
                 columns["reused_tokens"][number] = stamps.reused
                 columns["recomputed_tokens"][number] = stamps.recomputed
                 columns["preemptions"][number] = stamps.preemptions
-                columns["preempted_seconds"][number] = stamps.preempted
         if steps:
-            rows = np.array([number for number, _ in steps])
+            names = {"drafted": "proposed_depth", "nodes": "proposed_nodes", "accepted": "accepted"}
+            counts = {column: [getattr(step, name) for _, step in steps] for column, name in names.items()}
             tokens = np.array([len(step.token_ids) for _, step in steps])
-            counted = {"drafted": "proposed_depth", "nodes": "proposed_nodes", "accepted": "accepted"}
-            counts = {name: [getattr(step, theirs) for _, step in steps] for name, theirs in counted.items()}
-            self._driver.round(rows, np.array([step.visible - begun for _, step in steps]), tokens, **counts)
+            visible = np.array([step.visible - begun for _, step in steps])
+            self._driver.round(np.array([number for number, _ in steps]), visible, tokens, **counts)
         for number, step in steps:
             if step.finish_reason is not None:
                 del self._live[step.request]
-                failed = step.finish_reason == "error"
-                error = (step.error or "") if failed else ""
-                self._driver.end(number, FAILED if failed else DONE, step.visible - begun, error)
-
-
-def _prefilled(view: View, work: Work) -> int:
-    """Return how many tokens a turn has prefilled; of a new request, those that the cache had are planned in vain."""
-    new = {request.id for request in view.waiting if not request.preemptions}
-    return sum(
-        min(count, max(request.prefilled - request.reused, 0)) if request.id in new else count
-        for request, count in work.prefill
-    )
+                outcome = FAILED if step.finish_reason == "error" else DONE
+                self._driver.end(number, outcome, step.visible - begun, step.error or "")

@@ -8,7 +8,6 @@ import copy
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from experiments.load.accepted import Accepted, Drafts
 from experiments.load.arrivals import Times
 from experiments.load.driver import Driver, Rows
 from experiments.load.run import DONE, LoadRun
-from experiments.load.texts import Asked
-from specdec.arguments import flag, whole
+from experiments.load.workloads import Asked
+from specdec.arguments import flag
 from specdec.cache.pages import PageCounts, Paging
 from specdec.drafting.policies.lengths import LengthPolicy
-from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
+from specdec.engine.scheduler import FirstCome, Scheduler, View
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import StepSize
 from specdec.physics.rounds import LLAMA_8B_H100, AffineRounds
@@ -38,44 +37,26 @@ class Virtual:
     """The settings of virtual time.
 
     Args:
-        costs: A file of ``plan costs=fit``, or a name of ``PUBLISHED``; or one for each method, by name.
-        traces: The folder of a run with ``trace=true``; or one for each method, by name.
-        seeds: How many times it is played, with other arrivals, lengths and acceptances. All make one result.
+        costs: A file of ``plan costs=fit``, or a name of ``PUBLISHED``.
+        traces: The folder of a run with ``trace=true`` of all methods.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM.
-        workers: Processes that play side by side.
     """
 
-    costs: Any = None
-    traces: Any = None
-    seeds: int = 1
+    costs: str | None = None
+    traces: str | None = None
     mixed: bool = False
-    workers: int = 1
 
     def __post_init__(self) -> None:
         if not self.costs or not self.traces:
             raise ValueError(
-                f"clock=virtual needs to know how long rounds take and what they accept: give "
-                f"clock.costs=FILE of plan costs=fit, or {' or '.join(PUBLISHED)}, and "
-                f"clock.traces=FOLDER of experiments.run trace=true"
+                f"clock=virtual needs to know how long rounds take and what they accept: give clock.costs=FILE of plan "
+                f"costs=fit, or {' or '.join(PUBLISHED)}, and clock.traces=FOLDER of experiments.run trace=true"
             )
         flag("clock.mixed", self.mixed)
-        whole("clock.seeds", self.seeds, least=1)
-        whole("clock.workers", self.workers, least=1)
 
-    def costs_of(self, method: str) -> Costs:
-        """Return the costs of a method's rounds. Raises ValueError: there are none, or their file cannot be read."""
-        name = self._of("costs", method)
-        return PUBLISHED[name] if name in PUBLISHED else CalibratedRounds.load(name)
-
-    def accepted_of(self, method: str) -> Accepted:
-        """Return what a method's rounds accept. Raises ValueError: there is no trace of it."""
-        return Accepted.read(Path(self._of("traces", method)), method)
-
-    def _of(self, name: str, method: str) -> str:
-        files = getattr(self, name)
-        if isinstance(files, Mapping) and method not in files:
-            raise ValueError(f"clock.{name} has {', '.join(map(str, files))}, and not {method}: give it, too")
-        return str(files[method] if isinstance(files, Mapping) else files)
+    def read_costs(self) -> Costs:
+        """Return the costs of rounds. Raises ValueError: their file cannot be read."""
+        return PUBLISHED[str(self.costs)] if self.costs in PUBLISHED else CalibratedRounds.load(str(self.costs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +65,7 @@ class VirtualEngine:
 
     Attributes:
         prefill_chunk: Tokens of a prompt per turn, at most.
-        scheduler: Plans its turns; None for first come, first served.
+        scheduler: Plans its turns.
         accepted: What is accepted; None for plain decoding.
         policy: How deep drafts are; None for as deep as the trace's.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
@@ -98,7 +79,7 @@ class VirtualEngine:
     max_length: int
     prefill_chunk: int = 512
     paging: Paging = field(default_factory=Paging)
-    scheduler: Scheduler | None = None
+    scheduler: Scheduler = field(default_factory=FirstCome)
     accepted: Accepted | None = None
     policy: LengthPolicy | None = None
     mixed: bool = False
@@ -117,23 +98,15 @@ class VirtualEngine:
         return 0 if self.accepted is None else self.accepted.nodes.shape[1]
 
     def play(
-        self,
-        asked: Sequence[Asked],
-        times: Times,
-        *,
-        seed: int = 0,
-        method: str = "virtual",
-        rate: float = 1.0,
-        **arrivals: Any,
+        self, asked: Sequence[Asked], times: Times, *, method: str = "virtual", rate: float = 1.0, **arrivals: Any
     ) -> LoadRun:
         """Play requests until all have ended.
 
         Args:
             asked: The requests, whose tokens do not matter.
             times: See ``Driver``, like ``arrivals`` (loop, users, overload).
-            seed: Which output's acceptance a request has; 0: that of its own number.
         """
-        play = _Play(self, seed)
+        play = _Play(self)
         driver = Driver(play, asked, times, **arrivals)
         driver.run()
         policy = None if play.policy is None else type(play.policy).__name__
@@ -142,20 +115,18 @@ class VirtualEngine:
 
 
 class _Play:
-    """One play. Requests are numbered as they are asked; what changes in every round stands in arrays over them."""
+    """One play, of requests by their numbers; what changes in every round stands in arrays over all of them."""
 
-    def __init__(self, engine: VirtualEngine, seed: int):
-        self.engine, self.seed = engine, seed
-        self.scheduler = FirstCome() if engine.scheduler is None else engine.scheduler
+    def __init__(self, engine: VirtualEngine):
+        self.engine, self.scheduler = engine, engine.scheduler
         self.paging = engine.paging.filled_in(slots=engine.slots, max_length=engine.max_length)
         self.policy = None if engine.accepted is None else copy.copy(engine.policy)
         if self.policy is not None:
             self.policy.bind(max_batch_size=engine.slots, max_depth=engine.depth)
         self.at = 0.0
-        self.requests: dict[int, Request] = {}  # those that wait or run
         self.waiting: dict[int, Request] = {}
-        self.prefilling = 0  # running requests whose prompt is not in the cache
-        self.rows = np.zeros(0, dtype=np.int64)  # numbers of the requests that can take part in a round, ascending
+        self.running: dict[int, Request] = {}
+        self.rows = np.zeros(0, dtype=np.int64)  # the running requests whose prompt is in the cache, ascending
         self.free_slots = list(range(engine.slots))  # a heap
         self.free_pages = self.paging.pages
 
@@ -165,7 +136,7 @@ class _Play:
         self.left = np.array([one.planned.output_tokens for one in driver.asked], dtype=np.int64)
         self.slot = np.full(len(driver.asked), -1)
         accepted = self.engine.accepted
-        self.drafts = None if accepted is None else Drafts(accepted, self.left, self.policy, self.seed)
+        self.drafts = None if accepted is None else Drafts(accepted, self.left, self.policy)
 
     def now(self) -> float:
         return self.at
@@ -177,7 +148,7 @@ class _Play:
 
     @property
     def unfinished(self) -> int:
-        return len(self.requests)
+        return len(self.waiting) + len(self.running)
 
     @property
     def totals(self) -> PageCounts:
@@ -186,28 +157,29 @@ class _Play:
 
     def submit(self, number: int, arrived: float) -> None:
         prompt, sampling = range(int(self.prompt[number])), self.driver.asked[number].sampling
-        request = Request(number, prompt, sampling, self.drafts is not None, frozenset(), arrived=arrived)
-        self.requests[number] = self.waiting[number] = request
+        speculate = self.drafts is not None
+        self.waiting[number] = Request(number, prompt, sampling, speculate, frozenset(), arrived=arrived)
 
     def abort(self, number: int) -> None:
-        request = self.requests.pop(number)
         if self.waiting.pop(number, None) is None:
-            self._leave(request)
+            self._leave(self.running[number])
 
     def turn(self) -> tuple[Any, ...]:
         begin, depth, rows = self.at, self.engine.depth, self.rows
-        seconds, prefill_tokens, preempted = 0.0, 0, 0
-        if self.waiting or self.prefilling or not self._have_room():
+        seconds, prefilled = 0.0, 0
+        if self.waiting or len(rows) < len(self.running) or not self._have_room():
             view = self._view()
             work = self.scheduler.plan(view)
-            preempted = len(work.preempt)
             for request in work.preempt:
                 self._preempt(request)
-            seconds, prefill_tokens = self._prefill(view, work)
+            for request, _ in work.prefill:
+                self._enter(request, view)
+            pieces = [(request, min(tokens, request.to_prefill)) for request, tokens in work.prefill]
+            seconds, prefilled = self._prefill([(request, tokens) for request, tokens in pieces if request.slot >= 0])
             depth = depth if work.depth is None else min(depth, work.depth)
             ready = [request for request in work.decode if request.slot >= 0 and not request.to_prefill]
             rows = np.array(sorted(request.id for request in ready if self._grow(request, view)), dtype=np.int64)
-        inside, waiting = len(self.requests), len(self.waiting)
+        running, waiting = len(self.running), len(self.waiting)
         played, tokens, counts = self._round(rows, depth) if len(rows) else (0.0, rows, {})
         if seconds and not played:
             seconds += self.engine.costs.outside
@@ -217,30 +189,28 @@ class _Play:
         if len(rows):
             self.driver.round(rows, self.at, tokens, **counts)
         for number in rows[self.left[rows] == 0].tolist():
-            self._leave(self.requests.pop(number))
+            self._leave(self.running[number])
             self.driver.end(number, DONE, self.at)
-        nodes, deepest = (int(counts["nodes"].sum()), int(counts["drafted"].max())) if counts else (0, 0)
-        state = inside - waiting, waiting, -1 if self.free_pages is None else self.free_pages, preempted
-        return begin, self.at - begin, prefill_tokens, len(rows), nodes, deepest, int(tokens.sum()), *state
+        return begin, self.at - begin, prefilled, len(rows), running, waiting
 
     def _round(self, rows: Rows, depth: int) -> tuple[float, Rows, dict[str, Rows]]:
         """Return the seconds of a round, how many tokens each row gets, and what else is counted of it."""
-        left, output = self.left[rows], self.output[rows]
+        left, output, costs = self.left[rows], self.output[rows], self.engine.costs
         lengths = self.prompt[rows] + output - 1
         drafted, deepest, accepted, counts = 0, 0, 0, {}
         if self.drafts is not None:
-            most, slots = np.minimum(left - 1, depth), self.slot[rows]
-            proposed, nodes, accepted = self.drafts.round(rows, slots, lengths, output, most)
+            most = np.minimum(left - 1, depth)
+            proposed, nodes, accepted = self.drafts.round(rows, self.slot[rows], lengths, output, most)
             drafted, deepest = int(nodes.sum()), int(proposed.max())
             counts = {"drafted": proposed, "nodes": nodes, "accepted": accepted}
         tokens = np.minimum(accepted + 1, left)
         self.left[rows] = left - tokens
         size = {"drafted": np.array([drafted]), "deepest": np.array([deepest])}
-        seconds = float(self.engine.costs.ragged(len(rows), float(lengths.sum()), **size)[0])
-        return seconds + self.engine.costs.scattered * (len(rows) - 1), tokens, counts
+        seconds = float(costs.ragged(len(rows), float(lengths.sum()), **size)[0])
+        return seconds + costs.scattered * (len(rows) - 1), tokens, counts
 
     def _view(self) -> View:
-        running = [self.requests[number] for number in sorted(self.requests.keys() - self.waiting.keys())]
+        running = [self.running[number] for number in sorted(self.running)]
         for request in running:
             request.output_ids = range(self.output[request.id])  # pyright: ignore[reportAttributeAccessIssue]
         return View(
@@ -253,7 +223,7 @@ class _Play:
             reserve=self.paging.reserve,
             prefill_chunk=self.engine.prefill_chunk,
             max_depth=self.engine.depth,
-            max_nodes=None if self.drafts is None else self.drafts.most_nodes,
+            max_nodes=None if self.engine.accepted is None else int(self.engine.accepted.nodes.max()),
         )
 
     def _have_room(self) -> bool:
@@ -261,40 +231,30 @@ class _Play:
         if self.paging.page_size is None or self.paging.reserve >= 1:
             return True
         ahead = np.minimum(2 * (1 + self.engine.depth), self.left[self.rows])
-        held = np.array([self.requests[number].pages for number in self.rows.tolist()]) * self.paging.page_size
+        held = np.array([self.running[number].pages for number in self.rows.tolist()]) * self.paging.page_size
         return bool((held >= self.prompt[self.rows] + self.output[self.rows] + ahead).all())
 
     def _grow(self, request: Request, view: View) -> bool:
         """Give a request the pages that it needs; returns whether there were enough."""
-        if self.free_pages is None or not (needed := view.pages_needed(request)):
-            return True
-        if needed > self.free_pages:
-            return False
+        needed = view.pages_needed(request)
+        if self.free_pages is None or needed > self.free_pages:
+            return self.free_pages is None
         self.free_pages, request.pages = self.free_pages - needed, request.pages + needed
         return True
 
-    def _enter(self, request: Request, view: View) -> bool:
+    def _enter(self, request: Request, view: View) -> None:
+        """Give a request that waits a slot and pages, if there are some for it."""
         number = request.id
-        if not self.free_slots or not self._grow(request, view):
-            return False
-        request.slot = self.slot[number] = heapq.heappop(self.free_slots)
-        if request.preemptions:
-            self.columns["preempted_seconds"][number] += self.at - request.preempted_at
-        else:
-            self.columns["admitted"][number] = request.admitted = self.at
-        if self.policy is not None:
-            self.policy.admit(request.slot)
-        del self.waiting[number]
-        self.prefilling += 1
-        return True
+        if request.slot < 0 and self.free_slots and self._grow(request, view):
+            request.slot = self.slot[number] = heapq.heappop(self.free_slots)
+            if not request.preemptions:
+                self.columns["admitted"][number] = request.admitted = self.at
+            if self.policy is not None:
+                self.policy.admit(request.slot)
+            self.running[number] = self.waiting.pop(number)
 
-    def _prefill(self, view: View, work: Work) -> tuple[float, int]:
+    def _prefill(self, pieces: Sequence[tuple[Request, int]]) -> tuple[float, int]:
         """Prefill pieces of prompts; returns the seconds, and the number of tokens."""
-        pieces = [
-            (request, min(tokens, request.to_prefill))
-            for request, tokens in work.prefill
-            if request.slot >= 0 or self._enter(request, view)
-        ]
         sizes = [count for _, count in pieces if count]
         seconds, costs = 0.0, self.engine.costs
         if sizes:
@@ -304,32 +264,26 @@ class _Play:
             size = StepSize(tokens=int(counts.sum()), positions=float(before.sum()), pairs=pairs)
             seconds = costs.prefill_seconds(size) * (1 if self.drafts is None else 1 + costs.follows)
         for request, count in pieces:
-            number, again = request.id, min(count, max(request.computed - request.prefilled, 0))
-            self.columns["recomputed_tokens"][number] += again
+            again = min(count, max(request.computed - request.prefilled, 0))
+            self.columns["recomputed_tokens"][request.id] += again
             request.prefilled += count
             request.to_prefill -= count
             if not request.to_prefill:
-                self.prefilling -= 1
-                if np.isnan(self.columns["prefilled"][number]):
-                    self.columns["prefilled"][number] = self.at + seconds
-                self.rows = np.insert(self.rows, np.searchsorted(self.rows, number), number)
+                self.rows = np.insert(self.rows, np.searchsorted(self.rows, request.id), request.id)
         return seconds, sum(sizes)
 
     def _preempt(self, request: Request) -> None:
         self.columns["preemptions"][request.id] += 1
         done = int(self.prompt[request.id] + self.output[request.id]) - 1
         request.computed = max(request.computed, request.prefilled if request.to_prefill else done)
-        request.preemptions, request.preempted_at = request.preemptions + 1, self.at
+        request.preemptions += 1
         self._leave(request)
         request.restart()
-        self.waiting[request.id] = request
-        self.waiting = dict(sorted(self.waiting.items()))
+        self.waiting = dict(sorted({**self.waiting, request.id: request}.items()))
 
     def _leave(self, request: Request) -> None:
-        if request.to_prefill:
-            self.prefilling -= 1
-        else:
-            self.rows = self.rows[self.rows != request.id]
+        del self.running[request.id]
+        self.rows = self.rows[self.rows != request.id]
         if self.free_pages is not None:
             self.free_pages += request.pages
         heapq.heappush(self.free_slots, request.slot)

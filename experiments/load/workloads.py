@@ -1,4 +1,4 @@
-"""What requests ask for, without texts: classes, lengths, priorities, and which beginnings prompts have in common."""
+"""Requests: their classes, lengths, priorities and common beginnings, and prompts of such lengths made of texts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from experiments.load.recorded import BLOCK, Recorded
+from experiments.datasets.prompt import Prompt
+from experiments.load.run import Frame
+from specdec.requests import SamplingParams
 
 Pieces = tuple[tuple[int, int], ...]
 """The parts of a prompt in order: a number and a count of tokens each. Parts of one number begin alike."""
+_BETWEEN = "\n\n"
+_MARK = "\u2063prompt\u2063"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +25,7 @@ class Planned:
     Attributes:
         klass: The class that it is reported under.
         pieces: The parts of its prompt.
-        priority: See ``SamplingParams``, like the next two.
-        deadline: Seconds.
-        fits: Whether the engine has room for it; one that does not fit fails at once.
+        priority: See ``SamplingParams``, like ``deadline``.
     """
 
     klass: str
@@ -30,12 +33,9 @@ class Planned:
     output_tokens: int
     priority: int = 0
     deadline: float | None = None
-    user: str = ""
-    fits: bool = True
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
         return sum(tokens for _, tokens in self.pieces)
 
 
@@ -43,11 +43,11 @@ class Workload(ABC):
     """Plans requests. The same seed gives the same requests to every method and at every rate."""
 
     @abstractmethod
-    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+    def plan(self, rng: np.random.Generator, count: int, recorded: Frame | None = None) -> list[Planned]:
         """Return what the first ``count`` requests ask for.
 
         Args:
-            recorded: The trace that they arrive by; None where they come by a process.
+            recorded: The trace that they arrive by (``Trace.recorded``); None where they come by a process.
         """
 
 
@@ -62,7 +62,6 @@ class Klass:
         spread: Standard deviation of both lengths over their mean, which are log-normal; 0: all alike.
         priority: Lower is served first, by schedulers that know priorities.
         deadline: Seconds after arrival, for schedulers that know deadlines; None for none.
-        users: The number of users who ask.
     """
 
     share: float = 1.0
@@ -71,7 +70,6 @@ class Klass:
     spread: float = 0.0
     priority: int = 0
     deadline: float | None = None
-    users: int = 1
 
     @classmethod
     def of(cls, settings: Any, where: str) -> "Klass":
@@ -86,6 +84,11 @@ class Klass:
                 raise ValueError(f"{where}.{name}={value!r}: give a number of at least {least}")
         return cls(**settings)
 
+    def length(self, mean: int, z: float) -> int:
+        """Return a length with a log-normal distribution, from a standard normal number."""
+        variance = np.log1p(self.spread**2)
+        return max(1, round(float(mean * np.exp(np.sqrt(variance) * z - variance / 2))))
+
 
 class Mix(Workload):
     """Requests of one class or of several.
@@ -99,30 +102,21 @@ class Mix(Workload):
         if not sum(kind.share for kind in self.classes.values()):
             raise ValueError("workload.classes: no class has a share of the requests: give one a share above 0")
 
-    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+    def plan(self, rng: np.random.Generator, count: int, recorded: Frame | None = None) -> list[Planned]:
         kinds = list(self.classes.items())
         shares = np.array([kind.share for _, kind in kinds], dtype=np.float64)
         drawn = rng.choice(len(kinds), count, p=shares / shares.sum())
-        noise, users = rng.standard_normal((count, 2)), rng.random(count)
-        planned = []
-        for index in range(count):
-            name, kind = kinds[drawn[index]]
-            prompt, output = (
-                _length(mean, kind.spread, z) for mean, z in zip((kind.input, kind.output), noise[index], strict=True)
+        noise = rng.standard_normal((count, 2))
+        return [
+            Planned(
+                klass=name,
+                pieces=((index, kind.length(kind.input, noise[index, 0])),),
+                output_tokens=kind.length(kind.output, noise[index, 1]),
+                priority=kind.priority,
+                deadline=kind.deadline,
             )
-            about = {
-                "priority": kind.priority,
-                "deadline": kind.deadline,
-                "user": f"{name} {int(users[index] * kind.users)}",
-            }
-            planned.append(Planned(klass=name, pieces=((index, prompt),), output_tokens=output, **about))
-        return planned
-
-
-def _length(mean: float, spread: float, z: float) -> int:
-    """Return a length with a log-normal distribution, from a standard normal number."""
-    variance = np.log1p(spread**2)
-    return max(1, round(float(mean * np.exp(np.sqrt(variance) * z - variance / 2))))
+            for index, (name, kind) in enumerate(kinds[place] for place in drawn)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,89 +148,137 @@ class Chats(Workload):
             if value < 1:
                 raise ValueError(f"workload.{name}={value}: give at least 1")
 
-    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
-        going: list[tuple[str, Pieces, int]] = []  # user, what was said so far, turns so far
-        started, number, planned = 0, self.systems, []
-        for _ in range(count):
+    def plan(self, rng: np.random.Generator, count: int, recorded: Frame | None = None) -> list[Planned]:
+        going: list[tuple[Pieces, int]] = []  # what was said so far, and turns so far
+        planned = []
+        for index in range(count):
             while len(going) < self.open:
-                going.append((f"chat {started}", ((int(rng.integers(self.systems)), self.system),), 0))
-                started += 1
+                going.append((((int(rng.integers(self.systems)), self.system),), 0))
             place = int(rng.integers(self.open))
-            user, before, turn = going[place]
+            before, turn = going.pop(place)
+            number = self.systems + 2 * index
             prompt = (*before, (number, self.said))
-            planned.append(Planned(klass=f"turn {turn + 1}", pieces=prompt, output_tokens=self.output, user=user))
-            going[place] = (user, (*prompt, (number + 1, self.output)), turn + 1)
-            if turn + 1 == self.turns:
-                going.pop(place)
-            number += 2
+            planned.append(Planned(klass=f"turn {turn + 1}", pieces=prompt, output_tokens=self.output))
+            if turn + 1 < self.turns:
+                going.append(((*prompt, (number + 1, self.output)), turn + 1))
         return planned
 
 
-@dataclass(frozen=True, kw_only=True)
 class AsRecorded(Workload):
-    """Lengths as the trace has them that requests arrive by; its blocks, if any, say what prompts have in common."""
+    """Lengths as the trace has them that requests arrive by."""
 
-    klass: str = "trace"
-
-    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+    def plan(self, rng: np.random.Generator, count: int, recorded: Frame | None = None) -> list[Planned]:
         if recorded is None:
             raise ValueError(
                 "workload=trace takes its lengths from the arrivals: give arrival=trace, or another workload"
             )
-        blocks = recorded.blocks or [[]] * len(recorded.times)
-        own = 1 + max((number for prompt in blocks for number in prompt), default=-1)  # numbers that no block has
-        planned = []
-        for index in range(min(count, len(recorded.times))):
-            tokens, output = int(recorded.inputs[index]), int(recorded.outputs[index])
-            pieces = _first(tokens, *((block, BLOCK) for block in blocks[index]), (own + index, tokens))
-            planned.append(Planned(klass=self.klass, pieces=pieces, output_tokens=output))
-        return planned
+        sizes = zip(recorded.inputs[:count].tolist(), recorded.outputs[:count].tolist(), strict=True)
+        return [
+            Planned(klass="trace", pieces=((index, tokens),), output_tokens=output)
+            for index, (tokens, output) in enumerate(sizes)
+        ]
+
+
+def fitted(planned: Sequence[Planned], room: int, scale: float) -> tuple[list[Planned], int]:
+    """Return requests as an engine with ``room`` positions takes them, and how many of them were cut.
+
+    All lengths are multiplied by ``scale``. The answer of a request that has no room even so is cut to half of the
+    room at most, and then its prompt to the rest, from its end on.
+    """
+    made, cut = [], 0
+    for request in planned:
+        pieces = tuple((number, max(1, round(tokens * scale))) for number, tokens in request.pieces)
+        output, prompt = max(1, round(request.output_tokens * scale)), sum(tokens for _, tokens in pieces)
+        if prompt + output > room:
+            cut, output = cut + 1, min(output, max(room // 2, room - prompt))
+            ends = np.cumsum([tokens for _, tokens in pieces]).clip(max=room - output)
+            pieces = tuple((pieces[place][0], int(size)) for place, size in enumerate(np.diff(ends, prepend=0)) if size)
+        made.append(replace(request, pieces=pieces, output_tokens=output))
+    return made, cut
+
+
+# ---------------------------------------------------------------- texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """How planned lengths are fitted to a model.
+class Asked:
+    """A request with its tokens, ready to be submitted."""
+
+    planned: Planned
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+
+
+class Texts:
+    """Makes prompts of the texts of a dataset: joined and cut, never random tokens.
+
+    All texts stand one behind the other, in an order that is drawn. A piece of a prompt is cut from there, so that it
+    ends where a text ends, and no text is used again before all of them were. What goes in front of every prompt, and
+    behind it, is the tokenizer's own: special tokens, and the chat template where the dataset is of conversations.
+
+    Args:
+        prompts: The texts; of a conversation, the first turn.
 
     Attributes:
-        scale: All lengths are multiplied by this; 0.1 makes 4,000 tokens 400.
-        too_long: What becomes of a request that has no room even so: ``"cut"`` shortens it (the answer to at most half
-            of the room, the prompt to the rest, from its end on), ``"refuse"`` has it fail.
+        passes: How often the texts were used up; from 1 on, prompts come again.
     """
 
-    scale: float = 1.0
-    too_long: str = "cut"
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        tokenizer: PreTrainedTokenizerBase,
+        rng: np.random.Generator,
+        *,
+        template: Mapping[str, Any] | None = None,
+    ):
+        order = [prompts[place].turns[0] for place in rng.permutation(len(prompts))]
+        between = list(tokenizer(_BETWEEN, add_special_tokens=False).input_ids)
+        ids = [[*tokenizer(text, add_special_tokens=False).input_ids, *between] for text in order]
+        self._stream = np.concatenate([np.asarray(text, dtype=np.int64) for text in ids])
+        self._ends = np.cumsum([len(text) for text in ids]) - len(between)
+        self._used, self.passes = 0, 0
+        self._places: dict[int, int] = {}  # where the pieces of a number begin
+        self._front, self._back = _around(tokenizer, template, chat=prompts[0].chat)
 
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"lengths.scale={self.scale:g}: give a number above 0, such as 0.1")
-        if self.too_long not in ("cut", "refuse"):
-            raise ValueError(f"lengths.too_long={self.too_long!r}: give cut or refuse")
+    def prompt(self, pieces: Pieces) -> list[int]:
+        """Return the tokens of a prompt, as many as the pieces have unless its frame alone is longer."""
+        ids = np.concatenate([self._piece(number, tokens) for number, tokens in pieces])
+        room = max(len(ids) - len(self._front) - len(self._back), 1)
+        return [*self._front, *ids[:room].tolist(), *self._back]
 
-    def fit(self, planned: Sequence[Planned], room: int) -> tuple[list[Planned], dict[str, int]]:
-        """Return the requests as an engine with ``room`` positions takes them, and how many do not fit as they are."""
-        made, counts = [], {"cut": 0, "refused": 0}
-        for request in planned:
-            scaled = replace(
-                request,
-                pieces=tuple((number, max(1, round(tokens * self.scale))) for number, tokens in request.pieces),
-                output_tokens=max(1, round(request.output_tokens * self.scale)),
-            )
-            if scaled.prompt_tokens + scaled.output_tokens > room and self.too_long == "refuse":
-                counts["refused"] += 1
-                scaled = replace(scaled, fits=False)
-            elif scaled.prompt_tokens + scaled.output_tokens > room:
-                counts["cut"] += 1
-                output = min(scaled.output_tokens, max(room // 2, room - scaled.prompt_tokens))
-                scaled = replace(scaled, pieces=_first(room - output, *scaled.pieces), output_tokens=output)
-            made.append(scaled)
-        return made, counts
+    def _piece(self, number: int, tokens: int) -> np.ndarray:
+        if number not in self._places:
+            place = int(np.searchsorted(self._ends, self._used + tokens))
+            if place == len(self._ends):  # all were used: from the front again, a little further on
+                self.passes += 1
+                place = min(int(np.searchsorted(self._ends, tokens + 7 * self.passes)), len(self._ends) - 1)
+            self._used = int(self._ends[place])
+            self._places[number] = self._used - tokens
+        begin = self._places[number]
+        return np.take(self._stream, range(begin, begin + tokens), mode="wrap")
 
 
-def _first(tokens: int, *pieces: tuple[int, int]) -> Pieces:
-    """Return the first pieces, as far as these tokens reach."""
-    first = []
-    for number, size in pieces:
-        if tokens:
-            first.append((number, min(size, tokens)))
-            tokens -= first[-1][1]
-    return tuple(first)
+def ask(planned: Sequence[Planned], texts: Texts | None, sampling: SamplingParams) -> list[Asked]:
+    """Return requests with their parameters, and with tokens if there are texts; the random stream is the number."""
+    asked = []
+    for number, request in enumerate(planned):
+        params = {name: getattr(request, name) for name in ("priority", "deadline")}
+        params |= {"max_new_tokens": request.output_tokens, "stream": number, "n": 1}
+        ids = () if texts is None else texts.prompt(request.pieces)
+        asked.append(Asked(planned=request, prompt_ids=ids, sampling=replace(sampling, **params)))
+    return asked
+
+
+def _around(
+    tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None, *, chat: bool
+) -> tuple[list[int], list[int]]:
+    """Return the tokens before and behind a text: those of the chat template, or the tokenizer's special ones."""
+    if not chat or not tokenizer.chat_template:
+        with_them = list(tokenizer("a").input_ids)
+        count = len(with_them) - len(tokenizer("a", add_special_tokens=False).input_ids)
+        return (with_them[:count] if with_them[:1] and with_them[0] in tokenizer.all_special_ids else []), []
+    message = [{"role": "user", "content": _MARK}]
+    text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False, **dict(template or {}))
+    front, _, back = str(text).partition(_MARK)
+    ids = [tokenizer(part, add_special_tokens=False).input_ids if part else [] for part in (front, back)]
+    return ids[0], ids[1]

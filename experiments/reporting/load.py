@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.load.figures import ALL, figures_of, knee, warnings_of
-from experiments.load.run import Frame, LoadRun
+from experiments.load.run import LoadRun
 from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
 from experiments.reporting import style, terminal
 from experiments.reporting.columns import percent
@@ -15,6 +15,7 @@ from experiments.reporting.formats import document, write_texts
 from experiments.reporting.style import Panel
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from experiments.results.comparison import commit_of
+from experiments.results.frame import Frame
 from experiments.results.limits import Terms
 from experiments.results.rows import Row, rows_of
 from experiments.results.statistics import Bootstrap
@@ -115,8 +116,7 @@ _BESIDE = [
     Col("preempted\ntokens\nagain", "preemptions", ".0f", also="recomputed_tokens"),
     *(Col("tokens\nswapped", "swapped_tokens", ".0f"), Col("swap\nms", "swap_seconds", ".0f", 1e3)),
     *(Col("tokens\nper\nround", "mean_acceptance_length"), Col("found\nin cache", "hit_rate", ".0%")),
-    *(Col("slots\nunused", "unused", ".0%"), Col("in engine\nexpected", "in_engine", also="expected")),
-    Col("gener-\nator\nlate, ms", "late", ".1f", 1e3),
+    *(Col("slots\nunused", "unused", ".0%"), Col("gener-\nator\nlate, ms", "late", ".1f", 1e3)),
 ]
 _PAYS = [
     *(Col("further\ntokens", "times_tokens", ".2fx"), Col("arrival\nto end", "times_whole", ".2fx")),
@@ -141,7 +141,6 @@ def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
     wasted = [
         "in no goodput: tokens of requests that did not end well, and those prefilled again after preemptions",
         "found in cache: the share of prompt tokens that needed no prefill",
-        "in engine: counted between turns, and expected by Little's law (arrivals per second · mean stay)",
         "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",
     ]
     times = [
@@ -182,7 +181,7 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
     unit = RATES[runs[0].loop]
     said = []
     for run, (_, row) in zip(runs, whole.iterrows(), strict=True):
-        said += [f"{run.method} at {run.rate:.3g} {unit}: {warning}" for warning in warnings_of(run, row)]
+        said += [f"{run.method} at {run.rate:.3g} {unit}: {warning}" for warning in warnings_of(run)]
         if report.spare is not None:
             kept = "at least" if row.unused >= report.spare else "LESS than"
             unused = f"{percent(row.unused)} of slots and time were unused"

@@ -1,16 +1,123 @@
-"""Who is submitted when, on a test's own clock: queues of the textbook, closed loops, overload, interruptions."""
+"""Who is submitted when, on a test's own clock, the figures of that by hand, and the report that is made of them."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
-from experiments.load.arrivals import Arrivals, Gaps
+from experiments.load.arrivals import Arrivals, Gaps, Times
 from experiments.load.driver import Driver, Overload, RealEngine
-from experiments.load.figures import LATE, figures_of, latencies, warnings_of
+from experiments.load.figures import LATE, figures_of, knee, latencies, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
-from experiments.results.limits import Terms
+from experiments.load.workloads import Asked, Planned
+from experiments.reporting.load import LoadReport, load_tables, report_load
+from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
-from specdec.types import Step
-from tests.experiments.load.one_server import Clock, OneServer, driven, requests
+from specdec import SamplingParams, Step
+from specdec.cache.pages import PageCounts
+
+BOOTSTRAP = Bootstrap(resamples=100)
+LIMITS = Terms(limits=Limits(ttft=3.5, tpot=1.0))
+
+
+class Clock:
+    """Seconds that pass when somebody sleeps, each time ``late`` longer than asked, or is served."""
+
+    def __init__(self, late: float = 0.0):
+        self.now, self.late = 100.0, late
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-9) + self.late  # a sleep too short to count would never end
+
+
+class OneServer:
+    """Serves in the order of arrival: a turn is a round of the first request, as many (seconds, tokens) as it has."""
+
+    max_batch_size, page_counts = 1, PageCounts()
+
+    def __init__(self, clock: Clock, rounds: Callable[[int], Sequence[tuple[float, int]]]):
+        self._clock, self._rounds = clock, rounds
+        self.queue: list[int] = []
+        self.left: dict[int, list[tuple[float, int]]] = {}
+        self.entered: dict[int, float] = {}
+        self.aborted: list[int] = []
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.queue)
+
+    def submit(
+        self, prompt: Any, sampling: SamplingParams, *, speculate: bool = True, arrived: float | None = None
+    ) -> int:
+        assert sampling.stream is not None and arrived is not None and arrived <= self._clock.now
+        self.queue.append(sampling.stream)
+        self.left[sampling.stream] = list(self._rounds(sampling.stream))
+        return sampling.stream
+
+    def step(self) -> list[Step]:
+        request = self.queue[0]
+        entered = self.entered.setdefault(request, self._clock.now)
+        seconds, tokens = self.left[request].pop(0)
+        self._clock.now += seconds
+        ended = not self.left[request]
+        if ended:
+            self.queue.pop(0)
+        return [
+            Step(
+                request=request,
+                round=0,
+                token_ids=(1,) * tokens,
+                proposed_nodes=4,
+                proposed_depth=4,
+                accepted=tokens - 1,
+                elapsed=self._clock.now - entered,
+                visible=self._clock.now,
+                finish_reason="length" if ended else None,
+            )
+        ]
+
+    def abort(self, request_id: int) -> None:
+        self.queue.remove(request_id)
+        self.aborted.append(request_id)
+
+
+def requests(count: int, klass: Callable[[int], str] = lambda number: "any") -> list[Asked]:
+    return [
+        Asked(
+            planned=Planned(klass=klass(number), pieces=((number, 10),), output_tokens=4),
+            prompt_ids=(1,) * 10,
+            sampling=SamplingParams(stream=number),
+        )
+        for number in range(count)
+    ]
+
+
+def driven(
+    times: Times | Sequence[float],
+    rounds: Callable[[int], Sequence[tuple[float, int]]],
+    *,
+    asked: Sequence[Asked] | None = None,
+    late: float = 0.0,
+    method: str = "m",
+    rate: float = 1.0,
+    **more: Any,
+) -> LoadRun:
+    """What a driver has seen of one server."""
+    clock = Clock(late)
+    engine = RealEngine(OneServer(clock, rounds), clock=clock, sleep=clock.sleep)
+    asked = requests(len(times)) if asked is None else asked
+    driver = Driver(engine, asked, np.asarray(times, dtype=np.float64), **{"loop": OPEN, **more})
+    driver.run()
+    return driver.result(method=method, rate=rate, slots=1)
 
 
 def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float = 0.0) -> float:
@@ -52,7 +159,7 @@ def test_moments_of_requests_one_by_one() -> None:
     assert run.requests[["outcome", "output_tokens", "rounds", "accepted"]].to_numpy().tolist() == [[DONE, 4, 2, 2]] * 3
     assert run.seconds == pytest.approx(16) and run.late == pytest.approx(0, abs=1e-9), "waiting for a turn is not late"
     assert run.turns.running.tolist() == [1] * 6 and run.turns.waiting.tolist() == [0, 1, 0, 0, 0, 0]
-    assert run.facts["complete"] and run.turns.committed.sum() == 12
+    assert run.facts["complete"]
 
 
 @pytest.mark.parametrize("users", [1, 3])
@@ -84,16 +191,13 @@ def test_what_is_dropped(overload: Overload, outcomes: list[str]) -> None:
     assert run.requests.reason.astype(bool).tolist() == [each == DROPPED for each in outcomes]
     closed = driven([0.0] * 6, lambda number: [(2.0, 1)], loop=CLOSED, users=3, overload=overload)
     assert len(closed.requests) == 6 and closed.facts["complete"], "a user asks again after a request that was dropped"
-    refused = driven([0, 1, 2], lambda number: [(1.0, 1)], asked=requests(3, too_long=[1]), overload=overload)
-    assert refused.requests.outcome.tolist() == [DONE, FAILED, DONE] and refused.requests.reason[1] == "it is too long"
 
 
 @pytest.mark.parametrize(("late", "warned"), [(0.0, False), (0.004, False), (0.02, True)])
 def test_a_generator_that_is_late_says_so(late: float, warned: bool) -> None:
     run = driven(np.arange(1, 40) * 0.5, lambda number: [(0.01, 1)], late=late)
-    found = warnings_of(run, figures_of([run], Terms(), Bootstrap(resamples=100)).iloc[0])
     assert run.late == pytest.approx(late, abs=1e-9) and (late > LATE) == warned
-    assert any(text.startswith("LATE") for text in found) == warned
+    assert any(text.startswith("LATE") for text in warnings_of(run)) == warned
 
 
 class Broken(OneServer):
@@ -119,3 +223,138 @@ def test_an_interruption_keeps_what_was_seen_and_lets_the_others_go() -> None:
     assert run.requests.outcome.tolist() == [DONE, UNFINISHED, UNFINISHED, UNFINISHED], "those that had arrived"
     assert run.requests.output_tokens.tolist() == [3, 1, 0, 0] and server.aborted == [1, 2, 3] and not server.queue
     assert not run.facts["complete"] and run.facts["planned"] == 9 and run.seconds == 3.0
+
+
+def figures(run: LoadRun, terms: Terms = LIMITS) -> Any:
+    return figures_of([run], terms, BOOTSTRAP).iloc[0]
+
+
+def test_latencies_are_those_of_the_definitions() -> None:
+    run = driven([1.0, 2.0, 10.0], lambda number: [(3.0, 1), (2.0, 3)] if number < 2 else [(3.0, 1)])
+    found = latencies(run)[["queue", "ttft", "tpot", "e2e"]].to_numpy().tolist()
+    expected = [[0, 3, 2 / 3, 5], [4, 7, 2 / 3, 9], [1, 4, np.nan, 4]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_request_lasts_its_first_token_and_the_others() -> None:
+    """e2e = TTFT + (N - 1) · TPOT, exactly; the mutant with N tokens is not."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 5, (300, 3))
+    run = driven(Gaps(rate=0.3).times(rng, 300), lambda number: [(0.3 * (1 + n), int(n)) for n in sizes[number] if n])
+    found = latencies(run)
+    others = found.output_tokens - 1
+    np.testing.assert_allclose(found.ttft + others * found.tpot.fillna(0), found.e2e, rtol=1e-12)
+    assert not np.allclose(found.ttft + found.output_tokens * found.tpot.fillna(0), found.e2e, rtol=1e-3)
+
+
+def ten(late: int) -> LoadRun:
+    """Ten requests, 5 s apart, of which so many come 3 s late with their first token."""
+    return driven(5.0 * np.arange(10), lambda number: [(4.0 if number < late else 1.0, 1)])
+
+
+def test_goodput_counts_what_keeps_every_limit() -> None:
+    found = figures(ten(late=3))
+    assert found.attained == 0.7
+    assert found.goodput == pytest.approx(0.7 * found.requests_per_second)
+    assert found.requests_per_second == pytest.approx(10 / 46)
+    assert figures(ten(late=3), Terms(limits=Limits(ttft=4.5))).attained == 1.0
+    assert figures(ten(late=0), Terms(limits=Limits(e2e=0.9))).attained == 0.0
+    assert "goodput" not in figures(ten(late=0), Terms())
+    assert (found["ttft.p50"], found["ttft.p99"]) == pytest.approx((1.0, 4.0))
+    assert (found["ttft.p90_low"], found["ttft.p90_high"]) == pytest.approx((1.0, 4.0)), "over requests"
+
+
+def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -> None:
+    run = ten(late=0)
+    for number, outcome in enumerate((DROPPED, FAILED, UNFINISHED)):
+        run.requests.loc[number, "outcome"] = outcome
+    found = figures(run)
+    assert (found.done, found.dropped, found.failed, found.unfinished, found.arrived) == (7, 1, 1, 1, 10)
+    assert found.attained == 0.7 and found["ttft.p99"] == pytest.approx(1.0)
+    assert found.output_tokens_per_second == pytest.approx(7 / run.seconds) and found.dropped_tokens == 3
+
+
+def test_running_and_waiting_are_averages_over_time() -> None:
+    """Both together are what Little's law expects of the requests' stays."""
+    rng = np.random.default_rng(2)
+    seconds = rng.exponential(1.0, 400)
+    run = driven(Gaps(rate=0.7).times(rng, 400), lambda number: [(float(seconds[number]), 1)])
+    found, stays = figures(run), run.requests.finished - run.requests.submitted
+    assert found.running + found.waiting == pytest.approx(stays.sum() / run.seconds, rel=1e-6)
+    assert found.running == pytest.approx(seconds.sum() / run.seconds, rel=1e-6)
+    assert not warnings_of(run) and found.unused == pytest.approx(1 - found.running)
+
+
+def test_classes_are_told_apart() -> None:
+    asked = requests(10, lambda number: "even" if number % 2 == 0 else "odd")
+    run = driven(5.0 * np.arange(10), lambda number: [(1.0 if number % 2 == 0 else 4.0, 1)], asked=asked)
+    found = figures_of([run], LIMITS, BOOTSTRAP).set_index("group")
+    assert found[["arrived", "attained"]].to_numpy().tolist() == [[10, 0.5], [5, 1.0], [5, 0.0]]
+    assert found.index.tolist() == ["all", "even", "odd"] and found.loc["odd", "ttft.p50"] == pytest.approx(4.0)
+
+
+def test_the_knee_is_the_highest_rate_below_which_limits_are_kept() -> None:
+    def at(*shares: tuple[float, float | None]) -> pandas.DataFrame:
+        return pandas.DataFrame(shares, columns=["rate", "attained"])
+
+    assert knee(at((4, 0.95), (1, 1.0), (2, 0.92))) == 4
+    assert knee(at((1, 1.0), (2, 0.5), (4, 1.0))) == 1, "what comes behind a miss does not count"
+    assert knee(at((1, 0.95)), 0.99) is None and knee(at((1, None))) is None
+
+
+def loads(loop: str, *rates: float) -> list[LoadRun]:
+    """Two methods, the second one half as fast."""
+    found = []
+    for rate, (method, seconds) in itertools.product(rates, (("plain", 0.2), ("m: a | long name", 0.4))):
+        times = Gaps(rate=rate).times(np.random.default_rng(0), 30) if loop == OPEN else np.zeros(30)
+        asked = requests(30, lambda number: "short" if number % 3 else "long")
+        rounds = [(seconds / 2, 1), (seconds / 2, 3)]
+        given = {"asked": asked, "loop": loop, "users": int(rate), "method": method, "rate": rate}
+        found.append(driven(times, lambda _, own=rounds: own, **given))
+    return found
+
+
+def test_a_report_has_its_pictures_tables_and_timeline(tmp_path: Path) -> None:
+    terms = Terms(limits=Limits(ttft=0.5, tpot=0.1))
+    report = LoadReport(folder=tmp_path, terms=terms, bootstrap=BOOTSTRAP, title="T", notes=["A note."], spare=0.5)
+    found, written = report_load(loads(OPEN, 1.0, 4.0), report)
+    names = {path.name for path in written}
+    assert {"knee.png", "load.png"} < names
+    assert all(path.is_file() and path.stat().st_size > 500 for path in written)
+    text = (tmp_path / "load.md").read_text()
+    assert text.count("open loop: ") == text.count("## ") == 4, "under every table"
+    assert all(part in text for part in ("TTFT ≤ 500 ms, TPOT ≤ 100 ms", "A note.", "of slots and time were unused"))
+    assert "highest rate up to which 90% of requests keep all limits" in text
+    kept = json.loads((tmp_path / "load.json").read_text())["runs"]
+    assert kept[0]["ttft.p50"] == pytest.approx(found["ttft.p50"][0])
+    halves = [row["times_tokens"] for row in kept if row.get("times_tokens") is not None]
+    assert halves == pytest.approx([0.5, 0.5]), "the other method is half as fast"
+    events = json.loads((tmp_path / "plain_4" / "timeline.json").read_text())["traceEvents"]
+    assert all({"name", "ph", "pid"} <= event.keys() for event in events)
+    whole = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in whole) and len(whole) == 60 + 3 * 30
+    assert sum(event["dur"] for event in whole if event["pid"] == 1) == pytest.approx(1e6 * 30 * 0.2)
+
+
+def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    runs = loads(CLOSED, 3.0)
+    _, written = report_load(runs, LoadReport(folder=tmp_path, terms=Terms(), bootstrap=BOOTSTRAP, title="T"))
+    names = {path.name for path in written}
+    assert not names & {"knee.png", "load.png"}, "one rate is no line"
+    text = (tmp_path / "load.md").read_text()
+    assert "no limits were given" in text and "closed loop: " in text and "open loop" not in text
+    runs[0].save(tmp_path / "run")
+    again = LoadRun.load(tmp_path / "run")
+    assert figures(again).equals(figures(runs[0])) and again.turns.equals(runs[0].turns)
+
+
+def test_preemption_and_swap_stand_beside_goodput() -> None:
+    run = ten(late=0)
+    totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
+    frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9])
+    run = replace(run, totals=totals, requests=frame)
+    found = figures(run)
+    assert (found.swapped_tokens, found.swap_seconds) == (120, 0.25)
+    report = LoadReport(folder=Path(), terms=LIMITS, bootstrap=BOOTSTRAP, title="T")
+    cells = [cell.text for cell in load_tables([found.to_dict()], report)[1].rows[0]]
+    assert {"3; 40", "120", "250"} <= set(cells)

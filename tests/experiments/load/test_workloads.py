@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from experiments.datasets.prompt import Prompt
-from experiments.load.recorded import Recorded
-from experiments.load.texts import Texts, ask
-from experiments.load.workloads import AsRecorded, Chats, Lengths, Mix, Planned
+from experiments.load.workloads import AsRecorded, Chats, Mix, Planned, Texts, ask, fitted
 from specdec.requests import SamplingParams
 from tests.experiments.conftest import byte_tokenizer
 
@@ -36,10 +35,9 @@ def test_classes_have_their_shares_and_lengths_their_spread() -> None:
 
 
 def test_a_class_gives_its_requests_what_schedulers_ask_for() -> None:
-    tiers = Mix({"now": {"users": 3, "priority": 0, "deadline": 2.0}, "later": {"priority": 5}})
+    tiers = Mix({"now": {"priority": 0, "deadline": 2.0}, "later": {"priority": 5}})
     planned = tiers.plan(np.random.default_rng(0), 60)
     assert {(each.klass, each.priority, each.deadline) for each in planned} == {("now", 0, 2.0), ("later", 5, None)}
-    assert {each.user for each in planned} == {"now 0", "now 1", "now 2", "later 0"}
     assert [each.pieces[0][0] for each in planned] == list(range(60)), "no two prompts begin alike"
     assert planned == tiers.plan(np.random.default_rng(0), 60) != tiers.plan(np.random.default_rng(1), 60)
     asked = [each.sampling for each in ask(planned[:20], texts(), SamplingParams(temperature=0.5, n=4))]
@@ -51,38 +49,35 @@ def test_a_class_gives_its_requests_what_schedulers_ask_for() -> None:
 def test_chats_begin_with_their_system_prompt_and_all_that_was_said() -> None:
     chats = Chats(systems=2, system=50, turns=3, said=7, output=5, open=4)
     planned = chats.plan(np.random.default_rng(0), 80)
-    last: dict[str, Planned] = {}
+    last: dict[int, Planned] = {}  # of every conversation, by the number of what the user said first
     for each in planned:
         turn = int(each.klass.removeprefix("turn "))
         assert each.prompt_tokens == 50 + 7 + (turn - 1) * 12 and each.output_tokens == 5
         assert each.pieces[0] in {(0, 50), (1, 50)}
         if turn > 1:
-            before = last[each.user]
+            before = last[each.pieces[1][0]]
             assert each.pieces[: len(before.pieces)] == before.pieces
             assert each.pieces[len(before.pieces)] == (before.pieces[-1][0] + 1, 5), "then comes the answer"
-        last[each.user] = each
+        last[each.pieces[1][0]] = each
     own = [number for each in last.values() for number, _ in each.pieces[1:]]
     assert len(set(own)) == len(own), "nothing else is shared"
     assert {each.klass for each in planned} == {"turn 1", "turn 2", "turn 3"} and len(last) > 20
 
 
-def test_blocks_of_a_trace_are_pieces() -> None:
-    recorded = Recorded(np.arange(3.0), np.array([700, 600, 90]), np.array([4, 5, 6]), [[0, 1], [0, 2], []])
-    planned = AsRecorded().plan(np.random.default_rng(0), 9, recorded)
-    assert [each.pieces for each in planned] == [((0, 512), (1, 188)), ((0, 512), (2, 88)), ((5, 90),)]
-    assert [each.output_tokens for each in planned] == [4, 5, 6]
+def test_lengths_are_the_traces() -> None:
+    recorded = pandas.DataFrame({"inputs": [700, 600, 90], "outputs": [4, 5, 6]})
+    planned = AsRecorded().plan(np.random.default_rng(0), 2, recorded)
+    assert [(each.pieces, each.output_tokens) for each in planned] == [(((0, 700),), 4), (((1, 600),), 5)]
     with pytest.raises(ValueError, match="workload=trace takes its lengths from the arrivals: give arrival=trace"):
         AsRecorded().plan(np.random.default_rng(0), 9)
 
 
-def test_lengths_are_scaled_then_cut_or_refused() -> None:
+def test_lengths_are_scaled_then_cut() -> None:
     asks = [Planned(klass="a", pieces=((0, 60), (1, 60)), output_tokens=tokens) for tokens in (20, 60, 400)]
-    halves, counts = Lengths(scale=0.5).fit(asks, 100)
+    halves, cut = fitted(asks, 100, 0.5)
     assert [(each.prompt_tokens, each.output_tokens) for each in halves] == [(60, 10), (60, 30), (50, 50)]
-    assert counts == {"cut": 1, "refused": 0} and halves[2].pieces == ((0, 30), (1, 20)), "a prompt from its end on"
-    kept, counts = Lengths(too_long="refuse").fit(asks, 180)
-    assert [each.fits for each in kept] == [True, True, False] and counts == {"cut": 0, "refused": 1}
-    assert ask(kept, texts(), SamplingParams())[2].prompt_ids == ()
+    assert cut == 1 and halves[2].pieces == ((0, 30), (1, 20)), "a prompt from its end on"
+    assert fitted(asks[2:], 50, 1.0)[0][0].pieces == ((0, 25),)
 
 
 def texts(seed: int = 0, template: str | None = None) -> Texts:
