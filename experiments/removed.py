@@ -52,6 +52,8 @@ OPTIONS = {
     "run experiment=quadrants": "sweep dataset.tokens and sampling.max_new_tokens",
     "run experiment=ingredients": "give methods and setups in one run",
     "run tracker=accelerate": "give tracker=wandb, or a tracker of your own",
+    "audit reference": "sampled outputs are held against the law by the target's weights",
+    "audit shift": "least says how small a mistake has to be seen",
     "check max_minutes": "a check says which case it is at; give a smaller vocab where it takes too long",
     "check contexts": "run experiment=context measures acceptance by length of the context",
     "compare published": "put a published length beside the row of comparison.csv",

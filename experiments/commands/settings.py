@@ -53,7 +53,6 @@ class AuditSettings(ServedSettings):
     dataset: Section
     contenders: Section
     function: Text | None
-    reference: Text
     assistant: Text
     mistakes: Texts
     context: Count
@@ -64,8 +63,6 @@ class AuditSettings(ServedSettings):
     tolerance: Distance
     wanted: Share
     least: Distance
-    prompts: Count
-    shift: Annotated[float, number("a probability of at most 0.2", lambda value: 0 < value <= 0.2)]
     block: Count
     max_samples: Count
     chat_template: Options

@@ -61,8 +61,6 @@ class OpenAIServer(OtherEngine):
         extra: More fields of every request, over those of ``PLAIN``.
     """
 
-    needs_weights = False
-
     def __init__(
         self,
         *,

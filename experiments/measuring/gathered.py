@@ -1,7 +1,6 @@
 """The outputs of an audit, step by step: judged as they come, and kept in a file from which the audit goes on."""
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from experiments.results.lossless import EXACT, explained
 from experiments.results.origin import keep_row, kept_rows
 from specdec.checks.betting import Question, Wealth, p_value
 from specdec.checks.telling import Telling
-from specdec.checks.two_samples import TwoSamples, homogeneous
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
@@ -85,15 +83,12 @@ SAMPLES = "samples.jsonl"
 """A line per step: what it asked for, and the outputs."""
 NEVER = 1e-12
 """Probability below which what an honest subject did is taken for a fault of its settings."""
-REFERENCE = 1 << 30
-"""Added to the streams of a reference, whose noise is to be its own."""
 
 Row = dict[str, Any]
-Output = tuple[int, ...]
 
 
 class Audit(ABC):
-    """An audit under way, of ``steps`` steps; ``tokens`` is what subject and reference have returned so far."""
+    """An audit under way, of ``steps`` steps; ``tokens`` is what the subject has returned so far."""
 
     steps: int
     done: int = 0
@@ -140,13 +135,13 @@ class Audit(ABC):
 
     def _take(self, row: Row) -> None:
         self.take(row)
-        self.tokens += sum(len(output) for name in ("outputs", "reference") for output in row.get(name, ()))
+        self.tokens += sum(map(len, row["outputs"]))
         self.done += 1
 
 
 @dataclass
 class Sampled(Audit):
-    """Blocks of outputs of one prompt each (``order``), of which ``horizon`` tokens are looked at."""
+    """Blocks of outputs of one prompt each (``order``), of which ``horizon`` tokens are held against their law."""
 
     subject: Subject
     sampling: SamplingParams
@@ -156,9 +151,12 @@ class Sampled(Audit):
     horizon: int
     vocab: int
     ends: frozenset[int]
-    _blocks: set[Any] = field(default_factory=set, init=False)
-    wealth: Any = field(init=False)
-    """The bets: ``Wealth`` or ``TwoSamples``."""
+    question: Question
+    telling: Sequence[Telling]
+
+    def __post_init__(self) -> None:
+        self.wealth, self.impossible = Wealth(self.question), 0
+        self._blocks: set[Any] = set()
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -177,111 +175,48 @@ class Sampled(Audit):
         return f"{self.outputs:,} outputs, log10 e = {self.wealth.log_e[0] / np.log(10):+.2f}"
 
     @property
-    @abstractmethod
     def p_value(self) -> float | None:
         """The fixed-sample test's, after the last block; None before."""
-
-    def outputs_of(self, subject: Subject, first: int = 0) -> list[list[int]]:
-        """Return the next block's outputs of a subject, whose streams begin at ``first``."""
-        streams = range(first + self.outputs, first + self.outputs + self.block)
-        prompt = self.prompts[self.order[self.done]]
-        return [list(output) for output in subject([prompt] * self.block, self.sampling, streams)]
+        return p_value(self.question, [counts[0] for counts in self.wealth.seen]) if self.done == self.steps else None
 
     def ask(self) -> Row:
         prompt = self.order[self.done]
-        return {"prompt": prompt, "ids": list(self.prompts[prompt]), "outputs": self.outputs_of(self.subject)}
+        ids, streams = list(self.prompts[prompt]), range(self.outputs, self.outputs + self.block)
+        return {"prompt": prompt, "ids": ids, "outputs": self.subject([ids] * self.block, self.sampling, streams)}
 
-    def check(self, row: Row, name: str, whose: str) -> list[Output]:
-        """Return outputs; refuse those that cannot be judged, and an earlier attempt's of another plan."""
+    def take(self, row: Row) -> None:
         prompt = self.order[self.done]
         if (row["prompt"], row["ids"]) != (prompt, list(self.prompts[prompt])):
             raise ValueError(
                 f"{SAMPLES} has outputs of other prompts than are planned now, as another machine or version may plan "
                 f"them: begin anew with another out"
             )
-        for output in row[name]:
-            _check_tokens(output, self.vocab, whose)
+        for output in row["outputs"]:
+            _check_tokens(output, self.vocab)
             if len(output) < self.horizon and not self.ends.intersection(output[-1:]):
                 raise ValueError(
-                    f"the {whose} returned {len(output)} tokens where {self.horizon} are needed, and none that ends "
+                    f"the subject returned {len(output)} tokens where {self.horizon} are needed, and none that ends "
                     f"an output: return new tokens only, with the end of text, and do not cut them"
                 )
-        return [tuple(output[: self.horizon]) for output in row[name]]
-
-    def check_noise(
-        self, prompt: int, outputs: Sequence[Output], likely: Callable[[Output], float], whose: str
-    ) -> None:
-        """Refuse outputs that are the same every time; ``likely`` is the probability of an output."""
-        block = (prompt, whose, *outputs)
-        same = len(set(outputs)) == 1
-        again = block in self._blocks or same
-        self._blocks.add(block)
-        if again and (odds := math.prod(map(likely, outputs))) < NEVER:
-            often = f"one and the same output {len(outputs)} times" if same else "an earlier block's outputs again"
-            raise ValueError(
-                f"the {whose} returned {often}, which has a probability of {odds:.2g}: it ignores the "
-                f"temperature, or the seed that every request has of its own"
-            )
-
-
-@dataclass
-class AgainstLaw(Sampled):
-    """Outputs of a subject whose law is known."""
-
-    question: Question
-    telling: Sequence[Telling]
-
-    def __post_init__(self) -> None:
-        self.wealth, self.impossible = Wealth(self.question), 0
-
-    @property
-    def p_value(self) -> float | None:
-        return p_value(self.question, [counts[0] for counts in self.wealth.seen]) if self.done == self.steps else None
-
-    def take(self, row: Row) -> None:
-        prompt, outputs = row["prompt"], self.check(row, "outputs", "subject")
+        outputs = [tuple(output[: self.horizon]) for output in row["outputs"]]
         cells, law = self.telling[prompt].cells, self.question.laws[prompt]
-        self.check_noise(prompt, outputs, lambda output: float(law[cells.cell(output)]), "subject")
-        counts = np.bincount([cells.cell(output) for output in outputs], minlength=cells.count)
+        drawn = [cells.cell(output) for output in outputs]
+        self._check_noise((prompt, *outputs), float(law[drawn].prod()))
+        counts = np.bincount(drawn, minlength=cells.count)
         self.impossible += int(counts[law == 0].sum())
         self.wealth.advance(prompt, counts[None])
 
-
-@dataclass
-class AgainstReference(Sampled):
-    """Outputs of a subject, and as many of a reference that does not speculate."""
-
-    reference: Subject
-    level: float
-
-    def __post_init__(self) -> None:
-        self.wealth = TwoSamples(len(self.prompts), self.horizon, self.level)
-        self._numbers: list[dict[Output, int]] = [{} for _ in range(len(self.prompts) * self.horizon)]
-        self._lots: list[tuple[list[Output], list[Output]]] = [([], []) for _ in self.prompts]
-
-    @property
-    def p_value(self) -> float | None:
-        if self.done < self.steps:
-            return None
-        return min(1.0, len(self._lots) * min(homogeneous(*lots) for lots in self._lots))
-
-    def ask(self) -> Row:
-        return super().ask() | {"reference": self.outputs_of(self.reference, REFERENCE)}
-
-    def take(self, row: Row) -> None:
-        prompt, lots = row["prompt"], self._lots[row["prompt"]]
-        sides = [self.check(row, *names) for names in (("outputs", "subject"), ("reference", "reference"))]
-        for side, whose in enumerate(("subject", "reference")):
-            other = [*lots[1 - side], *sides[1 - side]]
-            likely = {path: (other.count(path) + 1) / (len(other) + 2) for path in set(sides[side])}
-            self.check_noise(prompt, sides[side], likely.__getitem__, whose)
-        labels = []
-        for outputs in sides:
-            numbers = self._numbers[prompt * self.horizon : (prompt + 1) * self.horizon]
-            labels.append([[of.setdefault(path[: k + 1], len(of)) for path in outputs] for k, of in enumerate(numbers)])
-        self.wealth.advance(prompt, *(np.array([label]) for label in labels))
-        for lot, outputs in zip(lots, sides, strict=True):
-            lot.extend(outputs)
+    def _check_noise(self, block: tuple[Any, ...], odds: float) -> None:
+        """Refuse outputs that are the same every time; ``odds`` is the probability of all of them."""
+        same = len(set(block[1:])) == 1
+        again = block in self._blocks or same
+        self._blocks.add(block)
+        if again and odds < NEVER:
+            often = f"one and the same output {self.block} times" if same else "an earlier block's outputs again"
+            raise ValueError(
+                f"the subject returned {often}, which has a probability of {odds:.2g}: it ignores the temperature, or "
+                f"the seed that every request has of its own"
+            )
 
 
 @dataclass
@@ -330,7 +265,7 @@ class Greedy(Audit):
 
     def take(self, row: Row) -> None:
         job, tokens = self.jobs[self.done], row["outputs"][0]
-        _check_tokens(tokens, self.engine.target.vocab_size, "subject")
+        _check_tokens(tokens, self.engine.target.vocab_size)
         stop = next((index + 1 for index, token in enumerate(tokens) if token in self.ends), None)
         tokens, plain = tokens[:stop][: job.sampling.max_new_tokens], self.plain[self.done]
         difference = find_divergence(self.engine, job, tokens, plain, exactness=EXACT)
@@ -339,10 +274,10 @@ class Greedy(Audit):
             self.differences.append({"prompt": job.prompt.id, **difference})
 
 
-def _check_tokens(output: Sequence[int], vocab: int, whose: str) -> None:
+def _check_tokens(output: Sequence[int], vocab: int) -> None:
     wrong = [token for token in output if not 0 <= token < vocab]
     if wrong:
         raise ValueError(
-            f"the {whose} returned token {wrong[0]}, and the target has {vocab} tokens: it has another tokenizer or "
+            f"the subject returned token {wrong[0]}, and the target has {vocab} tokens: it has another tokenizer or "
             f"another model; give both the same"
         )

@@ -3,17 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from experiments.measuring.gathered import AgainstLaw, Greedy, Sampled
+from experiments.measuring.gathered import Greedy, Sampled
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from specdec.checks.betting import ESTIMATE, Power
 from specdec.checks.mistakes import WORDS
 from specdec.checks.telling import Telling
-from specdec.checks.two_samples import TOKENS
-
-_ODDS = [
-    *(Col("TV", "distance", ".3f"), Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
-    Col("by χ²", "chi_square", ".3f"),
-]
 
 
 def plan_table(
@@ -26,25 +20,17 @@ def plan_table(
         [
             words("mistake", "mistake"),
             words("what it is", lambda power: WORDS[power.mistake]),
-            *(words("shows most after", lambda power: best[power.mistake]), *_ODDS),
+            *(words("shows most after", lambda power: best[power.mistake]), Col("TV", "distance", ".3f")),
+            *(Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
         ],
         title=f"what an audit of {subject} with {target} can see",
         notes=[
             "TV: total variation between the laws of the next tokens, where it is largest; needed: outputs "
             "over all prompts after which the e-value has seen the mistake with the wanted power (simulated audits); "
-            "power: within the outputs that are planned; by χ²: the same of the chi-square test",
+            "power: within the outputs that are planned",
             *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
         ],
     )
-
-
-def shift_table(subject: str, reference: str, powers: Sequence[Power]) -> Table:
-    """A row per amount of probability that moves, before anything is sampled."""
-    note = (
-        f"TV: probability that moves from the likelier half of the first tokens to the other half, after every prompt "
-        f"(tried with {TOKENS} tokens whose probabilities are as 1 / rank); needed: outputs of both together"
-    )
-    return Table.of(powers, _ODDS, title=f"what an audit of {subject} against {reference} can see", notes=[note])
 
 
 def plan_lines(running: Sampled, level: float) -> list[str]:
@@ -96,8 +82,6 @@ def verdict(subject: str, running: Sampled, ended: str | None, level: float) -> 
 
 def _likeness(running: Sampled) -> str:
     richest = running.wealth.bets[int(running.wealth.logs[0].argmax())]
-    if not isinstance(running, AgainstLaw):
-        return f"what differs most from the reference: {richest}"
     if running.impossible > running.outputs / 2:
         return (
             f"{running.impossible:,} of these outputs cannot come from the target: does the subject have the same "

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Float, Int, Num
 
-from specdec.checks.goodness import cells, fits
+from specdec.checks.goodness import fits
 
 ESTIMATE = "what the outputs look like"
 """The bet without a name."""
@@ -51,10 +50,6 @@ class Question:
     block: int = 64
     shares: Sequence[float] = ()
 
-    @property
-    def bets(self) -> list[str]:
-        return [*self.mistakes, ESTIMATE]
-
     def order(self, blocks: int) -> Int[np.ndarray, " block"]:
         """The prompt of every block: always the one that lacks most of its share."""
         shares = np.array(self.shares or [1.0] * len(self.laws))
@@ -85,12 +80,17 @@ class Question:
         return np.log(factor / np.maximum(fair + self.tolerance * spread, 1e-300))
 
 
-class Bets:
-    """The wealth of every bet, in audits that go on at the same time; half of the ``level`` is theirs."""
+class Wealth:
+    """The wealth of every bet, in audits that go on at the same time; ``seen`` counts outputs by prompt and cell."""
 
-    bets: list[str]
-    logs: Float[np.ndarray, "audit bet"]
-    level: float
+    def __init__(self, question: Question, audits: int = 1):
+        self.question, self.bets = question, [*question.mistakes, ESTIMATE]
+        self.logs = np.zeros((audits, len(self.bets)))
+        self.seen: list[Float[np.ndarray, "audit _"]] = [np.zeros((audits, len(law))) for law in question.laws]
+        self._named = [
+            np.array([question.named(prompt, name) for name in question.mistakes]).reshape(-1, len(law))
+            for prompt, law in enumerate(question.laws)
+        ]
 
     @property
     def log_e(self) -> Float[np.ndarray, " audit"]:
@@ -100,20 +100,7 @@ class Bets:
 
     @property
     def alarm(self) -> np.ndarray:
-        return self.log_e >= np.log(2.0 / self.level)
-
-
-class Wealth(Bets):
-    """Bets on the answers to a question; ``seen`` counts by prompt the outputs so far, by cell."""
-
-    def __init__(self, question: Question, audits: int = 1):
-        self.question, self.bets, self.level = question, question.bets, question.level
-        self.logs = np.zeros((audits, len(self.bets)))
-        self.seen: list[Float[np.ndarray, "audit _"]] = [np.zeros((audits, len(law))) for law in question.laws]
-        self._named = [
-            np.array([question.named(prompt, name) for name in question.mistakes]).reshape(-1, len(law))
-            for prompt, law in enumerate(question.laws)
-        ]
+        return self.log_e >= np.log(2.0 / self.question.level)
 
     def estimate(self, prompt: int) -> Float[np.ndarray, "audit cell"]:
         seen, law = self.seen[prompt], self.question.laws[prompt]
@@ -141,15 +128,10 @@ class Wealth(Bets):
 
 
 def p_value(question: Question, seen: Sequence[Num[np.ndarray, " _"]]) -> float:
-    """Returns the p-value of chi-square tests of all prompts, Bonferroni over them."""
-    found = [fits(counts, _possible(question, prompt)) for prompt, counts in enumerate(seen)]
-    return min(1.0, len(found) * min(found))
-
-
-def _possible(question: Question, prompt: int) -> Float[np.ndarray, " cell"]:
-    """The law with a little probability for the impossible, of which rounding may make some."""
-    law = np.maximum(question.laws[prompt], question.tolerance / len(question.laws[prompt]))
-    return law / law.sum()
+    """The p-value of chi-square tests of all prompts, Bonferroni over them."""
+    # Rounding may make some of the impossible.
+    laws = [np.maximum(law, question.tolerance / len(law)) for law in question.laws]
+    return min(1.0, len(laws) * min(fits(*each) for each in zip(seen, laws, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -161,14 +143,12 @@ class Power:
         samples: Outputs, over all prompts, after which the e-value has seen it with the wanted power; None if the most
             that are allowed do not do.
         power: The probability that the e-value sees it within the most that are allowed, by simulated audits.
-        chi_square: The same of the chi-square test.
     """
 
     mistake: str
     distance: float
     samples: int | None
     power: float
-    chi_square: float
 
 
 def first_alarms(
@@ -208,25 +188,9 @@ def power(question: Question, name: str, *, blocks: int, wanted: float, audits: 
     distances = [0.5 * float(np.abs(law - other).sum()) for law, other in zip(question.laws, laws, strict=True)]
     alarms, _ = first_alarms(question, laws, audits=audits, blocks=blocks, seed=seed, rarely=True)
     needed = int(np.sort(alarms)[int(np.ceil(wanted * audits)) - 1])
-    missed = 1.0
-    for prompt, other in enumerate(laws):
-        outputs = int((question.order(blocks) == prompt).sum()) * question.block
-        missed *= 1 - _chi_square_power(question, prompt, other, outputs)
     return Power(
         mistake=name,
         distance=max(distances),
         samples=None if needed > blocks else needed * question.block,
         power=float((alarms <= blocks).mean()),
-        chi_square=1 - missed,
     )
-
-
-def _chi_square_power(question: Question, prompt: int, other: np.ndarray, samples: int) -> float:
-    law = _possible(question, prompt)
-    order, starts = cells(samples * law)
-    if len(starts) < 2:
-        return 0.0
-    law, other = (np.add.reduceat(each[order], starts) for each in (law, other))
-    limit = scipy.stats.chi2.isf(question.level / 2 / len(question.laws), len(starts) - 1)
-    shift = samples * float(((other - law) ** 2 / law).sum())
-    return float(scipy.stats.ncx2.sf(limit, len(starts) - 1, shift)) if shift > 0 else 0.0
