@@ -169,7 +169,7 @@ class Batch:
         return replace(taken, processors=[self.processors[row] for row in rows.tolist()], first_slot=None)
 
     def __len__(self) -> int:
-        return len(self.roots)
+        return self.roots.shape[0]
 
     @property
     def device(self) -> torch.device:

@@ -1,6 +1,6 @@
 """Values made of tensors, such as draft trees, as plain tensors and back: what recorded stages take and return."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -71,21 +71,32 @@ class Kind(NamedTuple):
 def taken_apart(value: Any, tensors: list[Tensor]) -> Hashable:
     """Returns the kind of a value, and adds its tensors to a list.
 
-    Trees, other dataclasses, mappings, tuples and lists are taken apart; anything else is a constant of the kind.
+    Trees, other dataclasses, dicts, tuples and lists are taken apart; anything else is a constant of the kind.
     """
     if isinstance(value, Tensor):
         tensors.append(value)
         return Tensor
-    if isinstance(value, DraftTree):
+    kind = type(value)
+    if kind is DraftTree:
         return _tree_apart(value, tensors)
-    if isinstance(value, (tuple, list)):
-        return Kind(type(value), None, tuple([taken_apart(part, tensors) for part in value]))
-    if isinstance(value, Mapping):
-        return Kind(dict, tuple(value), tuple([taken_apart(part, tensors) for part in value.values()]))
-    if is_dataclass(value):
-        names = _names(type(value))
-        return Kind(type(value), names, tuple([taken_apart(getattr(value, name), tensors) for name in names]))
-    return value
+    if kind is tuple or kind is list:
+        return Kind(kind, None, _parts(value, tensors))
+    if kind is dict:
+        return Kind(dict, tuple(value), _parts(value.values(), tensors))
+    names = _names(kind)
+    return value if names is None else Kind(kind, names, _parts([getattr(value, name) for name in names], tensors))
+
+
+def _parts(values: Iterable[Any], tensors: list[Tensor]) -> tuple[Hashable, ...]:
+    # Written for speed: this runs for every stage of a round, and most parts are tensors, or None.
+    kinds: list[Hashable] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            kinds.append(Tensor)
+        else:
+            kinds.append(None if value is None else taken_apart(value, tensors))
+    return tuple(kinds)
 
 
 def builder(kind: Any) -> Callable[[Iterator[Tensor]], Any]:
@@ -96,13 +107,14 @@ def builder(kind: Any) -> Callable[[Iterator[Tensor]], Any]:
         return kind.tree
     if not isinstance(kind, Kind):
         return lambda tensors: kind
-    make, names, parts = kind.type, kind.names, [builder(part) for part in kind.parts]
-    if names is None:
+    make, parts = kind.type, [builder(part) for part in kind.parts]
+    if kind.names is None:
         return lambda tensors: make([part(tensors) for part in parts])
-    named = list(zip(names, parts, strict=True))
+    fixed = {name: part for name, part in zip(kind.names, kind.parts, strict=True) if part is None}
+    moving = [(name, part) for name, part in zip(kind.names, parts, strict=True) if name not in fixed]
     if make is dict:
-        return lambda tensors: {name: part(tensors) for name, part in named}
-    return lambda tensors: make(**{name: part(tensors) for name, part in named})
+        return lambda tensors: fixed | {name: part(tensors) for name, part in moving}
+    return lambda tensors: make(**fixed, **{name: part(tensors) for name, part in moving})
 
 
 _Value = TypeVar("_Value")
@@ -116,8 +128,9 @@ def with_tensors(value: _Value, change: Callable[[Tensor], Tensor]) -> _Value:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(part.name for part in fields(kind))
+def _names(kind: type) -> tuple[str, ...] | None:
+    """Returns the names of a dataclass's fields; None for another class."""
+    return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else None
 
 
 def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:

@@ -61,7 +61,7 @@ class NativeView(View):
         lengths, table, words, depth = self.seen
         places = (0, 0, 0) if words is None else (words.data_ptr(), *_strides(words))
         seen = lengths.data_ptr(), table.data_ptr(), table.shape[1], *places, depth.data_ptr(), _strides(depth)[0]
-        return _FORWARD.pack(len(lengths), *seen, self.cells)
+        return _FORWARD.pack(lengths.shape[0], *seen, self.cells)
 
     @property
     def layers(self) -> bytes:

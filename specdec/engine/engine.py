@@ -13,7 +13,7 @@ from specdec.engine.inspection import inspected
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import completion
 from specdec.engine.parts import check_parts, check_session
-from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as, recorder_for
+from specdec.engine.recording import RecordingCounts, RoundRecorder, as_on_gpu, recorded_as
 from specdec.engine.round import Mode, Rounds
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
@@ -141,7 +141,7 @@ class Engine:
                 mode = Mode.speculative(drafter, self.session, verifier)
                 self._speculative = inspected(mode, drafter, self._slots.by_slot) if check else mode
         self.timer = StageTimer(target.device, enabled=timing)
-        recorder = recorder_for(self.runner, self._slots, recorded=recorded, early=padded)
+        recorder = RoundRecorder(self.runner, self._slots, recorded=recorded, early=padded)
         self._rounds = Rounds(self.runner, self._slots, self.timer, recorder)
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)

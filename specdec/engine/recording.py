@@ -1,7 +1,7 @@
 """Records the stages of an engine's rounds and replays those that come often: on which device, of which rules."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from specdec.batch import Batch
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.executor import autocast_of
-from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, TapeRecorder
+from specdec.execution.recorder import CudaGraphRecorder, Recordings, TapeRecorder
 from specdec.forward import bucket_of
 from specdec.interfaces import Session, Verifier
 from specdec.memory import ran_out
@@ -83,19 +83,24 @@ class RecordingCounts:
         return self.replayed / self.rounds if self.rounds else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Stages:
     """Runs the stages of one round: recorded ones through their recordings, others as they are."""
 
-    recorder: "RoundRecorder"
     rows: Batch  # as stages see them; where whole rounds are recorded, tensors alone
     on_host: Batch  # the same rows with the host's numbers
-    names: frozenset[str] = frozenset()  # of the stages that are recorded
+    recordings: Recordings | None = None
+    names: Set[str] = frozenset()  # of the stages that are recorded
     whole: bool = False  # those are among them that run models
+    cast: Hashable = None  # what casts when a stage is recorded casts in its replays
+    expected: int = 0  # replays of the engine so far, if all recorded stages that have run were replayed
 
     def __call__(self, name: str, key: Hashable, stage: Callable[..., Any], *inputs: Any) -> Any:
         """Return the result of a stage of these inputs; ``key`` is all else that it depends on."""
-        return self.recorder.run(name, key, stage, inputs) if name in self.names else stage(*inputs)
+        if self.recordings is None or name not in self.names:
+            return stage(*inputs)
+        self.expected += 1
+        return self.recordings.run(name, (key, self.cast), stage, inputs, repeatable=name != "commit")
 
 
 class RoundRecorder:
@@ -105,21 +110,26 @@ class RoundRecorder:
     stay where they are. So each is recorded by itself, which keeps their times apart.
 
     Args:
-        recorder: Records stages; None plays every round as it is.
-        whole: Also record what runs models: draft and verify. Their attention then reads a number of positions that is
-            rounded up (``bucket_of``).
+        recorded: See ``recorded_as``. Whole rounds have what runs models recorded, too: draft and verify. Their
+            attention then reads a number of positions that is rounded up (``bucket_of``).
         early: Whether a round may begin before the host has read the one before it (``DeviceRound.alone``).
     """
 
-    def __init__(self, runner: ModelRunner, table: SlotTable, recorder: Recorder | None, *, whole: bool, early: bool):
+    def __init__(self, runner: ModelRunner, table: SlotTable, *, recorded: str, early: bool):
         self._runner, self._table, self.early = runner, table, early
-        self._whole, self._graphs = whole, recorder is not None and not recorder.runs
+        self._graphs = runner.device.type != "cpu"
+        # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
+        self._whole = recorded == "rounds" and runner.cache.states is None
+        self._whole &= early or runner.executor.replays_at_once  # a CPU gains nothing where forwards are not
         self._version: Hashable = None  # of the target that recordings were made from
         # Those of a warm-up are for all lengths; others come with the lengths that requests have.
         lengths = len(buckets(1, table.max_length)) if early else 1
         most = max(MOST_RECORDINGS, _PER_SIZE * len(table.sizes) * lengths)
-        self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=most)
-        self._rounds = self._replayed = self._missed = self._missed_before = 0
+        self.recordings: Recordings | None = None
+        if recorded != "off":
+            recorder = CudaGraphRecorder(runner.device) if self._graphs else TapeRecorder()
+            self.recordings = Recordings(recorder, after=RECORD_AFTER, most=most)
+        self._rounds = self._replayed = 0
         self._by_design: Counter[str] = Counter()
 
     @property
@@ -135,9 +145,10 @@ class RoundRecorder:
                 by_design[f"{one.stage}: {one.reason}"] += kinds
             else:
                 refused.setdefault(one.stage, []).append(one.reason)
+        stages, replays = (0, 0) if made is None else (made.made, made.replays)
         return RecordingCounts(
-            rounds=self._rounds, replayed=self._replayed, stages=made.made if made is not None else 0,
-            replays=made.replays if made is not None else 0, refused=refused, by_design=dict(by_design),
+            rounds=self._rounds, replayed=self._replayed, stages=stages, replays=replays, refused=refused,
+            by_design=dict(by_design),
         )  # fmt: skip
 
     def begin(
@@ -149,33 +160,26 @@ class RoundRecorder:
             bound: The number of positions that attention reads in a recorded round.
             why_not: Why this round is not recorded; None if it is.
         """
-        if self.recordings is None or why_not is not None:
+        made = self.recordings
+        if made is None or why_not is not None:
             self._by_design[why_not or "recording is off"] += 1
-            return Stages(self, batch, batch)
-        self._missed_before = self._missed - self.recordings.replays
+            return Stages(batch, batch)
         on_tensors = session is not None and not session.reads_host
+        cast, played = autocast_of(self._runner.device.type), made.replays
         if not self._whole:
-            return Stages(self, batch, batch, frozenset(("judge",) if on_tensors else ("judge", "commit")))
+            return Stages(batch, batch, made, {"judge"} if on_tensors else {"judge", "commit"}, False, cast, played)
         if self._runner.version != self._version:  # nothing may keep old weights alive
-            self.recordings.clear()
+            made.clear()
         self._version = self._runner.version
         rows, names = self._table.padded(batch) if padded else batch, {"draft", "verify", "judge", "commit"}
         if on_tensors and rows.masks_drafts and self._graphs:  # no graph waits for the host between levels
             self._by_design["draft: drafts are drawn under grammars' masks"] += 1
             names.discard("draft")
-        return Stages(self, rows.recorded(bound), rows, frozenset(names), whole=True)
+        return Stages(rows.recorded(bound), rows, made, names, True, cast, played)
 
     def end(self, stages: Stages) -> None:
         self._rounds += 1
-        if self.recordings is not None and stages.names:
-            self._replayed += self._missed - self.recordings.replays == self._missed_before
-
-    def run(self, name: str, key: Hashable, stage: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """Return the result of a stage, replayed if it came often."""
-        assert self.recordings is not None, "rounds are recorded"
-        self._missed += 1
-        key = key, autocast_of(self._runner.device.type)  # what casts when a stage is recorded casts in its replays
-        return self.recordings.run(name, key, stage, inputs, repeatable=name != "commit")
+        self._replayed += stages.recordings is not None and stages.expected == stages.recordings.replays
 
     def sized(self, tree: DraftTree, nodes: int | None, *, max_nodes: int, max_depth: int, is_chain: bool) -> DraftTree:
         """Return a draft from the host in one of the sizes that are recorded."""
@@ -216,13 +220,3 @@ def buckets(least: int, most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(bucket_of(sizes[-1] + 1))
     return sizes
-
-
-def recorder_for(runner: ModelRunner, table: SlotTable, *, recorded: str, early: bool) -> RoundRecorder:
-    """Returns what records so much (``recorded_as``) of an engine's rounds; ``early`` as ``as_on_gpu`` says."""
-    recorder: Recorder | None = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
-    recorder = None if recorded == "off" else recorder
-    # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
-    whole = recorded == "rounds" and runner.cache.states is None
-    whole = whole and (early or runner.executor.replays_at_once)  # a CPU gains nothing where forwards are not
-    return RoundRecorder(runner, table, recorder, whole=whole, early=early)

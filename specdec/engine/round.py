@@ -1,6 +1,6 @@
 """One round: propose, verify, accept, commit. ``Rounds.play`` is the whole algorithm; its four stages follow it."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -137,7 +137,7 @@ class Rounds:
         with self.timer.stage("commit"):
             key = id(mode), in_line, prepared, rows.place, rows.sampling.seen is None
             stage = partial(commit, session, rows, self._runner, table, in_line)
-            shown = () if session is None else (tree.tokens, tree.valid, replace(output, logits=None))
+            shown = () if session is None else (tree.tokens, tree.valid, output.hidden_states, output.top_tokens)
             outcome = run("commit", key, stage, decision.verdict, decision.tokens, decision.valid, *shown)
             if outcome is not None and len(rows) > len(batch):
                 outcome = with_tensors(outcome, lambda tensor: tensor[: len(batch)])
@@ -286,7 +286,8 @@ def commit(
     valid: Bool[Tensor, " batch"],
     node_tokens: Int[Tensor, "batch node"] | None = None,
     node_valid: Bool[Tensor, "batch node"] | None = None,
-    output: ForwardOutput | None = None,
+    hidden_states: Mapping[int, Tensor] | None = None,
+    top_tokens: Int[Tensor, "batch node rank"] | None = None,
 ) -> Outcome | None:
     """Make the accepted path final: in the cache, for the session, and in the slots.
 
@@ -296,7 +297,7 @@ def commit(
         in_line: Whether the trees are chains, where everything stands in its final place already.
         tokens, valid: See ``Decision``.
         node_tokens, node_valid: The nodes that were verified, and which of them the tree has.
-        output: What the session wants of the target at these nodes.
+        hidden_states, top_tokens: What the session wants of the target at these nodes.
     """
     outcome = Outcome(
         slots=batch.slots,
@@ -309,20 +310,19 @@ def commit(
     if not in_line or runner.cache.states is not None:
         runner.cache.commit(batch.slots, batch.lengths, verdict.path, outcome.counts)
     later = None
-    if session is not None and output is not None:
+    if session is not None and hidden_states is not None:
         told = valid & batch.drafting
         path = verdict.path.where(told[:, None], -1)
-        states = output.hidden_states
         if not in_line:
-            states = {layer: along_path(state, path) for layer, state in states.items()}
+            hidden_states = {layer: along_path(state, path) for layer, state in hidden_states.items()}
         shown = replace(
             outcome,
             counts=outcome.counts * told,
             path=path,
-            hidden_states=states,
+            hidden_states=hidden_states,
             node_tokens=node_tokens,
             node_valid=node_valid,
-            top_tokens=output.top_tokens,
+            top_tokens=top_tokens,
         )
         if session.reads_host:
             # The lengths are about to move, and without drafts the tokens are the roots, which move, too.

@@ -206,7 +206,7 @@ class CurrentForward:
 
     def replay(self, program: Recording, view: NativeView, seen: Seen, *inputs: Tensor) -> Sequence[Tensor]:
         """Return the outputs of a captured forward that sees what stands in ``seen``, and otherwise as in ``view``."""
-        self.view = replace(view, seen=seen)
+        self.view = NativeView(view.cache, view.masks, view.reaches, seen, view.cells)  # quicker than to replace it
         return program(*inputs)
 
 

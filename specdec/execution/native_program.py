@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from specdec.attention.native import NativeView
-from specdec.counting import count_operation
+from specdec.counting import count_operation, counting
 from specdec.execution.norms import FUNCTIONS, activate, normalize
 from specdec.execution.patterns import Layers, join_gates, join_turns
 from specdec.execution.products import NO_MEMORY, PanelWeight
@@ -183,8 +183,9 @@ def _packed(
         view = now()
         if run(packed, count, at, view.packed, view.layers) == 0:
             raise MemoryError(NO_MEMORY)
-        for name, times in counts.items():
-            count_operation(name, times)
+        if counting.get():
+            for name, times in counts.items():
+                count_operation(name, times)
         return made
 
     run_list.kept = kept  # what the operations have the addresses of

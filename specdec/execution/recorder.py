@@ -235,33 +235,45 @@ class Recordings:
             repeatable: Whether it may be begun again after it was broken off: not if it moves what it reads.
         """
         tensors: list[Tensor] = []
-        key = key, taken_apart(tuple(inputs), tensors)
+        kind = taken_apart(tuple(inputs), tensors)
+        full = (name, (key, kind), *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        recording = self._kept.get(full)
+        if recording is not None:
+            return self._builders[recording](iter(self._replayed(full, recording, tensors)))
         build: Callable[..., Any] | None = None
 
         def flat(*given: Tensor) -> list[Tensor]:
             nonlocal build
             result: list[Tensor] = []
-            build = builder(taken_apart(stage(*builder(key[1])(iter(given))), result))
+            build = builder(taken_apart(stage(*builder(kind)(iter(given))), result))
             return result
 
-        recording, outputs = self.take(name, key, flat, tensors, repeatable=repeatable)
-        if build is None:  # it was replayed
-            assert recording is not None
-            build = self._builders[recording]
-        elif recording is not None:
+        recording, outputs = self._unknown(full, flat, tensors, repeatable)
+        assert build is not None, "the stage has run"
+        if recording is not None:
             self._builders[recording] = build
         return build(iter(outputs))
 
     def take(
-        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
+        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]
     ) -> tuple[Recording | None, Sequence[Tensor]]:
         """Return the outputs of a stage of tensors like ``run``, and the recording; None if there is none yet."""
-        key = (name, key, *[(each.shape, each.dtype) for each in inputs])
-        recording = self._kept.get(key)
+        full = (name, key, *[(tensor.shape, tensor.dtype) for tensor in inputs])
+        recording = self._kept.get(full)
         if recording is not None:
-            self._kept.move_to_end(key)
-            self.replays += 1
-            return recording, recording(*inputs)
+            return recording, self._replayed(full, recording, inputs)
+        return self._unknown(full, stage, inputs, True)
+
+    def _replayed(self, key: Hashable, recording: Recording, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._kept.move_to_end(key)
+        self.replays += 1
+        return recording(*inputs)
+
+    def _unknown(
+        self, key: tuple[Any, ...], stage: Stage, inputs: Sequence[Tensor], repeatable: bool
+    ) -> tuple[Recording | None, Sequence[Tensor]]:
+        """Do a stage that has no recording, and record it if it has come often enough."""
+        name = key[0]
         self._times[key] += 1
         rehearsal = 1 < self._times[key] == self.after - 1  # the first time, what is needed once is made
         if (self._times[key] < self.after and not rehearsal) or key in self._refused or self._stopped:
