@@ -12,7 +12,8 @@ from specdec import ForwardBatch, Topology
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.call import AttentionCall
 from specdec.attention.facts import Facts, Reach
-from specdec.cache.storage import Cache, LayerShape
+from specdec.cache.layout import LayerShape
+from specdec.cache.storage import Cache
 from specdec.kernels import Stored
 from specdec.kernels.attention import Seen, tree_attention
 

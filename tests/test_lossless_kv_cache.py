@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.cache.storage
+import specdec.cache.paged
 from drafters.model import ModelDrafter
 from specdec import Engine, ModelRunner, Noise, Target
 from specdec.cache.formats import FORMATS
-from specdec.cache.storage import Cache, Segment
+from specdec.cache.layout import Segment
+from specdec.cache.storage import Cache
 from specdec.checks.drafter import check_drafter
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
 from tests.test_lossless import SAMPLING, prompts, reference, target_model
@@ -115,7 +116,7 @@ class Fresh(Cache):
 def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
     kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specdec.cache.storage, "Cache", Fresh)
+    monkeypatch.setattr(specdec.cache.paged, "Cache", Fresh)
     models = (MAIN, "gemma2", "mistral_sliding", "qwen2")  # until the first whose outputs hang on it
     assert any(decoded(kv_cache, name, optimize=False) != reference(name, kv_cache=kv_cache) for name in models)
 

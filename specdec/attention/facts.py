@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
-from specdec.cache.storage import LayerShape
+from specdec.cache.layout import LayerShape
 from specdec.cache.transformers_cache import cache_argument
 from specdec.recurrent.mixer import Mixer
 

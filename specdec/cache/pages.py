@@ -87,28 +87,16 @@ class Paging:
 
 @dataclass
 class PageCounts:
-    """What sharing, eviction and preemption have done so far, in tokens unless it says otherwise.
+    """What sharing, eviction and preemption have done so far, in tokens unless it says otherwise."""
 
-    Attributes:
-        queried: Tokens of admitted requests that could have been found, the last one of each left out. Those of
-            requests that come back after a preemption do not count, as it is their own work that they find.
-        reused: Those that were found, and were not prefilled.
-        evicted_pages: Pages whose content was given up for another request's.
-        preempted: Requests that lost their slot.
-        swapped_out: Tokens whose keys and values went to the host's memory.
-        swapped_in: Those that came back.
-        swap_seconds: Seconds that both ways took. On a GPU, of the host's alone.
-        recomputed: Tokens that were prefilled again after preemptions.
-    """
-
-    queried: int = 0
-    reused: int = 0
-    evicted_pages: int = 0
-    preempted: int = 0
-    swapped_out: int = 0
-    swapped_in: int = 0
-    swap_seconds: float = 0.0
-    recomputed: int = 0
+    queried: int = 0  # of requests when they are first admitted, the last one of each left out
+    reused: int = 0  # those of them that were found, and were not prefilled
+    evicted_pages: int = 0  # pages whose content was given up for another request's
+    preempted: int = 0  # requests that lost their slot
+    swapped_out: int = 0  # tokens whose keys and values went to the host's memory
+    swapped_in: int = 0  # those that came back
+    swap_seconds: float = 0.0  # seconds that both ways took; on a GPU, of the host's alone
+    recomputed: int = 0  # tokens that were prefilled again after preemptions
 
     @property
     def hit_rate(self) -> float | None:
@@ -117,19 +105,12 @@ class PageCounts:
 
 
 class Placement(NamedTuple):
-    """Where a request was placed.
-
-    Attributes:
-        slot: Its slot.
-        reused: How many of its first tokens are in the caches already.
-        source: With rows, the slot whose beginning is to be copied; None for nothing.
-        pages: In a pool, its pages in order.
-    """
+    """Where a request was placed."""
 
     slot: int
-    reused: int = 0
-    source: int | None = None
-    pages: Sequence[int] = ()
+    reused: int = 0  # its first tokens that are in the caches already
+    source: int | None = None  # with rows, the slot whose beginning is to be copied; None for nothing
+    pages: Sequence[int] = ()  # in a pool, its pages in order
 
 
 class Pages(ABC):

@@ -1,4 +1,4 @@
-"""Keys and values of all slots: in rows or in pages, as numbers of the model's dtype or as codes with factors.
+"""Keys and values of all slots in rows, as numbers of the model's dtype or as codes with factors.
 
 What a slot holds is a committed prefix, and behind it whatever the last tree forward wrote, in tree order: nothing at
 or behind ``length`` is ever read without being written first. One slot, a prefix of 3, then a root and a tree of two
@@ -15,68 +15,21 @@ would have left in plain decoding, and both follow one distribution: that of the
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from specdec.cache.formats import Format, QuantizedTensor, check_device
-from specdec.cache.pages import Paging, Placement
+from specdec.cache.layout import LayerShape, Segment, check_memory, places_of, segments, zeros_by_head
+from specdec.cache.pages import Placement
 from specdec.cache.states import States
 from specdec.cache.transformers_cache import OwnLayout
 from specdec.forward import ForwardBatch
 from specdec.host import can_look
 from specdec.kernels import Destination, Stored
-from specdec.memory import NoRoomError, free_memory
-from specdec.slot_memory import SlotMemory
 
 _MOST_VIEWS = 256  # runs of slots whose views are kept
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What one layer stores per position.
-
-    Attributes:
-        device: Where the layer runs; None for the device of the cache.
-    """
-
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-    dtype: torch.dtype
-    device: torch.device | None = None
-
-    @property
-    def bytes_per_position(self) -> int:
-        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
-
-    @property
-    def bytes_quantized(self) -> int:
-        """Bytes of a position in one byte per number, with a float32 factor per head."""
-        return self.key_heads * (self.key_dim + 4) + self.value_heads * (self.value_dim + 4)
-
-
-class Segment(NamedTuple):
-    """Consecutive rows of a batch whose slots are consecutive, too."""
-
-    rows: slice
-    slots: slice
-
-
-@lru_cache(maxsize=4096)
-def segments(slots: tuple[int, ...]) -> tuple[Segment, ...]:
-    """Return the runs of consecutive slots in a batch: in ``(0, 1, 4, 5, 2)`` these are rows 0-1, rows 2-3 and row 4.
-
-    A cache that stores slots side by side can show a run without copying it.
-    """
-    steps = enumerate(itertools.pairwise(slots), start=1)
-    breaks = [0, *(row for row, (before, after) in steps if after != before + 1), len(slots)]
-    return tuple(Segment(slice(a, b), slice(slots[a], slots[a] + b - a)) for a, b in itertools.pairwise(breaks))
 
 
 class Cache(OwnLayout):
@@ -145,18 +98,18 @@ class Cache(OwnLayout):
         self.scales: list[tuple[Tensor, Tensor]] = []
         self.indexer_keys: list[Tensor] = []
         self._dtypes = {layer: shape.dtype for layer, shape in shapes.items()}
-        self._where, self._where_indexed = _stacked(shapes), _stacked(indexers)
+        self._where, self._where_indexed = places_of(shapes), places_of(indexers)
         with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
             for shape in dict.fromkeys(shapes.values()):
                 layers, place = sum(other == shape for other in shapes.values()), shape.device or device
                 dtype = shape.dtype if format is None else torch.int8
                 sizes = (shape.key_heads, shape.key_dim), (shape.value_heads, shape.value_dim)
-                keys, values = (_by_head(layers, self._extent, *size, dtype, place) for size in sizes)
+                keys, values = (zeros_by_head(layers, self._extent, *size, dtype, place) for size in sizes)
                 self.keys.append(keys)
                 self.values.append(values)
                 if format is not None:
                     of_keys, of_values = (
-                        _by_head(layers, self._extent, heads, 1, torch.float32, place) for heads, _ in sizes
+                        zeros_by_head(layers, self._extent, heads, 1, torch.float32, place) for heads, _ in sizes
                     )
                     self.scales.append((of_keys, of_values))
             for shape in dict.fromkeys(indexers.values()):
@@ -409,131 +362,3 @@ class Cache(OwnLayout):
                 tensor[:, *goals[tensor.device]] = tensor[:, *sources[tensor.device]]
         if self.states is not None:
             self.states.commit(slots, path, 1 + (path >= 0).sum(1) if counts is None else counts)
-
-
-class PagedCache(Cache):
-    """Keys and values in pages, ``[layer, page, position, kv_head, head_dim]`` (PagedAttention, Kwon et al. 2023).
-
-    It takes memory for the tokens that there are, not for the longest that there could be, and slots can share pages.
-    The Triton kernel reads the table. Other attention gets a copy of each row, layer by layer: right, and slow.
-
-    Which pages a slot has is decided for all caches of an engine at once (``specdec.cache.pages``). What lies behind
-    them (nodes of a draft near the longest output, padding of prompts) goes to a few pages of the slot's own, in a ring
-    that is longer than any draft. A slot without a request has nothing else.
-
-    Args:
-        paging: The size and the number of pages. All other arguments: see ``Cache``.
-    """
-
-    def __init__(
-        self, shapes: Mapping[int, LayerShape], paging: Paging, *, max_batch_size: int, max_nodes: int, **others: Any
-    ):
-        assert paging.page_size is not None and paging.pages is not None, "filled in"
-        self._size, ring = paging.page_size, -(-max(max_nodes, 1) // paging.page_size) + 1
-        self._most = max_batch_size * ring + paging.pages
-        super().__init__(shapes, max_batch_size=max_batch_size, max_nodes=max_nodes, **others)
-        width = -(-self.positions // self._size)
-        with torch.inference_mode(False):
-            rings = paging.pages + torch.arange(max_batch_size * ring, device=self._cells.device).view(-1, ring)
-            self._rings = rings.repeat(1, -(-width // ring))[:, :width].contiguous()
-            self._table = self._rings.clone()
-        self._seen = self._table[:0]
-
-    @property
-    def _extent(self) -> tuple[int, int]:
-        """The number of pages, and their size."""
-        return self._most, self._size
-
-    def _check_memory(self, places: Mapping[torch.device, int]) -> None:
-        check_memory(places, self._most, self._size, 0)
-
-    def place(self, placement: Placement) -> None:
-        slot, pages = placement.slot, torch.tensor(placement.pages, dtype=torch.long)
-        self._table[slot] = self._rings[slot]
-        self._table[slot, : len(pages)] = pages.to(self._table.device, non_blocking=True)
-
-    def vacate(self, slot: int) -> None:
-        super().vacate(slot)
-        self._table[slot] = self._rings[slot]
-
-    def _at(self, slots: Int[Tensor, " batch"], positions: Int[Tensor, "batch position"]) -> tuple[Tensor, Tensor]:
-        return self._table[slots].gather(1, positions // self._size), positions % self._size
-
-    def _run(self, tensor: Tensor, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(start, stop, device=self._table.device)
-        pages = self._table[slot][positions // self._size]
-        return pages.to(tensor.device), (positions % self._size).to(tensor.device)
-
-    def aim(self, batch: ForwardBatch) -> None:
-        """Prepare for a forward: where it writes, and which pages it reads."""
-        self.length = self._needed(batch, look=can_look(batch.lengths))
-        self.segments = (Segment(slice(0, batch.batch), slice(0, self.slots)),)
-        self._indices = self._everywhere(self._at(batch.slots, self._written(batch)))
-        self._seen = self._table[batch.slots, : -(-self.length // self._size)]
-
-    def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a copy of all that attention may see."""
-        return self._shown(layer, [self._gather(part.transpose(1, 2)) for part in self._parts(layer)])
-
-    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
-        """See ``Cache.read_segment``: there is one segment, of all rows."""
-        return self.read(layer)
-
-    def _gather(self, stored: Tensor) -> Tensor:
-        """Return the rows of this forward, ``[batch, kv_head, key, head_dim]``."""
-        pages = stored[self._seen.to(stored.device)]  # [batch, page, kv_head, position, head_dim]
-        return pages.transpose(1, 2).flatten(2, 3).narrow(2, 0, self.length)
-
-    def _read_indexer(self, kept: Tensor) -> Tensor:
-        return kept[self._seen.to(kept.device)].flatten(1, 2).narrow(1, 0, self.length)
-
-    def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
-        return self._table[slots]
-
-    def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
-        if isinstance(positions, slice):
-            positions = self._cells[positions]
-        pages = self._table[slot][positions // self._size]
-        return stored[pages, :, positions % self._size].transpose(0, 1)
-
-
-def cache_of(shapes: Mapping[int, LayerShape], paging: Paging | None, **options: Any) -> Cache:
-    """Return an empty cache of rows, or of pages if their size is given; the arguments are those of ``PagedCache``."""
-    if paging is None or paging.page_size is None:
-        return Cache(shapes, **options)
-    return PagedCache(shapes, paging, **options)
-
-
-def check_memory(places: Mapping[torch.device, int], rows: int, length: int, nodes: int) -> None:
-    """Refuse (NoRoomError) a cache that does not fit into the free memory of one of its devices.
-
-    ``places`` has the bytes per position on every device; ``nodes`` are further positions per slot.
-    """
-    for place, size in places.items():
-        cache, free = SlotMemory(per_position=size, drafted=nodes), free_memory(place)
-        if cache.bytes(rows=rows, length=length) > free:
-            raise NoRoomError(cache, rows=rows, length=length, place=place, free=free)
-
-
-def _stacked(shapes: Mapping[int, LayerShape]) -> dict[int, tuple[int, int]]:
-    """Return every layer's place: the number of its shape, and its own among the layers of that shape."""
-    different = list(dict.fromkeys(shapes.values()))
-    counts = dict.fromkeys(different, 0)
-    where = {}
-    for layer, shape in shapes.items():
-        where[layer] = different.index(shape), counts[shape]
-        counts[shape] += 1
-    return where
-
-
-def _by_head(
-    layers: int, extent: tuple[int, int], heads: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return zeros of shape ``[layer, slot, position, head, dim]`` that lie head by head in memory.
-
-    Attention multiplies the positions of one head with its queries. In this layout they stand side by side, and slots
-    and heads form one batch of matrices without a copy. (Up to ten times faster on a CPU in bf16 at 1024 positions.)
-    Not empty: a masked position still enters 0 * value, and garbage could be NaN.
-    """
-    slots, positions = extent
-    return torch.zeros(layers, slots, heads, positions, dim, dtype=dtype, device=device).transpose(2, 3)

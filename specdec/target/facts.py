@@ -24,9 +24,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.cache.formats import check_format
+from specdec.cache.layout import LayerShape
+from specdec.cache.paged import cache_of
 from specdec.cache.pages import Paging
 from specdec.cache.states import States, StateView
-from specdec.cache.storage import Cache, LayerShape, cache_of
+from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import OwnLayout, UnsupportedError, cache_argument, of_class
 from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch

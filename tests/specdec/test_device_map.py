@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS
-from specdec.cache.storage import Cache, LayerShape
+from specdec.cache.layout import LayerShape
+from specdec.cache.storage import Cache
 from specdec.execution.invariant import InvariantExecutor
 from specdec.placement import main_device
 from specdec.quantization import quantize
@@ -203,7 +204,7 @@ def test_the_kernel_and_invariant_mode_want_all_layers_on_one_device(monkeypatch
 
 def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {torch.device("cpu"): 10**6, FAR: 1000}
-    monkeypatch.setattr("specdec.cache.storage.free_memory", free.__getitem__)
+    monkeypatch.setattr("specdec.cache.layout.free_memory", free.__getitem__)
     shapes = {layer: LayerShape(2, 8, 2, 8, torch.float32, device) for layer, device in enumerate((None, FAR))}
     with pytest.raises(ValueError, match=r"10 positions x 128 bytes\), but meta has"):
         Cache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))

@@ -266,7 +266,7 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
-@pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.storage._by_head"])
+@pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.storage.zeros_by_head"])
 def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
     target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +291,7 @@ def test_an_engine_says_what_would_fit(drafted: bool, monkeypatch: pytest.Monkey
             "67 positions x 1024 bytes.* max_batch_size=31 .* max_length=30 ",
         )
         drafter = ModelDrafter(tiny_model(vocab_size=VOCAB), shape=3)
-    place = "specdec.cache.storage.free_memory"
+    place = "specdec.cache.layout.free_memory"
     monkeypatch.setattr(place, Mock(side_effect=free))
     with pytest.raises(ValueError, match=wanted):
         Engine(target, drafter, RejectionVerifier(), max_batch_size=64, max_length=64)

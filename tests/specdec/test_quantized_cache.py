@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from drafters import ModelDrafter
 from specdec import DraftTree, ForwardBatch, ModelRunner, TreeShape
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, QuantizedTensor, check_device, check_format
-from specdec.cache.storage import Cache, LayerShape
+from specdec.cache.layout import LayerShape
+from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import CACHE
 from specdec.checks.reference import cache_like
 from tests.forwards import prefill, verify
