@@ -34,15 +34,8 @@ class TreeKind(NamedTuple):
         if self.topology is not None:
             return DraftTree.of_topology(self.topology, tokens, sampling=law, valid=valid, draft_probs=probs)
         assert parents is not None
-        return DraftTree.build(
-            tokens,
-            parents,
-            sampling=law,
-            valid=valid,
-            draft_probs=probs,
-            max_depth=self.max_depth,
-            max_children=self.max_children,
-        )
+        bounds = {"max_depth": self.max_depth, "max_children": self.max_children}
+        return DraftTree.build(tokens, parents, sampling=law, valid=valid, draft_probs=probs, **bounds)
 
 
 def _tree_apart(tree: DraftTree, tensors: list[Tensor]) -> TreeKind:

@@ -12,21 +12,14 @@ from specdec.interfaces import Drafter, Session, Verifier
 from specdec.target.target import Target
 from specdec.types import DraftSampling
 
-DECLARED: dict[type, dict[str, str]] = {
+_DECLARED: dict[type, dict[str, str]] = {
     Drafter: {"max_nodes": "4", "max_depth": "4", "laws": "frozenset({DraftSampling.IID})", "is_chain": "True"},
     Verifier: {"exactness": "Exactness.EXACT", "samplings": "frozenset({DraftSampling.IID})"},
 }
 """The attributes without a default that the engine reads of a component, and an example of each."""
-
-_RULE = "a verifier is the acceptance rule, give for example RejectionVerifier()"
-_WANTED: dict[str, tuple[type, str, str, str]] = {
-    "drafter": (
-        Drafter,
-        "verifier",
-        "give ModelDrafter(model), or another Drafter",
-        "a Drafter, or None for plain decoding",
-    ),
-    "verifier": (Verifier, "drafter", _RULE, "an acceptance rule, for example RejectionVerifier()"),
+_COMPONENTS: dict[str, tuple[type, str]] = {
+    "drafter": (Drafter, "a Drafter such as ModelDrafter(model), or None for plain decoding"),
+    "verifier": (Verifier, "an acceptance rule such as RejectionVerifier()"),
 }
 
 
@@ -49,23 +42,33 @@ def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> Non
         verifier.check(drafter)
 
 
+def check_component(name: str, given: Any) -> None:
+    """Refuse anything but a drafter or a verifier, as ``name`` says, or None."""
+    (kind, remedy), other = _COMPONENTS[name], "verifier" if name == "drafter" else "drafter"
+    if isinstance(given, nn.Module):
+        raise ValueError(f"{name} is the model {type(given).__name__} itself: give {remedy}")
+    if isinstance(given, _COMPONENTS[other][0]):
+        raise ValueError(f"{name} is the {other} {type(given).__name__}: give the drafter first, then the verifier")
+    if given is not None:
+        instance(name, given, kind, remedy)
+
+
 def check_declared(component: Drafter | Verifier) -> None:
     """Refuse a component that lacks an attribute which the engine reads, and laws that are no set of laws."""
     name, kind = type(component).__name__, Drafter if isinstance(component, Drafter) else Verifier
-    missing = [key for key in DECLARED[kind] if not hasattr(component, key)]
+    missing = [key for key in _DECLARED[kind] if not hasattr(component, key)]
     if missing:
-        lines = "; ".join(f"{key} = {DECLARED[kind][key]}" for key in missing)
+        lines = "; ".join(f"{key} = {_DECLARED[kind][key]}" for key in missing)
         raise ValueError(
             f"{name} has no {' and no '.join(missing)}: write {lines} into the class, or call super().__init__(…) in "
             f"its constructor"
         )
-    for key in ("laws", "samplings"):
-        laws = getattr(component, key, None)
-        if key in DECLARED[kind] and not (isinstance(laws, Set) and laws and laws <= set(DraftSampling)):
-            raise ValueError(f"{name}.{key}={laws!r}: give a frozenset of DraftSampling")
-    for key in ("max_nodes", "max_depth"):
-        if kind is Drafter:
-            whole(f"{name}.{key}", getattr(component, key), least=0)
+    key = "laws" if kind is Drafter else "samplings"
+    laws = getattr(component, key)
+    if not (isinstance(laws, Set) and laws and laws <= set(DraftSampling)):
+        raise ValueError(f"{name}.{key}={laws!r}: give a frozenset of DraftSampling")
+    for key in ("max_nodes", "max_depth") if kind is Drafter else ():
+        whole(f"{name}.{key}", getattr(component, key), least=0)
 
 
 def check_session(session: Any, drafter: Drafter, *, layers: int | None) -> None:
@@ -77,15 +80,3 @@ def check_session(session: Any, drafter: Drafter, *, layers: int | None) -> None
             f"{type(session).__name__}.hidden_layers names layer {wrong[0]} and the target has {layers} layers: give "
             f"numbers from 0 to {layers}, or -1 for the last hidden state"
         )
-
-
-def check_component(name: str, given: Any) -> None:
-    """Refuse anything but a drafter or a verifier, as ``name`` says, or None."""
-    kind, other, in_place_of_model, remedy = _WANTED[name]
-    if isinstance(given, nn.Module | Target):
-        what = f"the model {type(given).__name__} itself" if isinstance(given, nn.Module) else "a Target"
-        raise ValueError(f"{name} is {what}: give {in_place_of_model}")
-    if isinstance(given, _WANTED[other][0]):
-        raise ValueError(f"{name} is the {other} {type(given).__name__}: give the drafter first, then the verifier")
-    if given is not None:
-        instance(name, given, kind, remedy)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from specdec.cache.pages import Paging, Placement, pages_for
-from specdec.cache.storage import Cache
 from specdec.engine.output import failed
 from specdec.engine.read_back import DeviceRound
 from specdec.engine.scheduler import View
@@ -20,6 +19,13 @@ from specdec.interfaces import Session
 from specdec.requests import Request
 from specdec.target.runner import ModelRunner
 from specdec.types import HostOutcome, Outcome, Step
+
+
+class Swapped(NamedTuple):
+    """What a preempted request had in the caches, in the host's memory."""
+
+    length: int  # how many of its first positions
+    tensors: list[list[Tensor]]  # their entries, by cache
 
 
 class RunningRequests:
@@ -32,7 +38,8 @@ class RunningRequests:
         self._runner, self._slots, self._session = runner, slots, session
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
         self.pages = pages_for(paging, len(slots))
-        self._swap = Swap(paging.swap)
+        self._swap, self._swapped = paging.swap, dict[int, Swapped]()
+        self._bytes = sum(cache.bytes_per_position for cache in self._caches)
 
     def __iter__(self) -> Iterator[Request]:
         return iter([request for request in self._slots.by_slot if request is not None])
@@ -40,7 +47,7 @@ class RunningRequests:
     def enter(self, request: Request, *, positions: int) -> None:
         """Give a request a slot, with what the caches hold of its tokens already, and pages for so many positions."""
         drafted, tokens = request.speculate and self._session is not None, request.tokens
-        kept, again = self._swap.take(request.id), self._lookback(drafted)
+        kept, again = self._swapped.pop(request.id, None), self._lookback(drafted)
         placement = self.pages.enter(
             tokens, self._slots.free, positions=positions, drafted=drafted, again=again if kept is None else None
         )
@@ -193,11 +200,12 @@ class RunningRequests:
         self.pages.counts.preempted += 1
         request.computed = max(request.computed, self._slots.length_of(request.slot))
         request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
-        if self._swap.limit and self._lookback(request.drafted) is not None:
-            held, begin = self._held(request), time.perf_counter()
-            if self._swap.put(request, held, self._caches):
-                self.pages.counts.swapped_out += held
-                self._swap_time(request, begin)
+        held, begin = self._held(request), time.perf_counter()
+        fits = (held + sum(kept.length for kept in self._swapped.values())) * self._bytes <= self._swap
+        if self._swap and fits and self._lookback(request.drafted) is not None:
+            self._swapped[request.id] = Swapped(held, [cache.save(request.slot, held) for cache in self._caches])
+            self.pages.counts.swapped_out += held
+            self._swap_time(request, begin)
         try:
             self.leave(request)
         finally:
@@ -232,13 +240,13 @@ class RunningRequests:
     def forget(self) -> None:
         """Let no request find what the caches hold now, because they no longer hold what the models would compute."""
         self.pages.forget_all()
-        self._swap.clear()
+        self._swapped.clear()
         for request in self:
             request.stale = True
 
     def drop(self, request: Request) -> None:
         """Forget what is left of a request that waits, which may have been preempted."""
-        self._swap.take(request.id)
+        self._swapped.pop(request.id, None)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
         """End all requests, whose state is unknown after an error; returns their last steps.
@@ -253,41 +261,3 @@ class RunningRequests:
             except Exception as another:
                 error.add_note(f"and then, on releasing request {request.id}: {type(another).__name__}: {another}")
         return steps
-
-
-class Swapped(NamedTuple):
-    """Entries of a preempted request's first positions, by cache."""
-
-    length: int
-    tensors: list[list[Tensor]]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for of_cache in self.tensors for tensor in of_cache)
-
-
-class Swap:
-    """The host's memory for keys and values of preempted requests, by the requests' ids: at most ``limit`` bytes."""
-
-    def __init__(self, limit: int):
-        self.limit = self._left = limit
-        self._kept: dict[int, Swapped] = {}
-
-    def put(self, request: Request, length: int, caches: Sequence[Cache]) -> bool:
-        """Keep the first positions of a request; returns whether there was room."""
-        if length * sum(cache.bytes_per_position for cache in caches) > self._left:
-            return False
-        kept = Swapped(length, [cache.save(request.slot, length) for cache in caches])
-        self._kept[request.id] = kept
-        self._left -= kept.nbytes
-        return True
-
-    def clear(self) -> None:
-        self._kept.clear()
-        self._left = self.limit
-
-    def take(self, request_id: int) -> Swapped | None:
-        """Return what was kept of a request, and forget it; None if there is nothing."""
-        kept = self._kept.pop(request_id, None)
-        self._left += 0 if kept is None else kept.nbytes
-        return kept
