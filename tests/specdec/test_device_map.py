@@ -177,10 +177,7 @@ def far_half() -> PreTrainedModel:
 
 @pytest.mark.parametrize("drafter", ["medusa", pytest.param("model", marks=pytest.mark.full)])
 def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
-    """No operation may mix tensors of the two devices, and the tokens are those of a model on one device.
-
-    Medusa's has a tree to commit, and hidden states that come from the other device.
-    """
+    """No operation may mix tensors of the two devices, and the tokens are those of a model on one device."""
     model = far_half()
     with FarDevice():
         found = outputs(model, drafter, 0.9)

@@ -277,11 +277,7 @@ def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_an_engine_says_what_would_fit(drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position takes 4 layers x 2 x 2 heads x 8 numbers x 4 bytes = 512 in each of the two models.
-
-    Each cache finds so many bytes free: that of the target's trial, its own, the drafter's two. The target's cache was
-    allocated before; less of it makes room for the drafter's, whose slots have a position more, above the root.
-    """
+    """A position takes 4 layers x 2 x 2 heads x 8 numbers x 4 bytes = 512 in each of the two models."""
     target = Target(tiny_model(vocab_size=VOCAB))
     free, wanted = [1 << 40, 1 << 20], r"64 positions x 512 bytes.* max_batch_size=32 .* max_length=32 with"
     drafter = None

@@ -306,10 +306,7 @@ def test_fewer_threads_where_theirs_would_end_within_a_vector(monkeypatch: pytes
 @pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_line_has_the_same_bits_in_one_piece_and_token_by_token(dtype: torch.dtype) -> None:
-    """The ordinary engine on a CPU: a prompt at once, in pieces, a token at a time, and beside other rows.
-
-    The activations are torch's, whose loops take up to 64 numbers at once and the rest in another way.
-    """
+    """The ordinary engine on a CPU: a prompt at once, in pieces, a token at a time, and beside other rows."""
     torch.manual_seed(0)
     sizes = COMMON | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).to(dtype).eval()

@@ -129,7 +129,6 @@ class Priced:
     padded: bool = False
 
     def check_depth(self, depth: int) -> None: ...
-
     def ragged(self, rows: int, positions: float, *, drafted: Any, deepest: Any) -> Any:
         tokens = rows * deepest if self.padded else drafted
         return 1.0 + self.level * np.sqrt(deepest) + self.token * tokens + 1e-4 * positions

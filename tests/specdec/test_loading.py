@@ -332,7 +332,6 @@ def test_a_quantized_checkpoint_decodes_as_it_is(library: str, tmp_path: Path) -
     model = wide_model()
     full = weights_read(model)
     LIBRARIES[library](model, str(tmp_path))
-
     target = Target(load(str(tmp_path), device="cpu").model)
     own = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
     tokens = torch.arange(9)[None]

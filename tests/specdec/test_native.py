@@ -127,10 +127,7 @@ def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_compiler
 @pytest.mark.parametrize("damage", ["half", "one bit", "of another system"])
 def test_a_damaged_library_is_made_anew(damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a file of half the length ends the process: its second half is mapped, and is not there.
-
-    The last one is whole, such as one that was linked with a newer C library, in a home folder of several computers.
-    """
+    """Loading a file of half the length ends the process: its second half is mapped, and is not there."""
     library_in(folder)
     (kept,) = folder.iterdir()
     content = bytearray(kept.read_bytes())

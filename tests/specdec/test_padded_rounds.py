@@ -58,7 +58,6 @@ def test_rows_do_not_notice_those_behind_them(target, drafter, place, monkeypatc
         assert rows_of(engine) <= {1, 2, 4, 6} and recorder.compared > 20
         assert engine._slots._lengths[6:].tolist() == [1], "the spare slot stays where it is"
     assert found == wanted
-
     padded = SlotTable.padded
 
     def among_others(table: SlotTable, rows):

@@ -168,10 +168,7 @@ def test_rates_by_hand() -> None:
 
 
 def test_calibration_learns_what_confidence_means() -> None:
-    """Nodes are accepted with the square of the confidence, at both ranks half of that; 20,000 of each are seen.
-
-    A bin has 300 or more, so that a rate is right within 0.09 (three standard errors), and the mean gap much closer.
-    """
+    """Nodes are accepted with the square of the confidence, at both ranks half of that; 20,000 of each are seen."""
     rng = np.random.default_rng(0)
     calibration, raw = Calibration(depths=1, ranks=2), Calibration(depths=1, ranks=2)
     for _ in range(40):

@@ -295,10 +295,7 @@ def test_the_next_round_begins_before_this_one_is_read(target, drafter, overlaps
 
 
 def test_a_stage_that_cannot_be_repeated_is_done_once(target) -> None:
-    """It looks at values; other reasons: ``test_forward.py``.
-
-    It has moved keys in the caches by the time this is found out; to move them again would spoil the output.
-    """
+    """It looks at values; other reasons: ``test_forward.py``."""
 
     class Mine(Wrapped):
         def observe(self, outcome: Outcome) -> None:

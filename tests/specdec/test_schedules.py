@@ -412,7 +412,6 @@ def test_rounds_overlap_while_requests_wait_for_a_slot(monkeypatch: pytest.Monke
     assert rounds == 30 and early >= 14, "two groups of ten rounds play while others wait"
     _, _, ranked = overlapping(Priority(16, least=3), urgent=3, monkeypatch=monkeypatch)
     assert ranked[4] <= 3 + 10 + 1, "who outranks the running requests does not wait for their end"
-
     monkeypatch.setattr(Turns, "_same_again", lambda *given: True)  # mutant: the scheduler is not asked
     _, _, careless = overlapping(Priority(16, least=3), urgent=3, monkeypatch=monkeypatch)
     assert careless[4] > 3 + 10 + 1

@@ -60,12 +60,7 @@ def test_one_level(rule: Verifier, laws, tokens: list[int], stop: list[float], r
 
 @pytest.mark.parametrize("rule", [BlockVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
 def test_a_block(rule: Verifier) -> None:
-    """p = (.5, .5) and q = (.25, .75) at every node; the chain drafts 1, then 0.
-
-    w_1 = (.5 / .75) = 2/3 and w_2 = min(1, 2/3 * .5 / .25) = 1: the second token saves the first.
-    Had it been 1: w_2 = 2/3 * 2/3 = 4/9 and Z_1 = [2/3 * .5 - .25]+ + [2/3 * .5 - .75]+ = 1/12, h_1 = 1/12 / (5/12).
-    Columns that are padding may stand between the nodes of a chain.
-    """
+    """p = (.5, .5) and q = (.25, .75) at every node; the chain drafts 1, then 0."""
     p, q = table(*[[0.5, 0.5]] * 3, batch=2), table(*[[0.25, 0.75]] * 3, batch=2)
     tokens = torch.tensor([[0, 1, 0], [0, 1, 1]])
     narrow = rule.laws(DraftTree.from_shape(TreeShape.chain(2), tokens, sampling=IID, draft_probs=q), p)

@@ -201,10 +201,7 @@ def greedy_cascade(model, twin, prompt: list[int], length: int, alpha: float) ->
 
 
 def test_temperature_zero_is_the_greedy_cascade() -> None:
-    """Decided at temperature 1, token for token, beside a sampled row, after which slots are refilled.
-
-    Requests of the same batch that do not speculate follow the target, greedy and sampled.
-    """
+    """Decided at temperature 1, token for token, beside a sampled row, after which slots are refilled."""
     model = tiny_model("llama", vocab_size=24, layers=2)
     twin, greedy = perturbed(model, 0.6), SamplingParams(max_new_tokens=12)
     sampled = SamplingParams(temperature=1.0, max_new_tokens=9)

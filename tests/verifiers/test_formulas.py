@@ -191,10 +191,7 @@ weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0), st.just(0.5), s
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(weights, weights, st.sampled_from([1.0, 0.9, 0.5, 1e-6]), st.booleans())
 def test_sharing_out_spends_what_there_is(p: list[float], q: list[float], weight: float, alike: bool) -> None:
-    """Over all pairs: what arrives at a token and what is left of it are its mass; as much arrives as can.
-
-    With zeros, ties, tiny masses and p nearly q.
-    """
+    """Over all pairs: what arrives at a token and what is left of it are its mass; as much arrives as can."""
     mass, draft = (torch.tensor(row, dtype=torch.float64) + 1e-300 * (sum(row) == 0) for row in (p, q))
     draft = draft / draft.sum()
     mass = draft * (1 + 1e-13 * torch.arange(7)) if alike else mass

@@ -88,7 +88,6 @@ def test_several_methods_or_temperatures_are_told_apart() -> None:
     running = {name for name in tracker.points[0][1] if name.endswith("speedup")}
     assert running == {"ngram/T=0/speedup", "medusa/T=0/speedup"}
     assert "medusa/T=0.7/acceptance/conditional" in tracker.curves["position"]
-
     alone = Mirror(tracker, [PLAIN], [0.0, 1.0])
     records = [record(0, PLAIN, t) for t in (0.0, 1.0)]
     alone.results(summed_up(records, 1), records, [])

@@ -328,7 +328,6 @@ class _Question(_Fetched):
 
 def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Let grammars allow everything, whatever they are asked."""
-
     question_class = type("Question", (_Question,), {"device": device})
 
     def matcher(self: Intake, sampling: SamplingParams, *, speculate: bool) -> Any:
