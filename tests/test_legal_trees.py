@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -335,20 +334,3 @@ def test_the_counterexample_of_dspark(policy: type[CostAwareNodes], monkeypatch:
     else:
         assert set(sizes) == {1, 2}, "without the step in the costs, one node pays"
         assert wrong < 1e-6
-
-
-def test_costs_without_steps_make_the_first_maximum_the_only_one() -> None:
-    """So nothing is lost where the first drop ends the choice: on 200 random curves it finds the best of all."""
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        seconds = np.sort(rng.random(12)) + 0.5
-        costs = RoundCosts(rows=(1,), table=(tuple(seconds),), nodes=tuple(range(12)))
-        policy = CostAwareNodes(costs, learn=False)
-        slots = slots_of([[1, 0]], vocab_size=2, params=[SamplingParams(temperature=1.0)])
-        policy.bind(StaticTree(11), Table(Q), slots.device, max_batch_size=1)
-        policy.prepare(1)
-        survival = torch.tensor([[1.0, *rng.random(11).cumprod()]], dtype=torch.float64)
-        count = int(policy.kept(survival, slots).sum()) - 1
-        speed = np.cumsum(survival[0].numpy()) / costs.by_nodes(1, 11)
-        assert speed[count] == pytest.approx(speed.max(), rel=1e-12)
-        assert (costs.by_nodes(1, 11) <= seconds + 1e-12).all()

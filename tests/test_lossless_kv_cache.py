@@ -16,11 +16,9 @@ from specdec import Engine, ModelRunner, Noise, Target
 from specdec.cache.formats import FORMATS
 from specdec.cache.layout import Segment
 from specdec.cache.storage import Cache
-from specdec.checks.drafter import check_drafter
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
 from tests.test_lossless import SAMPLING, prompts, reference, target_model
 from tests.verifiers.cases import complete
-from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
 MAIN = "qwen3"  # whose outputs every format changes
@@ -133,18 +131,3 @@ def test_the_drafters_cache_does_not_change_greedy_outputs(kv_cache: str) -> Non
     outputs = engine.generate(prompts(), SAMPLING)
     for output, sampling, expected in zip(outputs, SAMPLING, reference(MAIN), strict=True):
         assert not sampling.greedy or list(output.token_ids) == expected
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kv_cache", ["int8"])
-def test_a_drafter_with_a_quantized_cache_keeps_its_contract(kv_cache: str) -> None:
-    """Among the rest: q is what was drawn, in any batch and slot."""
-    model = target_model(MAIN)
-    findings = check_drafter(
-        lambda: ModelDrafter(perturbed(model, 0.1), TREE, sampling="without_replacement", kv_cache=kv_cache),
-        Target(model),
-        verifier=RejectionVerifier(),
-        prompts=prompts()[2:4],
-        options={"optimize": False, "kv_cache": kv_cache},
-    )
-    assert not [finding for finding in findings if finding.failed]

@@ -14,10 +14,6 @@ def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def test_there_is_one() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["first_steps.ipynb"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_outputs_are_kept(path: Path) -> None:
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]

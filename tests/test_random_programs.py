@@ -28,6 +28,7 @@ from specdec.engine.scheduler import (
 from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
+from tests.specdec.test_pages import Fitting
 from tests.specdec.test_schedules import NET, Drawn, SameDepth, count_anew
 
 pytestmark = pytest.mark.usefixtures("untried")
@@ -58,11 +59,12 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "deadline": partial(Deadline, 32, least=3, patience=0.05),
     "tiers": partial(Tiers, 32, least=3, batch_rows=1),
 }
-RANDOM = ("random", "random depth")
-"""Schedulers that are made of a program's seed."""
+RANDOM: dict[str, type[Drawn]] = {"random": SameDepth, "random depth": Drawn, "fitting": Fitting}
+"""Schedulers that are made of a program's seed; the last one looks for free pages."""
 LONGEST = 48
 MEMORIES = {
     "rows": None,
+    "shared rows": Paging(shared=True),
     "pages": Paging(page_size=4),
     "packed": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0),
     "packed and shared": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0, shared=True),
@@ -185,13 +187,9 @@ class Program:
     def policy(self) -> Scheduler:
         if self.scheduler in SCHEDULERS:
             return SCHEDULERS[self.scheduler]()
-        kind = SameDepth if self.scheduler == "random" else Drawn
-        return kind(np.random.default_rng(self.seed), turns=240)  # 60 turns at random, then on to the end
-
-    @property
-    def may_preempt(self) -> bool:
-        """Whether a request may lose its slot."""
-        return self.memory.startswith("packed") or self.scheduler not in ("first come", "budget", "prefill first")
+        return RANDOM[self.scheduler](
+            np.random.default_rng(self.seed), turns=240
+        )  # 60 turns at random, then on to the end
 
 
 @st.composite
@@ -203,13 +201,13 @@ def programs(draw: st.DrawFn) -> Program:
     kinds = ("submit", "submit", "plain", "stream", "stream", "next", "next", "close", "abort", "step", "step", "step")
     action = st.tuples(st.sampled_from(kinds), number)
     fault = st.tuples(st.sampled_from(METHODS), st.integers(0, 12))
-    memory = draw(st.sampled_from(("rows", *MEMORIES)))  # random plans do not look for free pages
+    memory = draw(st.sampled_from(("rows", *MEMORIES)))
     return Program(
         architecture,
         draw(st.sampled_from(names)),
         plain=draw(st.sampled_from((False, False, False, False, True))),
         verifier=draw(number),
-        scheduler=draw(st.sampled_from((*SCHEDULERS, *(RANDOM if memory == "rows" else ())))),
+        scheduler=draw(st.sampled_from((*SCHEDULERS, *(RANDOM if memory == "rows" else ("fitting",))))),
         memory=memory,
         seed=draw(st.integers(0, 2**32 - 1)),
         slots=draw(st.integers(1, 4)),
@@ -382,53 +380,6 @@ def test_outputs_are_those_of_requests_alone(count: int) -> None:
         assert play(program) == []
 
     search()
-
-
-PAIRS = (("eagle3_chain_iid", "rejection"), ("model_tree_coupled", "shared_noise"), ("model_chain_iid", "block"))
-SHARING = [name for name in MEMORIES if "shared" in name]
-BY_DEFAULT = {
-    "priority": "reserved, shared and swapped",
-    "budget": "packed and shared",
-    "tiers": "packed, shared and swapped",
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@pytest.mark.parametrize(
-    ("policy", "memory"),
-    [
-        pytest.param(policy, memory, marks=() if BY_DEFAULT.get(policy) == memory else pytest.mark.full)
-        for policy in SCHEDULERS
-        for memory in SHARING
-    ],
-)
-def test_every_schedule_in_every_memory(policy: str, memory: str, pair: tuple[str, str]) -> None:
-    """Greedy, sampled and coupled outputs; some requests come twice, so that they find their prompts."""
-    drafter, rule = pair
-    actions = [("submit", 2), *[("step", 0)] * 3, ("submit", 2), ("plain", 2), ("step", 0), ("plain", 2)]
-    actions += [("plain", number) for number in (0, 3, 6, 4)] + [("submit", number) for number in (0, 6)]
-    verifier = rules_for("llama", drafter).index(rule)
-    program = Program(
-        "llama", drafter, False, verifier, policy, memory, 0, 4, 5, "off", False, (), tuple(actions)
-    )  # fmt: skip
-    player = Player(program)
-    player.run()
-    counts = player.engine.page_counts
-    assert differences(player) == []
-    assert counts.reused > 0
-    if memory.startswith("packed") and policy in ("first come", "budget", "tiers"):
-        assert counts.preempted > 0
-        assert (counts.swapped_in > 0) == ("swapped" in memory)
-
-
-@pytest.mark.full
-def test_a_session_that_fails_while_a_request_is_preempted_loses_no_request() -> None:
-    actions = tuple(("submit", number) for number in range(9))
-    for number in range(8):
-        program = Program(
-            "llama", "ngram", False, 0, "random", "rows", 3, 3, 5, "off", False, (("release", number),), actions
-        )  # fmt: skip
-        assert play(program) == []
 
 
 def test_a_request_that_draws_its_numbers_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

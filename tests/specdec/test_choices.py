@@ -1,6 +1,5 @@
 """What is measured on this machine decides, whatever else runs on it; and what was found is kept, if it is whole."""
 
-import ctypes
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -218,22 +217,6 @@ def test_threads_where_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert recommended_threads(Cpu(physical_cores=8, quota=0.5)) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert recommended_threads(Cpu(physical_cores=8)) == 8
-
-
-@needs_library
-def test_a_product_is_timed_with_every_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, seen = native_library(), []
-    assert isinstance(library, ctypes.CDLL)
-
-    def multiply(*arguments: Any) -> int:
-        seen.append(torch.get_num_threads())
-        return library.multiply(*arguments)
-
-    monkeypatch.setattr(choices, "native_library", lambda: SimpleNamespace(multiply=multiply))
-    monkeypatch.setattr(choices, "_WIDTH", 128)
-    monkeypatch.setattr(choices, "SECONDS", 0.0)
-    assert choices._threads(3) in (None, 1, 2, 3)
-    assert seen == [1, 1, 2, 2, 3, 3] * choices.LEAST and torch.get_num_threads() == 1
 
 
 # ---------------------------------------------------------------- what follows for products and attention

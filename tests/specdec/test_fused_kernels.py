@@ -1,11 +1,7 @@
 """Kernels between a forward's products against plain torch, in the interpreter; and that Triton compiles them."""
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +13,12 @@ from specdec.attention import BACKENDS
 from specdec.execution import EagerExecutor, executor_for
 from specdec.kernels import Destination, obstacle
 from specdec.target.facts import find
-from tests.kernel_compiler import SHARED
 from tests.models import tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_norm, plain_rotate
 
 triton = pytest.importorskip("triton")
 layers = pytest.importorskip("specdec.kernels.layers")
 
-ROOT = Path(__file__).parents[2]
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["32", "16", "b16"])
 
@@ -163,44 +157,3 @@ def test_what_kernels_lack_is_said_once_and_torch_runs(
     finally:
         obstacle.cache_clear()
     assert [record.getMessage().partition("because ")[2][: len(reason)] for record in caplog.records] == [reason]
-
-
-COMPILE = """
-import sys, torch
-from tests.kernel_compiler import compile_for
-kernels = compile_for(int(sys.argv[1]))
-from specdec.kernels import Destination
-from specdec.kernels.layers import ACTIVATIONS, add_norm, gated, norm, rotate
-for dtype in (torch.bfloat16, torch.float16, torch.float32):
-    new = lambda *shape: torch.zeros(*shape, dtype=dtype)
-    add_norm(new(1, 60, 8192), new(1, 60, 8192), new(8192), 1e-5, True, 0.0)
-    norm(new(2, 5, 8, 128).transpose(1, 2), new(128), 1e-6, False, 1.0)
-    for name in ACTIVATIONS:
-        gated(new(1, 60, 28672), new(1, 60, 28672), name)
-    index = torch.zeros(2, 5, dtype=torch.long)
-    cache = [new(4, 8, 64, dim).transpose(1, 2) for dim in (128, 128)]
-    heads = [new(2, 5, count, 128).transpose(1, 2) for count in (32, 8, 8)]
-    table = [new(2, 1, 5, 128) for _ in range(2)]
-    rotate(*heads, *table, None, None, Destination(*cache, index[:, :1], index))
-    options = [(new(128), 1e-6, True, 0.0) for _ in range(2)]
-    rotate(*heads, *table, *options, None)
-for kernel in kernels:
-    assert "cubin" in kernel.asm
-    print(kernel.metadata.name, kernel.metadata.shared)
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("capability", [*SHARED, 100])
-def test_the_kernels_compile(capability: int, tmp_path: Path) -> None:
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("Triton needs a C compiler")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(capability)],
-        cwd=ROOT, capture_output=True, text=True, env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    kernels = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, _ in kernels].count("norm_rows") == 6 and len(kernels) == 3 * 7
-    assert all(int(shared) <= 1024 for _, shared in kernels)

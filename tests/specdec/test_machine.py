@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specdec import machine
-from specdec.doctor import table
 from specdec.machine import Cpu, choose_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -120,16 +119,3 @@ def test_the_table_is_a_command_that_needs_no_hydra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"processor: {machine.cpu().name}\n") and f"torch {torch.__version__}" in done.stdout
-
-
-def test_the_table_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = Cpu(
-        name="Some CPU", features=frozenset({"avx512_bf16", "vme"}), physical_cores=4, logical_cores=8, quota=2.5,
-        onednn_limit="AVX2", omp_threads=3,
-    )  # fmt: skip
-    monkeypatch.setattr("specdec.doctor.native_library", lambda: None)
-    rows = table(facts)
-    assert (rows["processor"], rows["threads"]) == ("Some CPU", f"3 (torch by itself: {torch.get_num_threads()})")
-    assert rows["cores"] == "4 with 8 hardware threads, of which a quota allows 2.5"
-    assert rows["instruction sets"] == "avx512_bf16; oneDNN is held to AVX2 by ONEDNN_MAX_CPU_ISA"
-    assert rows["C"].startswith("torch's kernels") and "attention in float32" not in rows

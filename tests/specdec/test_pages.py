@@ -3,15 +3,11 @@
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec import Drafter, Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
 from specdec.cache import pages as pool_module
@@ -74,22 +70,6 @@ def engine_of(kind: str, target: Target | None = None, **options: Any) -> Engine
 
 def outputs(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
     return [each.token_ids for each in engine.generate(PROMPTS, SAMPLING, **options)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "layout", "recording"),
-    [
-        ("tree", "shared rows", "off"),
-        ("feature heads", "few shared pages", "rounds"),
-        complete("look-up", "pages", "rounds", strong=False),
-        complete("feature heads", "pages of one position", "off", strong=False),
-    ],
-)
-def test_outputs_are_those_of_requests_alone(kind, layout, recording) -> None:
-    engine = engine_of(kind, cache=LAYOUTS[layout], recording=recording)
-    for _ in range(2):
-        assert outputs(engine) == alone(kind)
-    assert (engine.page_counts.reused > 0) == LAYOUTS[layout].shared
 
 
 def test_plain_and_speculative_requests_share() -> None:
@@ -159,28 +139,6 @@ def test_changed_weights_are_not_shared(kind: str, size: int | None) -> None:
     assert outputs(engine) == outputs(engine_of("plain", target))
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout", "swap"),
-    [
-        complete("feature heads", "few shared pages", 2**30, strong=True),
-        complete("tree", "shared rows", 2**30, strong=False),
-        complete("chain", "few shared pages", 0, strong=False),
-        complete("look-up", "pages", 2**30, strong=False),
-    ],
-)
-def test_outputs_do_not_depend_on_schedules(kind, layout, swap) -> None:
-    swapped = 0
-    for seed in range(2):
-        policy = Fitting(np.random.default_rng(seed))
-        engine = engine_of(kind, cache=replace(LAYOUTS[layout], swap=swap), scheduler=policy)
-        assert outputs(engine) == alone(kind)
-        counts = engine.page_counts
-        assert counts.preempted == policy.preempted
-        assert counts.swapped_in == counts.swapped_out
-        swapped += counts.swapped_in
-    assert (swapped > 0) == (swap > 0)
-
-
 class Fitting(SameDepth):
     """Random plans that admit no request for which there are no pages."""
 
@@ -239,66 +197,6 @@ def test_pairs_of_other_tokens_are_noticed(mutant: str, monkeypatch) -> None:
         monkeypatch.setattr(pool_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
     found = [conversations(engine) for _ in range(3)]
     assert found != [conversations_alone("feature heads")] * 3
-
-
-# ---------------------------------------------------------------- the pages themselves
-
-
-class Conserved(RuleBasedStateMachine):
-    """Requests of few tokens come and go; every page has its users, or is free, and holds what it is known for."""
-
-    running = Bundle("running")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = Pool(3, count=12, size=2, shared=True)
-        self.placed: dict[int, list[int]] = {}
-        self.content: dict[int, list[tuple[int, ...]]] = {}
-
-    @rule(target=running, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=7), back=st.integers(0, 3))
-    def enter(self, tokens: list[int], back: int) -> int:
-        free = [slot for slot in range(3) if slot not in self.placed]
-        if not free:
-            return -1
-        try:
-            placement = self.pool.enter(tokens, free, positions=8, drafted=True, again=back)
-        except ValueError:
-            assert self.pool.free < 4
-            return -1
-        assert placement.reused <= max(len(tokens) - 1 - back, 0)
-        for index, page in enumerate(placement.pages[: placement.reused // 2]):
-            assert self.content[page] == tuple(tokens[: 2 * index + 3]), "it holds the beginning, and what follows"
-        self.placed[placement.slot] = list(placement.pages)
-        for page in placement.pages[placement.reused // 2 :]:
-            self.content.pop(page, None)
-        final = np.array(tokens[:-1], dtype=np.int64)
-        for index in range(placement.reused // 2, (len(final) - 1) // 2):
-            self.content[placement.pages[index]] = tuple(tokens[: 2 * index + 3])
-        self.pool.hold(placement.slot, final, drafted=True)
-        return placement.slot
-
-    @rule(slot=consumes(running), sound=st.booleans())
-    def leave(self, slot: int, sound: bool) -> None:
-        if slot in self.placed:
-            if not sound:
-                self.pool.forget(slot)
-            self.pool.leave(slot)
-            del self.placed[slot]
-
-    @invariant()
-    def conserved(self) -> None:
-        used = {page for each in self.placed.values() for page in each}
-        assert self.pool.free == 12 - len(used)
-        for slot, each in self.placed.items():
-            assert len(set(each)) == len(each) == 4
-            others = {page for other, theirs in self.placed.items() if other != slot for page in theirs}
-            shared = [page in others for page in each]
-            assert shared == sorted(shared, reverse=True), "only beginnings are shared"
-            assert self.pool.own(slot) == 2 * sum(shared)
-
-
-TestConserved = Conserved.TestCase
-TestConserved.settings = settings(max_examples=20, stateful_step_count=25, deadline=None, derandomize=True)
 
 
 def test_the_page_that_was_left_first_is_evicted_first_and_of_a_request_the_last() -> None:

@@ -9,12 +9,10 @@ from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.coupling import winners
 from tests.verifiers.cases import IID, SWOR, TOP
 from verifiers import (
-    BlockVerifier,
     FuzzyVerifier,
     RejectionVerifier,
     RelaxedTopKVerifier,
     ThresholdVerifier,
-    TraversalVerifier,
     TypicalVerifier,
 )
 
@@ -56,28 +54,6 @@ def test_one_level(rule: Verifier, laws, tokens: list[int], stop: list[float], r
         torch.testing.assert_close(found.after(torch.tensor([0]))[0], torch.tensor(residual, dtype=torch.float64))
     # After a leaf p itself, to the last bit.
     assert torch.equal(found.after(torch.tensor([1])), p[:, 1])
-
-
-@pytest.mark.parametrize("rule", [BlockVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
-def test_a_block(rule: Verifier) -> None:
-    """p = (.5, .5) and q = (.25, .75) at every node; the chain drafts 1, then 0."""
-    p, q = table(*[[0.5, 0.5]] * 3, batch=2), table(*[[0.25, 0.75]] * 3, batch=2)
-    tokens = torch.tensor([[0, 1, 0], [0, 1, 1]])
-    narrow = rule.laws(DraftTree.from_shape(TreeShape.chain(2), tokens, sampling=IID, draft_probs=q), p)
-    gap = [0, 2, 3]
-    wide_p, wide_q = torch.full((2, 4, 2), torch.nan, dtype=torch.float64), torch.full((2, 4, 2), torch.nan).double()
-    wide_tokens = torch.ones(2, 4, dtype=torch.long)
-    wide_p[:, gap], wide_q[:, gap], wide_tokens[:, gap] = p, q, tokens
-    valid = torch.tensor([[True, False, True, True]] * 2)
-    parents = torch.tensor([[-1, 0, 0, 2]] * 2)
-    padded = DraftTree.build(wide_tokens, parents, valid=valid, sampling=IID, draft_probs=wide_q)
-    wide = rule.laws(padded, wide_p)
-    assert not wide.stop[:, 1].any()
-    for laws, columns in ((narrow, [0, 1, 2]), (wide, gap)):
-        torch.testing.assert_close(laws.stop[None, :, columns], table([0, 0, 1], [5 / 9 * 4 / 5, 5 / 9 / 5, 4 / 9]))
-        after_one = laws.after(torch.full((2,), columns[1]))
-        torch.testing.assert_close(after_one[None], table([1.0, 0.0], [1.0, 0.0]))
-        assert torch.equal(laws.after(torch.full((2,), columns[2])), p[:, 2])
 
 
 def test_nothing_is_lost_on_long_paths_in_float32() -> None:

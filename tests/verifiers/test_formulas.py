@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.tables import Tables
-from tests.verifiers.cases import EXACT, IID, KINDS, SWOR, TOP, complete, drafts
+from tests.verifiers.cases import EXACT, IID, KINDS, SWOR, TOP, complete
 from verifiers import (
     KSeqVerifier,
     RejectionVerifier,
@@ -27,60 +27,6 @@ from verifiers.transport import optimal_acceptance
 from verifiers.two_draft import share_out
 
 # Rejection, node by node
-
-
-def literal_laws(tree: DraftTree, target_probs: Tensor) -> tuple[list[int], list[list[float]], list[list[list[float]]]]:
-    """Rows that can be drawn, and both laws of these, the second of every node, node by node in Python floats."""
-    rows, stop_laws, next_laws = [], [], []
-    for row in range(len(target_probs)):
-        tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
-        reach = [1.0] + [0.0] * (len(tokens) - 1)
-        stop, residuals, possible = [0.0] * len(tokens), [], True
-        for node in range(len(tokens)):
-            p = node_p = target_probs[row, node].tolist()
-            rejected, earlier = 1.0, set()
-            for child in range(len(tokens)):
-                if parents[child] != node or not tree.valid[row, child]:
-                    continue
-                token, law = tokens[child], int(tree.law[row, child])
-                if law == TOP:
-                    q = [float(other == token) for other in range(len(p))]
-                else:
-                    q = tree.draft_probs[row, node].tolist()
-                    if law == SWOR:
-                        q = [0.0 if other in earlier else mass for other, mass in enumerate(q)]
-                        q = [mass / sum(q) for mass in q] if sum(q) > 0 else q
-                a = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
-                reach[child] = reach[node] * rejected * a
-                rejected *= 1 - a
-                left = [max(0.0, mass - drafted) for mass, drafted in zip(p, q, strict=True)]
-                p = [mass / sum(left) for mass in left] if sum(left) > 0 else node_p
-                earlier.add(token)
-                possible &= q[token] > 0
-            if tree.valid[row, node]:
-                stop[node] = reach[node] * rejected
-            residuals.append(p)
-        if possible:
-            rows.append(row)
-            stop_laws.append(stop)
-            next_laws.append(residuals)
-    return rows, stop_laws, next_laws
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(drafts(torch.float64))
-def test_rejection_is_its_formulas(case: tuple[DraftTree, Tensor]) -> None:
-    tree, p = case
-    rows, *expected = literal_laws(tree, p)
-    assume(rows)
-    expected_stop, expected_next = (torch.tensor(law, dtype=torch.float64) for law in expected)
-    laws = RejectionVerifier().laws(tree, p)
-    torch.testing.assert_close(laws.stop[rows], expected_stop, atol=1e-12, rtol=0)
-    for node in range(tree.width):
-        next_law = laws.after(torch.full_like(tree.tokens[:, 0], node))[rows]
-        # Where a path all but never ends, the residual is all rounding: compare what it contributes.
-        weight = expected_stop[:, node, None]
-        torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
 
 
 # All nodes of a static shape at once

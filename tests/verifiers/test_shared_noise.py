@@ -1,6 +1,5 @@
 """Shared noise: the output is plain decoding's whatever was drafted, and coupled drafts are accepted as computed."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,13 +157,3 @@ def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]],
     engine = Engine(Target(model), drafters(model)["chain"], SharedNoiseVerifier(), max_batch_size=3, max_length=40)
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING)] != expected
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING, speculate=False)] == expected
-
-
-def test_samples_of_a_prompt_differ_and_repeat(model) -> None:
-    engine = Engine(Target(model), drafters(model)["tree"], SharedNoiseVerifier(), max_batch_size=4, max_length=40)
-    several = replace(SAMPLING[0], n=6)
-    outputs = [output.token_ids for output in engine.generate([PROMPTS[0]], several)]
-    assert len(set(outputs)) == 6
-    assert outputs == [output.token_ids for output in engine.generate([PROMPTS[0]], several)]
-    assert outputs[3] == engine.generate([PROMPTS[0]], replace(SAMPLING[0], stream=3))[0].token_ids
-    assert outputs != [output.token_ids for output in engine.generate([PROMPTS[0]], replace(several, seed=1))]
