@@ -130,7 +130,6 @@ class NewEagle3(TypedDict, total=False):
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
         layers: Decoder layers; 1 by default.
         intermediate_size: Width of their MLPs; None for the target's.
-        output_from_target: Whether a new output layer begins as the target's, as by default.
     """
 
     name: str | None
@@ -140,13 +139,10 @@ class NewEagle3(TypedDict, total=False):
     intermediate_size: int | None
     norm_before_residual: bool
     norm_each: bool
-    output_from_target: bool
 
 
 class TrainedEagle3(TrainedFeatureHead):
-    """EAGLE-3's head, trained with the training-time test, and 3.1's.
-
-    The other arguments are those of ``NewEagle3`` and ``TrainedFeatureHead``.
+    """EAGLE-3's head, trained with the training-time test, and 3.1's. The other arguments: see ``NewEagle3``.
 
     Args:
         depths: Steps of the training-time test, and tokens of the drafts that are measured.
@@ -154,10 +150,8 @@ class TrainedEagle3(TrainedFeatureHead):
 
     title = "EAGLE-3 head"
 
-    def __init__(
-        self, *, depths: int = 7, feeds_normed: bool = False, detached: bool = False, **given: Unpack[NewEagle3]
-    ):
-        super().__init__(depths, detached=detached)
+    def __init__(self, *, depths: int = 7, feeds_normed: bool = False, **given: Unpack[NewEagle3]):
+        super().__init__(depths)
         self.given, self.feeds_normed, self.draft_columns = given, feeds_normed, columns_of(given)
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
@@ -199,6 +193,5 @@ def eagle3_for(
     usual = default_layers(count) if count >= 7 else tuple(sorted({min(1, count - 1), count // 2, count - 1}))
     options |= {key: value for key, value in given.items() if key in _SHAPE}
     head = kind.for_target(target.model, hidden_layers=layers or usual, draft_ids=draft_ids, **options)
-    if given.get("output_from_target", True):
-        take_output(head, target)
+    take_output(head, target)
     return head

@@ -88,7 +88,7 @@ class HydraHeads(Heads):
             elif name.startswith("lm_head.") and name.endswith("weight"):
                 parameter.copy_(output.weight)
 
-    def parts(self, name: str) -> tuple[int, ...]:
+    def parts(self, name: str) -> tuple[int, int]:
         """The first block of head i reads i + 2 states and embeddings side by side."""
         kind, head, layer, *rest = name.split(".")
         first = kind == "mlp" and int(layer) == (self.prefix is not None) and rest[-1] == "weight"

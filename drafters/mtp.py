@@ -109,21 +109,12 @@ class TrainedMTP(TrainedFeatureHead):
         module: Which of the checkpoint's modules, from 0.
         depths: How many tokens a draft has.
         hidden_state: As for ``load_mtp``; ``"auto"`` is after the norm for new weights.
-        detached: As for ``TrainedFeatureHead``.
     """
 
     title = "MTP module"
 
-    def __init__(
-        self,
-        *,
-        name: str | None = None,
-        module: int = 0,
-        depths: int = 3,
-        hidden_state: str = "auto",
-        detached: bool = False,
-    ):
-        super().__init__(depths, detached=detached)
+    def __init__(self, *, name: str | None = None, module: int = 0, depths: int = 3, hidden_state: str = "auto"):
+        super().__init__(depths)
         check_layout(hidden_state, HIDDEN, "head.hidden_state")
         self.name, self.module, self.hidden_state = name, module, hidden_state
         self._fusion: tuple[nn.Module, ...] = ()

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from drafters.heads.bound import DraftHead, fitted, lengthen
 from drafters.heads.files import Where
-from drafters.heads.trained_on import TrainedOn, trained_on
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
@@ -69,13 +68,8 @@ class HeadOptions(Options, total=False):
 
 
 class Loaded(Where, Settings, total=False):
-    """Settings of every head that is loaded from files: where they are (``Where``), and ``Settings``.
+    """Settings of every head that is loaded from files: where they are (``Where``), and ``Settings``."""
 
-    Attributes:
-        any_target: Whether it may run on another target than the one that its ``training.json`` names.
-    """
-
-    any_target: bool
     quantization: str | None
     quantization_check: bool
 
@@ -168,7 +162,6 @@ class HeadDrafter(OwnModelDrafter):
             check_quantization(quantization)
         self.quantization = quantization
         self.quantization_check = flag("quantization_check", quantization_check)
-        self.trained_on: TrainedOn | None = None
 
     @classmethod
     def loaded(cls, path: str | Path | None, load: Callable[..., Any], shape: Any, given: Mapping[str, Any]) -> Any:
@@ -182,26 +175,18 @@ class HeadDrafter(OwnModelDrafter):
         options = dict(given)
         options["hidden_layers"] = layers_given(options.get("hidden_layers"))
         taken = {"dtype", "device", *Where.__annotations__, *inspect.signature(load).parameters}
-        any_target = options.pop("any_target", False)
         check_format(options.get("kv_cache"))  # before anything is loaded
         for_load: Any = {key: options.pop(key) for key in taken if options.get(key, ...) is not ...}
-        where: Any = {key: value for key, value in for_load.items() if key in Where.__annotations__}
         make: Any = cls
-        drafter = make(load(path, **for_load), shape, **({} if path is None else {"name": str(path)}), **options)
-        if path is not None and not any_target:
-            drafter.trained_on = trained_on(path, **where)
-        return drafter
+        return make(load(path, **for_load), shape, **({} if path is None else {"name": str(path)}), **options)
 
     def beside(self, head: _Draft, layers: Sequence[int], target: Target, sizes: Sizes) -> _Draft:
         """Return a copy of a head, which reads these hidden states, as it runs beside a target.
 
         Raises:
-            ValueError: It does not fit the target, its files name another one, or its quantization is not faster here.
+            ValueError: It does not fit the target, or its quantization is not faster here.
         """
-        head = fitted(head, self.name, layers, target)
-        if self.trained_on is not None:
-            self.trained_on.check(self.name, target)
-        head = head.bound(target.model)
+        head = fitted(head, self.name, layers, target).bound(target.model)
         lengthen(head, sizes.max_length)
         if self.quantization is not None:
             if self.quantization_check:

@@ -76,8 +76,8 @@ class PEagleHead(Eagle3Head):
         doubts = {name: value for name, value in found.doubts.items() if name != "residual"}
         return replace(found, kind="P-EAGLE head", doubts=doubts)
 
-    def parts(self, name: str) -> tuple[int, int]:
-        return (self.captured, 0) if name == "model.mask_hidden" else super().parts(name)
+    def widened(self, width: int) -> "PEagleHead":
+        return self
 
 
 class PEagleDrafter(FeatureDrafter):

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, needed
-from drafters.heads.bound import widened
 from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
@@ -33,7 +32,6 @@ class RecurrentHead(Heads):
     """
 
     least_layers = 0
-    sizes = ("vocab_size", "num_layers", "base_model", "rnn")
 
     def __init__(self, *, rnn: bool = True, exit_size: int | None = None, **sizes: Any):
         super().__init__(num_heads=1, **sizes)
@@ -92,17 +90,7 @@ class RecurrentHead(Heads):
         return self.lm_head[-1](self.features(hidden, state)), state
 
     def widened(self, hidden_size: int) -> "RecurrentHead":
-        factor = hidden_size / self.hidden_size
-        larger = self.like(
-            hidden_size=hidden_size,
-            exit_size=None if self.input_proj is None else round(self.exit_size * factor),
-        )
-        return widened(self, larger, factor, self.parts)
-
-    def parts(self, name: str) -> tuple[int, ...]:
-        """Two states stand side by side in front of the projection, or of all that is behind without one."""
-        pair = name == "input_proj.weight" or (self.input_proj is None and name.startswith("lm_head."))
-        return 1 + pair, 0, 1 + (pair and name.endswith(".linear.weight"))
+        return self
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors`` as the published code has them."""

@@ -81,7 +81,7 @@ class RestSession(LookUpSession):
         return draft
 
 
-def most_frequent(rows: Int[np.ndarray, "hit depth"], most: int, per_depth: int | None = None) -> Draft:
+def most_frequent(rows: Int[np.ndarray, "hit depth"], most: int) -> Draft:
     """Returns the tree of the most frequent beginnings of some rows, and their shares added up as its score.
 
     The rows ``1 2``, ``1 3`` and ``1 3`` have the beginnings ``1`` (three times), ``1 3`` (twice) and ``1 2`` (once).
@@ -89,7 +89,6 @@ def most_frequent(rows: Int[np.ndarray, "hit depth"], most: int, per_depth: int 
     Args:
         rows: What follows, ascending; -1 where nothing does.
         most: Nodes at most.
-        per_depth: Nodes of one depth at most; None for any number.
     """
     hits, depths = rows.shape
     new = np.ones((hits, depths), dtype=bool)
@@ -99,13 +98,12 @@ def most_frequent(rows: Int[np.ndarray, "hit depth"], most: int, per_depth: int 
     count = np.diff(np.append(np.flatnonzero(new.T), hits * depths))
     real = rows[first, depth] >= 0
     depth, first, count = depth[real], first[real], count[real]
-    draft, taken, left = Draft(), {}, [most if per_depth is None else per_depth] * depths
+    draft, taken = Draft(), {}
     for node in np.argsort(-count, kind="stable").tolist():
         level, row = int(depth[node]), int(first[node])
         above = taken.get((level - 1, int(group[row, level - 1]))) if level else -1
-        if above is None or not left[level]:
+        if above is None:
             continue
-        left[level] -= 1
         taken[level, int(group[row, level])] = len(draft.tokens)
         draft.tokens.append(int(rows[row, level]))
         draft.parents.append(above)

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from drafters.corpus import Corpus
-from drafters.rest import most_frequent
-from specdec.arguments import flag, number, whole
+from specdec.arguments import number, whole
 from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
@@ -91,10 +90,6 @@ class SuffixAutomaton:
         return len(self.link) - 1
 
 
-_PER_DEPTH = 8
-_HITS = 5000
-
-
 class SamDrafter(RatedDrafter):
     """Drafts what followed the longest end of the sequence (its *match*) where it stood first.
 
@@ -108,15 +103,11 @@ class SamDrafter(RatedDrafter):
     the request's text, because it has just begun to repeat itself, a shorter end of the sequence takes the match's
     place that was there earlier, except with a ``factor``.
 
-    With ``corpus_tree``, the corpus gives the most frequent nodes of all that follows the match there, at most 8 of a
-    depth. This with ``factor=4, max_draft_tokens=59, threshold=1`` is the authors' variant without another drafter.
-
     All work is on the host. A token costs a request's automaton a few steps, a draft some bisections in the corpus.
 
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``; None for the request's text alone.
         factor: Tokens of a draft per token of the match; None for no such limit.
-        corpus_tree: Whether the corpus gives trees instead of what stands first.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
@@ -129,19 +120,15 @@ class SamDrafter(RatedDrafter):
         threshold: int = 5,
         corpus_bias: int = 5,
         factor: float | None = None,
-        corpus_tree: bool = False,
     ):
         self.max_draft_tokens = nodes_of_draft("max_draft_tokens", max_draft_tokens)
         self.threshold = whole("threshold", threshold, least=1, few="give at least 1, the root alone")
         self.corpus_bias = whole("corpus_bias", corpus_bias, least=0)
         remedy = "give a number above 0, or None"
         self.factor = None if factor is None else number("factor", factor, remedy, lambda n: 0 < n < float("inf"))
-        self.corpus_tree = flag("corpus_tree", corpus_tree)
-        if self.corpus_tree and corpus is None:
-            raise ValueError("corpus_tree=True is about a corpus, and corpus=None: give one, or leave corpus_tree out")
         self.corpus = Corpus.open(corpus) if isinstance(corpus, (str, Path)) else corpus
         self.max_nodes = self.max_depth = self.max_draft_tokens
-        self.is_chain = not self.corpus_tree
+        self.is_chain = True
 
     def bind(self, target: Target, sizes: Sizes) -> "SamSession":
         """Begin without any text. Raises ValueError: the corpus has the tokens of another tokenizer."""
@@ -188,9 +175,5 @@ class SamSession(LookUpSession):
             tokens = sequence[begin : begin + min(most, depth)].tolist()
         else:
             assert corpus is not None and found is not None, "there is a match in it"
-            if drafter.corpus_tree and most:
-                draft = most_frequent(corpus.continuations(found, _HITS, min(most, depth)), most, _PER_DEPTH)
-                draft.match, draft.score = match, float(min(match, depth))
-                return draft
             tokens = [token for token in corpus.first(found, min(most, depth)) if token >= 0]
         return Draft.path(tokens, score=float(min(match, len(tokens))), match=match)

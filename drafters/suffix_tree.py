@@ -1,8 +1,7 @@
 """A suffix tree with counts, of texts that grow token by token: how often has what followed what?"""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import islice
 from typing import Any
 
 from specdec.drafting.lookup import Draft
@@ -65,13 +64,6 @@ class Node:
         left = self.length - offset
         return self.count - sum(cursor.left > left for cursor in self.inside)
 
-    def in_order(self) -> "Iterator[Node]":
-        """Return the children, the most frequent first."""
-        child = self.best
-        while child is not None:
-            yield child
-            child = child.after
-
     def rise(self) -> None:
         """Count the node once more, and let it take its new place among its siblings."""
         ahead, after = self.ahead, self.after
@@ -85,15 +77,6 @@ class Node:
             self.level.first = after
             self.level = Level(self)
         self.count += 1
-
-    def fall(self) -> None:
-        """Count the node once less, and let it take its new place: the first of those that have its count now."""
-        after = self.after
-        while after is not None and after.count == self.count:
-            after = after.after
-        self.step_out()
-        self.count -= 1
-        self.stand(self.parent.last if after is None else after.ahead, after)
 
     def step_out(self) -> None:
         """Take the node out of the line of its siblings."""
@@ -182,10 +165,13 @@ class SuffixTree:
 
     Args:
         depth: Tokens of the longest string that is counted.
+
+    Attributes:
+        tokens: The number of all texts' tokens.
     """
 
     def __init__(self, depth: int):
-        self.depth = depth
+        self.depth, self.tokens = depth, 0
         self.root = Node(Text(), 0, 0, 0, None)
         self.root.children = {}
 
@@ -196,6 +182,7 @@ class SuffixTree:
         for token in tokens:
             place = len(sequence)
             sequence.append(token)
+            self.tokens += 1
             text.cursors.append(Cursor(root, 0, place))
             kept: list[Cursor] = []
             for cursor in text.cursors:
@@ -207,8 +194,6 @@ class SuffixTree:
                         cursor.left -= 1
                         if not cursor.left and node.inside:
                             node.inside.remove(cursor)
-                            # The newest occurrence: when an old text is forgotten, nothing refers to it.
-                            node.text, node.start = text, place + 1 - node.length
                         if place - cursor.start + 1 < depth:
                             kept.append(cursor)
                         continue
@@ -224,8 +209,6 @@ class SuffixTree:
                         child.inside = [cursor]
                     else:
                         child.inside.append(cursor)
-                else:
-                    child.text, child.start = text, place
                 if place - cursor.start + 1 < depth:
                     kept.append(cursor)
             text.cursors = kept
@@ -246,24 +229,6 @@ class SuffixTree:
                 leaf.inside = [cursor for cursor in leaf.inside or () if cursor.left] or None
         text.open = []
 
-    def forget(self, text: Text) -> None:
-        """Take a text that has ended out of the counts."""
-        tokens = text.tokens
-        for start in range(len(tokens)):
-            node, at, stop = self.root, start, min(start + self.depth, len(tokens))
-            while at < stop:
-                assert node.children is not None, "the text's strings are in the tree"
-                child = node.children[tokens[at]]
-                if child.count == 1:
-                    child.step_out()
-                    child.count = 0
-                    del node.children[tokens[at]]
-                    break
-                child.fall()
-                at += child.length
-                node = child
-            self._join(node)
-
     def find(self, tokens: Sequence[int]) -> Point | None:
         """Returns where a string ends in the tree; None if it does not occur."""
         node, at, size = self.root, 0, len(tokens)
@@ -276,7 +241,7 @@ class SuffixTree:
                 return None
             node, at = child, at + take
             if at == size:
-                return (node, take) if node.count_at(take) else None
+                return node, take
 
     def follow(self, point: Point, most: int, least: float) -> Draft:
         """Return the path of at most ``most`` tokens that goes on with the most frequent token every time.
@@ -348,7 +313,6 @@ class SuffixTree:
         """Make a node where a cursor stands in an edge; what is below it stays the old node."""
         node, below = cursor.node, cursor.left
         length, parent, depth = node.length - below, node.parent, place - cursor.start
-        # The pointer to the text that is here now: other occurrences may have been forgotten.
         upper = Node(text, place - length, length, node.count, parent)
         parent.children[text.tokens[upper.start]] = upper
         node.give_place(upper)
@@ -359,8 +323,6 @@ class SuffixTree:
         upper.inside = [each for each in before if each.left] or None
         node.count -= len(before)
         node.start, node.length, node.parent = node.start + length, below, upper
-        if not node.count:
-            return upper  # what was below has been forgotten
         other = node.text
         if node.start == len(other.tokens):
             # The leaf of a text that has come no further: its suffix is no longer the only one.
@@ -372,26 +334,16 @@ class SuffixTree:
         upper.best = upper.last = node
         return upper
 
-    def _join(self, node: Node) -> None:
-        """Take a node out at which nothing ends and nothing parts any more."""
-        if node.parent is None or node.inside or not node.children or len(node.children) > 1:
-            return
-        (child,) = node.children.values()
-        if child.count != node.count:
-            return
-        node.parent.children[node.text.tokens[node.start]] = child
-        child.parent = node.parent
-        node.give_place(child)
-        child.start, child.length = child.start - node.length, child.length + node.length
-
 
 def _steps(node: Node, offset: int, most: int) -> Iterable[tuple[Node, int, float]]:
     """Returns the places one token below a place, the most frequent first, with their share of its occurrences."""
     here = node.count_at(offset)
-    if not here or not most:
-        return []
     if offset < node.length:
         if node.start + offset == len(node.text.tokens):
             return []
         return [(node, offset + 1, node.count_at(offset + 1) / here)]
-    return [(child, 1, child.count / here) for child in islice(node.in_order(), most)]
+    found, child = list[tuple[Node, int, float]](), node.best
+    while child is not None and len(found) < most:
+        found.append((child, 1, child.count / here))
+        child = child.after
+    return found

@@ -238,9 +238,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, **_: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
     "lookahead": lambda target, **_: LookaheadDrafter(ngram=4, window=3, guesses=2),
     "rest": lambda target, **_: RestDrafter(corpus(target), max_nodes=6, max_depth=3, min_match=1),
-    "sam": lambda target, **_: SamDrafter(
-        corpus(target), max_draft_tokens=4, threshold=1, corpus_bias=1, factor=2.0, corpus_tree=True
-    ),
+    "sam": lambda target, **_: SamDrafter(corpus(target), max_draft_tokens=4, threshold=1, corpus_bias=1, factor=2.0),
     "recycling": lambda target, **_: TokenRecyclingDrafter(TREE, scope="request"),
     "suffix": lambda target, **_: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "choice": lambda target, distance=DISTANCE: ChoiceDrafter(

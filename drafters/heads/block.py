@@ -324,6 +324,8 @@ class BlockHead(DraftHead):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def widened(self, width: int) -> "BlockHead":
+        if self.config.conv_kernel_size:  # whose rows are counted by groups of channels
+            return self
         factor = width / self.captured_width
         config = wider_config(self.config, factor)
         config.target_hidden_size, rank = width, self.config.markov_rank
@@ -338,11 +340,7 @@ class BlockHead(DraftHead):
 
         larger = BlockHead(config)
         larger.draft_ids = self.draft_ids
-        made = widened(self, larger, factor, parts)
-        for layer, new in zip(self.layers, made.layers, strict=True) if config.conv_kernel_size else ():
-            for part in ("attention_conv", "mlp_conv"):  # whose rows are counted by groups of channels
-                getattr(new, part).widen(getattr(layer, part))
-        return made
+        return widened(self, larger, factor, parts)
 
 
 def default_layers(target_layers: int, count: int) -> list[int]:

@@ -184,13 +184,6 @@ class GroupedConvolution(nn.Module):
         with torch.no_grad():
             self.base_kernel[:, 0], self.base_kernel[:, 1:] = 1.0, 0.0
 
-    @torch.no_grad()
-    def widen(self, other: "GroupedConvolution") -> None:
-        """Take the kernels of one with fewer channels, for the first of these."""
-        taps = 2 * self.base_kernel.shape[1]
-        old = other.kernel_projection.weight.unflatten(0, (taps, -1))
-        self.kernel_projection.weight.zero_().unflatten(0, (taps, -1))[:, : old.shape[1], : old.shape[2]] = old
-
     def forward(
         self, hidden: Float[Tensor, "batch node hidden"], sublayer: Callable[[Tensor], Tensor], places: int
     ) -> Float[Tensor, "batch node hidden"]:

@@ -155,7 +155,7 @@ def wider_config(config: Any, factor: float) -> Any:
 
 
 def widened(
-    head: nn.Module, larger: _Head, factor: float, parts: Callable[[str], tuple[int, ...]] = lambda name: (1, 0)
+    head: nn.Module, larger: _Head, factor: float, parts: Callable[[str], tuple[int, int]] = lambda name: (1, 0)
 ) -> _Head:
     """Fill a larger head so that it computes the same from hidden states of which only the first channels count.
 
@@ -166,8 +166,7 @@ def widened(
         head: The head; it is not changed.
         larger: A head of the same kind for a larger width.
         factor: How much wider it is.
-        parts: What a weight reads, by its name: how many equal states side by side, and how many more channels behind;
-            if it makes several states side by side, also how many.
+        parts: What a weight reads, by its name: how many equal states side by side, and how many more channels behind.
     """
     epsilon = getattr(getattr(head, "config", None), "rms_norm_eps", None)
     with torch.no_grad():
@@ -178,14 +177,12 @@ def widened(
                     setattr(owner, "variance_epsilon", epsilon)  # noqa: B010
                 else:
                     old = old * factor**-0.5
-            count, behind, *made = parts(name)
-            rows = made[0] if made else 1
+            count, behind = parts(name)
             new.zero_()
             rooms = new.split((new.shape[-1] - behind, behind), dim=-1)
             for part, room in zip(old.split((old.shape[-1] - behind, behind), dim=-1), rooms, strict=True):
                 for read, space in zip(part.chunk(count, dim=-1), room.chunk(count, dim=-1), strict=True):
-                    for each, place in zip(read.chunk(rows), space.chunk(rows), strict=True):
-                        place[tuple(slice(size) for size in each.shape)] = each
+                    space[tuple(slice(size) for size in read.shape)] = read
     first = next(head.parameters())
     return move(larger.requires_grad_(False), first.device, first.dtype).eval()
 

@@ -55,13 +55,6 @@ class EagleHead(FeatureHead):
             kind="EAGLE-1 head", parts=(self,), reads=(-1,), doubts={"halves": self.model.fc, "rope": self}
         )
 
-    def widened(self, width: int) -> "EagleHead":
-        factor = width / self.captured_width
-        larger = EagleHead(
-            wider_config(self.config, factor), fusion_bias=self.fusion_bias, owns_embeddings=self.owns_embeddings
-        )
-        return widened(self, larger, factor, lambda name: (2 if name == "model.fc.weight" else 1, 0))
-
 
 class _EagleBackbone(FeatureBackbone):
     def __init__(self, head: EagleHead):

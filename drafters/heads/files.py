@@ -22,6 +22,8 @@ INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 OURS = "specdec.json"
 """A file of ours beside ``config.json``: what the public keys cannot say without doubt."""
+TRAINING = "training.json"
+"""The file that the trainer writes beside a head's weights."""
 
 
 class Where(TypedDict, total=False):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from drafters.heads.assemble import loader
 from drafters.heads.bound import beside, widened
 from drafters.heads.files import Checkpoint, Where
-from drafters.heads.trained_on import TrainedOn, trained_on
 from drafters.heads.training import Borrowed, TrainedHead, frozen_copy, output_of
 from specdec.arguments import flag, instance, whole
 from specdec.batch import Batch
@@ -107,7 +106,7 @@ class Heads(nn.Module):
         """New heads of the same sizes, but for some."""
         return type(self)(**{name: getattr(self, name) for name in self.sizes} | changed)
 
-    def parts(self, name: str) -> tuple[int, ...]:
+    def parts(self, name: str) -> tuple[int, int]:
         """See ``bound.widened``."""
         return 1, 0
 
@@ -237,7 +236,6 @@ class LastStateDrafter(ScoredDrafter):
         name = type(self).__name__
         instance("heads", heads, self.kind, f"{self.kind.__name__}, or load them with {name}.from_pretrained(…)")
         self.optimize = flag("optimize", optimize)
-        self.trained_on: TrainedOn | None = None
         self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
         super().__init__(tree_of(self.usual_tree(heads) if shape is None else shape), sampling, temperature)
         self.shape = self.tree.shape if isinstance(self.tree, StaticTree) else None
@@ -274,19 +272,11 @@ class LastStateDrafter(ScoredDrafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         optimize: bool = True,
-        any_target: bool = False,
         **where: Unpack[Where],
     ) -> Any:
-        """Load heads with ``Heads.from_pretrained``; see the class.
-
-        Args:
-            any_target: Whether it may run on another target than the one that its ``training.json`` names.
-        """
+        """Load heads with ``Heads.from_pretrained``; see the class."""
         heads = cls.kind.from_pretrained(path, device=device, **where)
-        drafter = cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
-        if not any_target:
-            drafter.trained_on = trained_on(path, **where)
-        return drafter
+        return cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
 
     def describe(self, target: Target | None = None) -> Description:
         return replace(self.heads.describe(), kind=f"{self.title} heads", at_once=self.at_once)
@@ -319,8 +309,6 @@ class LastStateDrafter(ScoredDrafter):
                 f"the {self.title} heads have {tokens} tokens and the target {target.name} has "
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
-        if self.trained_on is not None:
-            self.trained_on.check(f"of {self.title}", target)
         scorer = self.scorer(heads, target, sizes)
         ids = None if ids is None else ids.to(target.device)
         vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size, ids)

@@ -282,6 +282,16 @@ class TrainedHead(nn.Module, ABC):
         frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
 
 
+def facts_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Numbers that tell a target from others: its sizes, and some of its embeddings."""
+    text, weights = model.config.get_text_config(decoder=True), model.get_input_embeddings()
+    table: Any = getattr(weights, "weight", None)
+    rows = torch.arange(16) * (text.vocab_size // 16)
+    sample = None if table is None else table.detach()[rows, torch.arange(16) % table.shape[1]].double().tolist()
+    sizes = {name: getattr(text, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    return sizes | {"embeddings": sample}
+
+
 def frozen_copy(module: Any, dtype: torch.dtype | None = None) -> Any:
     """A copy of a module's present weights, for a drafter or a file; ``begin`` has made the module."""
     assert module is not None, "begin comes first"

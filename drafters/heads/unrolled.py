@@ -38,16 +38,10 @@ class TrainedFeatureHead(TrainedHead):
 
     Args:
         depths: How many tokens a draft has, which is the number of the test's steps.
-        detached: Whether no gradient goes from a step to the one before. It takes less memory; published trainers
-            keep the gradient.
     """
 
     head: FeatureHead
     _borrowed: tuple[Any, Any]
-
-    def __init__(self, depths: int, *, detached: bool = False):
-        super().__init__(depths)
-        self.detached = detached
 
     @abstractmethod
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
@@ -64,7 +58,7 @@ class TrainedFeatureHead(TrainedHead):
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs all steps over all positions, and returns the normed outputs of the position before each root."""
         features = self.fused([states.hidden[layer].to(self.head.dtype) for layer in self.hidden_layers])
-        steps = unrolled(self.head, self._borrowed[0], features, batch, self.depths, detached=self.detached)
+        steps = unrolled(self.head, self._borrowed[0], features, batch, self.depths)
         return Prediction([normed.flatten(0, 1)[anchors.index - 1] for normed in steps])
 
     def logits(
@@ -89,8 +83,6 @@ def unrolled(
     features: Float[Tensor, "row position width"],
     batch: TextBatch,
     depths: int,
-    *,
-    detached: bool = False,
 ) -> Iterator[Float[Tensor, "row position hidden"]]:
     """Runs the steps of the training-time test over all positions, and yields the normed outputs of each.
 
@@ -117,7 +109,6 @@ def unrolled(
         assert output.hidden_states is not None
         yield output.hidden_states[-1]
         features = output.hidden_states[head.fed_back]
-        features = features.detach() if detached else features
 
 
 def unrolled_attention(

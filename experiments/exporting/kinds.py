@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 import drafters
-from drafters.heads.files import OURS, Checkpoint, Public
-from drafters.heads.trained_on import TRAINING
+from drafters.heads.files import OURS, TRAINING, Checkpoint, Public
 from specdec import bundled
 from specdec.target.loading import load_tokenizer, looks_local, resolve_dtype
 

@@ -13,8 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from drafters.heads.eagle import default_layers
-from drafters.heads.files import INDICES, OURS, WEIGHTS, ServedFor
-from drafters.heads.trained_on import TRAINING
+from drafters.heads.files import INDICES, OURS, TRAINING, WEIGHTS, ServedFor
 from experiments.exporting.kinds import KINDS, Found, Source, read
 from specdec import bundled
 

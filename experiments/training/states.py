@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from drafters.heads.trained_on import facts_of
-from drafters.heads.training import TargetStates, TextBatch, additive, masks_suffice
+from drafters.heads.training import TargetStates, TextBatch, additive, facts_of, masks_suffice
 from experiments.training.data.packing import Rows
 from specdec.target.target import Target
 

@@ -149,7 +149,7 @@ class Calibration:
         self.right.copy_(right[:, : self.depths, : self.ranks])
 
 
-SOURCES = ("auto", "head", "top", "entropy", "margin")
+SOURCES = ("auto", "head", "top", "entropy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +173,7 @@ class Rater:
 
     Args:
         source: Where confidence comes from: ``"head"`` (the scorer's own), ``"top"`` (the largest probability under the
-            drafter at temperature 1), ``"entropy"`` (exp of minus its entropy in nats) or ``"margin"`` (σ(m − 2) for
-            the difference m of the two largest log-probabilities: the calibration tells margins of 0 to 6 nats apart).
+            drafter at temperature 1) or ``"entropy"`` (exp of minus its entropy in nats).
         calibration: From confidence to probability.
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
@@ -237,9 +236,6 @@ class Rater:
             found = self._scorer.confidence(tokens, depth)
             assert found is not None, "checked when the policy was bound"
             return found
-        if self._source == "margin":
-            largest = scores.float().topk(2, dim=-1).values
-            return (largest[..., 0] - largest[..., 1] - 2).sigmoid()
         log_probs = scores.float().log_softmax(-1)
         if self._source == "top":
             return log_probs.amax(-1).exp()
@@ -252,8 +248,8 @@ def source_of(source: str, scorer: Scorer) -> str:
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:
         raise ValueError(
-            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy, "
-            "margin or auto"
+            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy "
+            "or auto"
         )
     return source
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from drafters import BlockDrafter, EagleDrafter, HydraDrafter, MedusaDrafter, ReDrafter
+from drafters import BlockDrafter, EagleDrafter, HydraDrafter, MedusaDrafter
 from specdec import Drafter, Engine, SamplingParams, Sizes, Target
 from specdec.drafting.builders import ExpansionTree
 from specdec.inflate import inflate
-from tests.components import eagle3_head, eagle_head, hydra_heads, medusa_heads, recurrent_head
+from tests.components import eagle3_head, hydra_heads, medusa_heads
 from tests.drafters.test_block import VOCAB, head_for
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
@@ -22,13 +22,10 @@ LARGER = {
 }  # fmt: skip
 TREE = ExpansionTree(12, 4, 4)
 DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
-    "eagle": lambda model: EagleDrafter(eagle_head(model), TREE),
     "eagle3": lambda model: EagleDrafter(eagle3_head(model), TREE),
     "hydra": lambda model: HydraDrafter(hydra_heads(model), [4, 2]),
     "hydra_plus": lambda model: HydraDrafter(hydra_heads(model, num_layers=2, prefix=True), [4, 2]),
     "medusa": lambda model: MedusaDrafter(medusa_heads(model), [4, 2]),
-    "redrafter": lambda model: ReDrafter(recurrent_head(model)),
-    "redrafter, projected": lambda model: ReDrafter(recurrent_head(model, exit_size=40), [4, 2]),
 }
 
 
@@ -47,7 +44,7 @@ def test_a_head_drafts_what_it_did(name: str) -> None:
 
 
 PARTS: dict[str, dict[str, Any]] = {
-    "selector": {"selector_rank": 6, "conv_kernel_size": 2, "conv_group_size": 8},
+    "selector": {"selector_rank": 6},
     "domino": {"gru_hidden_dim": 5, "emb_dim": 6},
     "xpress": {"xpress_rank": 6},
 }

@@ -25,27 +25,22 @@ def paths_of(tokens: list[int], parents: list[int]) -> list[Path]:
     return found
 
 
-def counted(rests: list[list[int]], most: int, per_depth: int | None) -> tuple[list[Path], float]:
+def counted(rests: list[list[int]], most: int) -> tuple[list[Path], float]:
     """The most frequent beginnings one by one, with the mean number of them that a rest has."""
     counts = Counter(tuple(rest[:size]) for rest in rests for size in range(1, len(rest) + 1))
     chosen: list[Path] = []
     for path in sorted(counts, key=lambda path: (-counts[path], len(path), path)):
-        whole = per_depth is not None and sum(len(each) == len(path) for each in chosen) == per_depth
-        if len(chosen) < most and not whole and (len(path) == 1 or path[:-1] in chosen):
+        if len(chosen) < most and (len(path) == 1 or path[:-1] in chosen):
             chosen.append(path)
     return chosen, sum(counts[path] for path in chosen) / len(rests)
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=12),
-    st.integers(1, 9),
-    st.sampled_from([None, 1, 2]),
-)
-def test_the_most_frequent_beginnings_are_those_that_counting_finds(rests, most, per_depth) -> None:
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=12), st.integers(1, 9))
+def test_the_most_frequent_beginnings_are_those_that_counting_finds(rests, most) -> None:
     rows = np.array(sorted([*rest, *[-1] * (4 - len(rest))] for rest in rests))
-    draft = most_frequent(rows, most, per_depth)
-    wanted, score = counted(rests, most, per_depth)
+    draft = most_frequent(rows, most)
+    wanted, score = counted(rests, most)
     assert paths_of(draft.tokens, draft.parents) == wanted
     assert draft.score == pytest.approx(score)
 

@@ -1,6 +1,5 @@
 """SAM decoding: automata against scanning, drafts against the words of the drafter's docstring."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,14 +74,3 @@ def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshol
             assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == wanted
     match = max(occurred(sequence[:-1], sequence), occurred(corpus, sequence) - bias)
     assert session.rate(slots)[0] == (min(match, len(wanted)) if wanted else 0)
-
-
-def test_the_variant_without_another_drafter_takes_trees_of_the_corpus() -> None:
-    corpus = Corpus.of([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5]])
-    drafter = SamDrafter(corpus, factor=2, max_draft_tokens=59, threshold=1, corpus_bias=0, corpus_tree=True)
-    session = begun(drafter, [1, 2])
-    with shapes_unchecked():
-        tree = session.propose(slots_of([[1, 2]]))
-    assert tree.tokens.tolist() == [[2, 5, 3, 4]] and tree.parents.tolist() == [[-1, 0, 0, 2]]
-    with pytest.raises(ValueError, match="corpus_tree=True is about a corpus"):
-        SamDrafter(corpus_tree=True)

@@ -36,17 +36,6 @@ def come(lines: Lines, tokens: Sequence[int], depth: int) -> None:
             line.insert([each for _, each in line].index(equal), [token, count + 1])
 
 
-def go(lines: Lines, tokens: Sequence[int], depth: int) -> None:
-    """Take a text out of the counts."""
-    for start in range(len(tokens)):
-        for stop in range(start + 1, min(start + depth, len(tokens)) + 1):
-            line = lines[tuple(tokens[start : stop - 1])]
-            at = [token for token, _ in line].index(tokens[stop - 1])
-            token, count = line.pop(at)
-            if count > 1:
-                line.insert(sum(each >= count for _, each in line), [token, count - 1])
-
-
 def strings(texts: Iterable[Sequence[int]], depth: int) -> Strings:
     """How often each string occurs."""
     found: Strings = Counter()
@@ -64,12 +53,13 @@ def held(tree: SuffixTree, lines: Lines) -> Strings:
     def visit(node: Node, above: tuple[int, ...]) -> None:
         edge = tuple(node.text.tokens[node.start : node.start + node.length])
         for size in range(1, len(edge) + 1):
-            if node.count_at(size) == 0:  # a text that was here has been forgotten
-                return
             found[above + edge[:size]] = node.count_at(size)
         children = node.children or {}
         if len(children) > 1:
-            order = [child.text.tokens[child.start] for child in node.in_order()]
+            order, child = [], node.best
+            while child is not None:
+                order.append(child.text.tokens[child.start])
+                child = child.after
             assert order == [token for token, _ in lines[above + edge]]
         for token, child in children.items():
             assert child.parent is node and child.text.tokens[child.start] == token
@@ -81,7 +71,7 @@ def held(tree: SuffixTree, lines: Lines) -> Strings:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_counts_are_those_of_the_texts(seed: int) -> None:
-    """Several texts grow side by side, as those of a batch; some end, and the oldest ended ones are forgotten."""
+    """Several texts grow side by side, as those of a batch, and some end."""
     rng = random.Random(seed)
     depth, vocab = rng.choice([1, 2, 3, 5, 8]), rng.choice([1, 2, 3, 5])
     tree, growing, ended, lines = SuffixTree(depth), [Text()], [], {}
@@ -92,20 +82,13 @@ def test_counts_are_those_of_the_texts(seed: int) -> None:
         elif what < 0.17:
             ended.append(growing.pop(rng.randrange(len(growing))))
             tree.end(ended[-1])
-        elif what < 0.25 and ended:
-            go(lines, ended[0].tokens, depth)
-            tree.forget(ended.pop(0))
         else:
             text = rng.choice(growing)
             for _ in range(rng.randint(1, 4)):
                 tree.extend(text, [rng.randrange(vocab)])
                 come(lines, text.tokens, depth)
         assert held(tree, lines) == strings([text.tokens for text in growing + ended], depth)
-    for text in growing:
-        tree.end(text)
-    for text in growing + ended:
-        tree.forget(text)
-    assert not tree.root.children
+    assert tree.tokens == sum(len(text.tokens) for text in growing + ended)
 
 
 def nodes_of(tree: SuffixTree) -> int:
@@ -244,8 +227,6 @@ def test_outputs_are_shared_and_prompts_are_not() -> None:
         drafter.propose(slots)  # the output so far is 6 4; both stand in the trees before the round
         drafter.observe(committed(0, 7, [4, 3, 2]))  # the root and two accepted tokens
     drafter.release(0)
-    (output,) = drafter._outputs.finished
-    assert output.tokens == [6, 4, 3, 2, 1]
     assert path_of(drafted(drafter, [[1]])[0]) == []  # 1 has been followed by nothing but in the prompt
     tree, slots = drafted(drafter, [[0, 6, 4]])
     assert path_of(tree) == [3, 2]  # the match has two tokens
@@ -259,15 +240,11 @@ def test_running_requests_share_too() -> None:
 
 
 def test_the_oldest_outputs_are_forgotten() -> None:
-    drafter = bound(shared=True, shared_requests=3)
+    drafter = bound(shared=True, shared_tokens=12)  # six in each of two trees
     for number in range(5):
         drafted(drafter, [[7, number, number + 1, number + 2]])
         drafter.release(0)
-    assert [text.tokens[0] for text in drafter._outputs.finished] == [2, 3, 4]
+    assert [tree.tokens for tree in drafter._shared] == [3, 6]
     assert path_of(drafted(drafter, [[7, 0, 1]])[0]) == []
+    assert path_of(drafted(drafter, [[7, 2, 3]])[0]) == [4]
     assert path_of(drafted(drafter, [[7, 4, 5]])[0]) == [6]
-    few = bound(shared=True, shared_tokens=5)
-    for number in range(3):
-        drafted(few, [[7, number, number + 1, number + 2]])
-        few.release(0)
-    assert few._outputs.tokens == 3 and len(few._outputs.finished) == 1

@@ -1,7 +1,7 @@
 """What length policies choose: by hand, against brute force, and on data whose law is known."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from specdec.drafting.policies import (
     LengthPolicy,
     OracleLength,
     RandomLength,
-    SwitchedLength,
     TableLength,
     TieredLength,
 )
@@ -78,36 +77,6 @@ def test_tiers_by_sglangs_numbers() -> None:
     assert [play(held, 1, 2) for _ in range(60)] == [3] * 60, "the average stays at 2: 0.25 < 2 <= 2.5"
     off = bound(TieredLength([(1, [0, 2])], warm_up=0))
     assert [play(off, 1, 0) for _ in range(25)] == [2] * 10 + [0] * 5 + [2] * 5 + [0] * 5, "0 is left to look again"
-
-
-def test_a_load_around_the_threshold_does_not_switch_back_and_forth() -> None:
-    rng = np.random.default_rng(0)
-    near = [10, *(16 + rng.integers(0, 2, 400)).tolist()]  # 16 or 17 rows: the threshold is 16
-    wide = rng.integers(10, 20, 400).tolist()  # from below the lower threshold to above the upper one
-
-    def run(loads: Sequence[int], **other: Any) -> list[int]:
-        policy = bound(SwitchedLength(16, depth=3, **other))
-        return [play(policy, rows, 3) for rows in loads]
-
-    def switches(loads: Sequence[int], **other: Any) -> int:
-        return sum(one != other for one, other in itertools.pairwise(run(loads, **other)))
-
-    assert switches(near) == 1, "on again with 14 rows at most"
-    assert 10 < switches(wide) <= 40, "ten rounds after a switch before another"
-    for loads in (near, wide):
-        assert switches(loads, back=16, dwell=0) > 100, "the mutant without a gap and a dwell flaps"
-    assert run([16] * 3 + [17] * 12 + [15] * 12 + [14] * 3) == [3] * 3 + [0] * 24 + [3] * 3
-
-
-def test_off_for_little_acceptance_is_looked_at_again() -> None:
-    policy = bound(SwitchedLength(16, depth=4, least=1.0, probe=8))
-    first = [play(policy, 2, 0) for _ in range(60)]
-    off = first.index(0)
-    assert set(first[:off]) == {4} and [at for at in range(off, 60) if first[at]] == list(range(off + 7, 60, 8))
-    assert [play(policy, 2, 4) for _ in range(60)][-20:] == [4] * 20, "it comes back"
-    busy = bound(SwitchedLength(1, depth=4))
-    assert [play(busy, 3, 4) for _ in range(80)] == [0] * 80, "without `least`, probes would teach nothing"
-    assert play(busy, 1, 4) == 4, "a threshold of one row comes back, too"
 
 
 def test_random_depths_are_uniform() -> None:

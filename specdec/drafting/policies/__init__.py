@@ -6,7 +6,6 @@ from specdec.drafting.policies.lengths import (
     FixedLength,
     LengthPolicy,
     RandomLength,
-    SwitchedLength,
     TableLength,
     TieredLength,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "NodePolicy",
     "OracleLength",
     "RandomLength",
-    "SwitchedLength",
     "TableLength",
     "TieredLength",
 ]

@@ -123,56 +123,6 @@ class TableLength(LengthPolicy):
         return np.full(len(slots), min(depth, self._max_depth))
 
 
-class SwitchedLength(LengthPolicy):
-    """Drafts to one depth, and not at all while many rows run or little is accepted.
-
-    Args:
-        above: With more running rows than this nothing is drafted, until there are ``back`` or fewer.
-        back: None for seven eighths of ``above``, so that a load around the threshold does not switch back and forth.
-        depth: How deep drafts are; None for as deep as the drafter can.
-        least: Where fewer tokens than this are accepted of a draft, on average of the last rounds, nothing is drafted
-            either; 0 to look at the rows alone.
-        dwell: Rounds that a switch is kept for, at least.
-        probe: While ``least`` keeps it from drafting, one round in so many drafts, to learn; 0 for none.
-    """
-
-    def __init__(
-        self,
-        above: int,
-        *,
-        back: int | None = None,
-        depth: int | None = None,
-        least: float = 0.0,
-        dwell: int = 10,
-        probe: int = 32,
-    ):
-        self.above = whole("above", above, least=0)
-        self.back = max(self.above * 7 // 8, min(self.above, 1)) if back is None else whole("back", back, least=0)
-        if self.back > self.above:
-            raise ValueError(f"back={back} rows are more than above={above}: give as many or fewer")
-        self.depth = None if depth is None else whole("depth", depth, least=1)
-        self.least = number("least", least)
-        self.dwell, self.probe = whole("dwell", dwell, least=0), whole("probe", probe, least=0)
-
-    def begin(self, rows: int) -> None:
-        self._depth = self._max_depth if self.depth is None else min(self.depth, self._max_depth)
-        self._on, self._since, self._accepted = True, self.dwell, float(self._depth)
-
-    def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        good = self._accepted >= self.least
-        wanted = good and len(slots) <= (self.above if self._on else self.back)
-        if wanted != self._on and self._since >= self.dwell:
-            self._on, self._since = wanted, 0
-        self._since += 1
-        probing = self.least > 0 and self.probe > 0 and self._since % self.probe == 0
-        return np.full(len(slots), self._depth if self._on or probing else 0)
-
-    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
-        """Average over the rounds with drafts; each weighs a tenth of the rest."""
-        if proposed.any():
-            self._accepted += 0.1 * (float(accepted[proposed > 0].mean()) - self._accepted)
-
-
 @dataclass
 class _Tier:
     """The depths to choose from for a range of batch sizes, the place of the present one, and what is known."""

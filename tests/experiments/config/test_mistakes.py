@@ -214,7 +214,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "workload=trace": "workload=trace takes its lengths from the arrivals",
         "policy=fixed drafter=none": "a policy is given, and plain decoding alone drafts nothing",
         "policy=confidence drafter=model drafter.name={models}/drafter policy.source=head": "drafter has none",
-        "policy=margin": "chooses nodes by the probabilities of a drafting model, and NGramDrafter has none",
+        "policy=cost_aware_nodes": "chooses nodes by the probabilities of a drafting model, and NGramDrafter has none",
         "policy=cost_aware policy.costs=costs.json": "measured under other conditions (device is H100 there",
     },
     "train target.name=null": {
