@@ -21,12 +21,8 @@ from specdec.shape import TreeShape
 class AcceptanceRates:
     """How often the child of each rank is the accepted one, among nodes of the depth above that were accepted.
 
-    One number stands for all nodes of a depth and a rank, whatever their ancestors (Sequoia's positional assumption).
-
-    ``table[d - 1, r]`` is the rate of rank r at depth d; NaN behind the last known rank and depth.
-
-    A drafter whose first token is right in 70 % of all rounds and its second one in another 10 %, and which is right at
-    depth 2 in 60 %::
+    One number stands for all nodes of a depth and a rank (Sequoia's positional assumption). ``table[d - 1, r]`` is the
+    rate of rank r at depth d; NaN behind the last known rank and depth::
 
         rates = AcceptanceRates.of([[0.7, 0.1], [0.6]])
         rates.tokens_per_round(TreeShape.from_paths([(0,), (1,), (0, 0)]))  # 1 + 0.7 + 0.1 + 0.7 * 0.6 = 2.22
@@ -55,7 +51,7 @@ class AcceptanceRates:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> "AcceptanceRates":
-        """Return the rates of a list per depth, with a rate per rank; the lists may differ in length."""
+        """Return the rates of a list per depth, with a rate per rank."""
         table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for depth, row in enumerate(rows):
             table[depth, : len(row)] = row
@@ -67,7 +63,6 @@ class AcceptanceRates:
         return int((~np.isnan(self.table[:, 0])).sum())
 
     def at(self, depth: int) -> Float[np.ndarray, " rank"]:
-        """Return the known rates of a depth, from 1 on."""
         row = self.table[depth - 1] if depth <= len(self.table) else self.table[:0, 0]
         return row[~np.isnan(row)]
 
@@ -87,10 +82,7 @@ class AcceptanceRates:
         return reached
 
     def tokens_per_round(self, shape: TreeShape) -> float:
-        """Return the expected number of tokens that a round emits, the recovered or bonus token included.
-
-        Exact for rules that decide about a node before they look at what stands below it, under the class's assumption.
-        """
+        """Return the expected number of tokens that a round emits, the recovered or bonus token included."""
         return float(self.reached(shape).sum())
 
 
@@ -118,8 +110,7 @@ def fastest(planned: Sequence[PlannedShape], costs: RoundCosts) -> PlannedShape:
 def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None = None) -> list[PlannedShape]:
     """Return the best tree of every number of nodes and every bound on the depth, each once, by nodes, then depth.
 
-    It takes O(max_depth² · ranks · max_nodes²) steps. Larger trees than the known ranks allow are left out.
-    ``max_depth`` None stands for the deepest node of which a rate is known.
+    It takes O(max_depth² · ranks · max_nodes²) steps. ``max_depth`` None is the deepest node with a known rate.
     """
     max_nodes = nodes_of_draft("max_nodes", max_nodes)
     depth = rates.max_depth if max_depth is None else whole("max_depth", max_depth, least=1)

@@ -28,8 +28,7 @@ _READS_NOTHING = 1  # positions that attention reads in a forward of context, wh
 class BlockScorer(Follower):
     """Scores with a head that reads the target's hidden states into its cache and fills a block of places at once.
 
-    Its cache holds committed positions alone. A block stands behind them during the round, and the next context is
-    written over it, so nothing is moved or taken back.
+    Its cache holds committed positions alone; a block stands behind them during the round.
 
     Args:
         block: What the places of a block see of each other.
@@ -39,7 +38,6 @@ class BlockScorer(Follower):
         last_state: The number of the head's hidden state that the logits are computed from.
         to_head: Turns the target's token ids into rows of the head's embeddings.
         embed: The embeddings of a block's tokens, for a head that is given these; None gives it tokens.
-        condition, prepare, refine, confidence: None for a head without them.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
         slots_before: Slots whose token before the root is kept for ``prepare`` and ``refine``; 0 if neither reads it.
         version: Returns the version of the modules that ``condition`` and ``confidence`` call.

@@ -32,13 +32,9 @@ KINDS = ("greedy", "sampled")
 class Calibration:
     """Counts, by a drafter's confidence, how often a node was accepted where its parent was.
 
-    Greedy and sampled requests, depths and sibling ranks are counted apart. A cell in which little was counted leans on
-    the same cell over all depths, and this one on the confidence itself. Predictions that were made before a round are
+    Greedy and sampled requests, ``depths`` and sibling ``ranks`` are counted apart. A cell in which little was counted
+    leans on the same cell over all depths, and this one on the confidence itself. Predictions before a round are
     compared with what happened: expected calibration error (Guo et al. 2017, arXiv 1706.04599).
-
-    Args:
-        depths: The deepest node.
-        ranks: The largest number of siblings that are told apart.
     """
 
     def __init__(self, depths: int, ranks: int, device: torch.device | str = "cpu"):
@@ -60,7 +56,7 @@ class Calibration:
         depth: Int[Tensor, "rows node"],
         rank: Int[Tensor, "rows node"],
     ) -> Int[Tensor, "batch node"]:
-        """Return the cells of nodes by the confidence before they were drawn, as indices into the flattened counts.
+        """Return the cells of nodes, as indices into the flattened counts.
 
         ``kind`` is 0 for greedy rows and 1 for sampled ones; depths count from 1, ranks among siblings from 0.
         """
@@ -82,10 +78,9 @@ class Calibration:
         *,
         learn: bool,
     ) -> None:
-        """Count the nodes of a round (cell -1 for none), predicted to be accepted with the probability ``survival``.
+        """Count the nodes of a round (cell -1 for none), which were ``tried`` if the parent was accepted.
 
-        ``tried`` says whether the parent was accepted, ``accepted`` whether the node was. Without ``learn`` the rates
-        stay as they are, and are judged only.
+        Without ``learn`` the rates stay as they are, and only the predictions (``survival``) are judged.
         """
         there, flat = (cells >= 0).double(), cells.clamp(min=0).flatten()
         if learn:
@@ -114,17 +109,12 @@ class Calibration:
             if nodes
         ]
 
-    def error(self) -> float | None:
-        """Return the expected calibration error over all nodes that were verified; None if there were none."""
-        errors = self.errors()
-        nodes = sum(row["nodes"] for row in errors)
-        return sum(row["calibration_error"] * row["nodes"] for row in errors) / nodes if nodes else None
-
     def save(self, path: str | Path, **facts: Any) -> None:
         """Write counts and errors as JSON, with more facts by name."""
         counts = {"tried": self.tried.tolist(), "right": self.right.tolist()}
-        text = json.dumps({**facts, "calibration_error": self.error(), "errors": self.errors(), **counts}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(
+            json.dumps({**facts, "errors": self.errors(), **counts}, indent=1) + "\n", encoding="utf-8"
+        )
 
     def load(self, path: str | Path, *, source: str) -> None:
         """Begin with the counts of a file that ``save`` wrote; deeper nodes and more siblings in it do not count."""
@@ -154,12 +144,7 @@ SOURCES = ("auto", "head", "top", "entropy")
 
 @dataclass(frozen=True, eq=False)
 class Rated:
-    """What is known of a tree's nodes before their tokens were drawn; the root is certain.
-
-    Attributes:
-        cells: Where the calibration counts each node; -1 for the root.
-        survival: The probability that the node is accepted.
-    """
+    """The cells of a tree's nodes (-1 for the root), and the probability that each is accepted, before it is drawn."""
 
     cells: Int[Tensor, "batch node"]
     survival: Float[Tensor, "batch node"]

@@ -18,11 +18,7 @@ _Costs = TypeVar("_Costs")
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The conditions that costs were measured under. Costs of other conditions are refused.
-
-    ``fingerprint`` is of the target's configuration and the storage of its weights: models of one fingerprint cost
-    alike. ``quantization`` and ``kv_cache`` are None for the dtype, ``drafter`` where none was measured.
-    """
+    """The conditions that costs were measured under; models of one ``fingerprint`` cost alike."""
 
     device: str
     dtype: str
@@ -55,7 +51,7 @@ def check_conditions(measured: Conditions, here: Conditions, path: str, *, draft
 
 @runtime_checkable
 class RaggedCosts(Protocol):
-    """Whatever can say how long rounds take in which every row has a draft of its own length."""
+    """Seconds of rounds in which every row has a draft of its own length."""
 
     @property
     def padded(self) -> bool:
@@ -69,10 +65,7 @@ class RaggedCosts(Protocol):
     def ragged(
         self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
     ) -> Float[np.ndarray, "*size"]:
-        """Return the seconds of rounds of ``rows`` rows, with ``positions`` in the cache and ``drafted`` tokens in all.
-
-        ``deepest`` is the depth of the deepest draft.
-        """
+        """Return the seconds of rounds with ``positions`` in the cache and ``drafted`` tokens in all rows together."""
         ...
 
 
@@ -84,10 +77,8 @@ class RoundCosts:
         rows: Batch sizes that were measured, ascending.
         table: For each of them the seconds of a round whose drafts are 0, 1, 2, … deep; with ``nodes``, of a round that
             verifies so many nodes per row; with ``trees``, of a round with each of these.
-        nodes: The numbers of nodes that were measured, ascending from 0; None if it was another size.
-        trees: Nodes and depth of the trees that were measured, (0, 0) for plain decoding first; None if it was another
-            size.
-        threads: How many threads the processor used, which matters where the processor is the device.
+        nodes: Numbers of nodes, ascending from 0.
+        trees: Nodes and depth of trees, (0, 0) for plain decoding first.
         conditions: Everything that calibrated costs were measured under; None for costs that were measured directly.
     """
 
@@ -129,7 +120,7 @@ class RoundCosts:
         return len(self.table[0]) - 1
 
     def seconds(self, rows: int, depth: int) -> Float[np.ndarray, " depths"]:
-        """Return the seconds of a round of ``rows`` rows with drafts of depth 0 to ``depth``; refuse deeper ones.
+        """Return the seconds of a round with drafts of depth 0 to ``depth``; refuse deeper ones than were measured.
 
         Between measured batch sizes it interpolates, beyond them the nearest one counts. A draft never costs more than
         a deeper one: where it was measured so, something else kept the machine busy.
@@ -141,7 +132,6 @@ class RoundCosts:
         return self._rising(rows)[: depth + 1]
 
     def check_depth(self, depth: int) -> None:
-        """Refuse drafts that are deeper than those that were measured."""
         self.seconds(self.rows[0], depth)
 
     def ragged(
@@ -150,10 +140,9 @@ class RoundCosts:
         return self._rising(rows)[deepest]
 
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
-        """Return the seconds of a round of ``rows`` rows that verifies 0 to ``most`` nodes in each.
+        """Return the seconds of a round that verifies 0 to ``most`` nodes in each row.
 
-        This is the largest convex function that is nowhere above what was measured: every further node costs no less
-        than the one before.
+        This is the largest convex function that is nowhere above what was measured.
         """
         if self.nodes is None or most > self.nodes[-1]:
             raise self._unknown(f"trees have {most} nodes")
@@ -176,9 +165,8 @@ class RoundCosts:
     def of(self, nodes: int, depth: int) -> float:
         """Return the seconds of a round with a tree of so many nodes and this depth, with the smallest batch.
 
-        Between the trees that were measured, a round costs ``c + a · depth + f(nodes)``, where f is a line with bends
-        at the measured sizes that never becomes flatter, fitted by least squares of the relative errors with no number
-        below 0. So a tree never costs less than a smaller one, and a single disturbed measurement counts for little.
+        A round costs ``c + a · depth + f(nodes)``, where f has bends at the measured sizes and never becomes flatter,
+        fitted by least squares of the relative errors with no number below 0.
         """
         return float(self._terms(np.array([[nodes, depth]]))[0] @ self._fit)
 

@@ -13,7 +13,6 @@ class Level:
     """One level of a shape.
 
     Attributes:
-        depth: Depth of the nodes to forward.
         start, stop: The consecutive nodes to forward: from the first parent to the last one.
         topology: The topology of all nodes before ``stop``; the nodes to forward are its last ones.
         parents: The nodes of this depth that have children; with ``leaves``, all nodes of this depth.
@@ -23,7 +22,6 @@ class Level:
         parent_of, row_of, rank_of: Each child's parent, as a node and as an index into ``parents``, and its sibling
             rank.
         by_rank: For every rank, the children of that rank (as indices into the children) and their parents' rows.
-        one_each: Whether every parent has one child.
         width: The largest number of children of a parent; 0 at the last level, which exists only with ``leaves``.
     """
 

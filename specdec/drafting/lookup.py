@@ -33,7 +33,7 @@ class Draft:
     Attributes:
         tokens: The token of every node, parents before children.
         parents: The parent of each: -1 for the root, else a place in ``tokens``.
-        score: The number of them that are expected to be accepted.
+        score: How many of them are expected to be accepted.
         match: The number of tokens that the draft follows.
     """
 
@@ -159,12 +159,7 @@ def trees(
     device: torch.device,
     valid: Sequence[int] | None = None,
 ) -> DraftTree:
-    """Return one tree per row, in as few columns as the rows need, on a device.
-
-    A row with the tokens ``7 8 9`` and the parents ``-1 0 -1`` becomes, under the root 4::
-
-        tokens   4 7 8 9
-        parents -1 0 1 0
+    """Return one tree per row, in as few columns as the rows need, of tokens and parents as in ``Draft``.
 
     ``valid`` is how many of each row's tokens may be accepted, the first ones; None for all.
     """

@@ -23,7 +23,7 @@ _IN_STEP = np.iinfo(np.int64).max  # of a row that lacks the last committed toke
 
 
 def chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ForwardBatch:
-    """Return the forward of a piece of every row's tokens."""
+    """The forward of a piece of every row's tokens."""
     return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=starts, host_counts=counts)
 
 

@@ -19,10 +19,9 @@ from specdec.topology import Topology
 class RetokenizedScorer(Follower):
     """Scores with a model that has another tokenizer than the target.
 
-    Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps what it begins with of the
-    last round's; the rest is forwarded with the last token. Nothing is rolled back, and drafted nodes never become
-    final in this cache. Texts longer than the cache are read from a later place on. Its session must say
-    ``reads_host``.
+    Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps the common beginning with
+    the last round's; the rest is forwarded with the last token. Texts longer than the cache are read from a later place
+    on. Its session must say ``reads_host``.
 
     Args:
         source: Spells the target's tokens.
@@ -31,9 +30,6 @@ class RetokenizedScorer(Follower):
         width: The number of a text's last tokens that are forwarded in every round.
         to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
         columns: The columns of the model's logits that count, in order; None for all.
-
-    Raises:
-        ValueError: The model has recurrent layers.
     """
 
     lookback = 0

@@ -14,13 +14,9 @@ MOST_PADDING = 512
 class VocabularyMap:
     """Translates between the columns of a drafter's logits and the target's token ids.
 
-    A drafter with a reduced vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec, arXiv 2502.14856) says which id each column
-    is. Other tokens have probability zero under q, which is exact: the residual covers them.
-
-    Attributes:
-        drafter, target: Widths of the logits, which may differ by padding.
-        ids: The target's id of every column, ascending; None if column i is id i.
-        common: The number of columns that are tokens of the target.
+    The widths of their logits may differ by padding. A drafter with a reduced vocabulary (EAGLE-3, arXiv 2503.01840;
+    FR-Spec, arXiv 2502.14856) gives the target's ``ids`` of its columns, ascending. Other tokens have probability zero
+    under q, which is exact: the residual covers them. ``common`` columns are tokens of the target.
     """
 
     def __init__(self, drafter: int, target: int, ids: Int[Tensor, " column"] | None = None):

@@ -15,8 +15,7 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
 
-_FORWARDED = -1
-"""A window of entries that are all in the cache, until ``observe`` counts new ones."""
+_FORWARDED = -1  # a window of entries that are all in the cache
 
 Fuse = Callable[[list[Tensor]], Tensor]
 """Makes features, ``[batch, position, width]``, of the target's hidden states, one tensor per layer."""
@@ -27,15 +26,15 @@ class WindowScorer(Follower):
 
     The entry of position t is the token there, or a *pair*: a feature of the target's hidden state at t, and the token
     after it. Each slot keeps its last ``window`` entries. A tree begins with a forward of all of them, which has one
-    size whatever was accepted: some are written once more. Entries of prompts are forwarded when they are observed.
-    Nothing of a tree is committed.
+    size whatever was accepted: some are written once more. Nothing of a tree is committed.
 
     Args:
         window: The most entries that a round can add: one more than the trees' depth.
         width: Width of a feature; 0 for entries that are tokens alone.
-        layers, fuse, fuse_version: The hidden states of the target that a feature is made of, what makes it (None for
-            entries that are tokens alone), and what tells when this has changed.
+        layers: The hidden states of the target that a feature is made of.
+        fuse: Makes it; None for entries that are tokens alone.
         to_model: Turns the target's token ids into the model's.
+        fuse_version: Tells when ``fuse`` has changed.
     """
 
     def __init__(
@@ -76,10 +75,7 @@ class WindowScorer(Follower):
         self._features[slot] = 0
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Forward the entries of a piece of a prompt; keep those of a round.
-
-        A round of more entries than the window holds, whose drafts were another drafter's, is taken in pieces.
-        """
+        """Forward the entries of a piece of a prompt; keep those of a round, in pieces if the window is too small."""
         slots, starts, counts = outcome.slots, outcome.starts, outcome.counts
         tokens, features = self._entries(outcome)
         if outcome.path is None:
@@ -128,7 +124,6 @@ class WindowScorer(Follower):
         return tokens.gather(1, index), take(features, index), (lengths - self._window).clamp(min=0), have
 
     def _put(self, tokens: Tensor, features: Tensor, slots: Tensor, starts: Tensor) -> None:
-        """Put entries into the cache."""
         self.read(self._to_model(tokens), slots, starts, features=given(features))
 
     def prepare(self, batch: Batch) -> Hashable:
@@ -150,11 +145,7 @@ class FeatureScorer(WindowScorer):
     """Scores level by level with a head that reads its own output where the target has not been run yet: EAGLE, MTP.
 
     With L committed tokens the newest complete pair, (state at L-1, root), is node 0 of the tree. A drafted node's pair
-    is (its parent's output, its token); the pairs of accepted tokens are forwarded again, with the target's states.
-
-    Args:
-        fed_back: Which of the head's hidden states is the feature of a node's children.
-        **window: See ``WindowScorer``.
+    is (its parent's output, its token), where ``fed_back`` says which of the head's hidden states that is.
     """
 
     def __init__(self, runner: ModelRunner, *, fuse: Fuse, fed_back: int, **window: Any):
@@ -203,7 +194,6 @@ class ParallelScorer(WindowScorer):
         mask_feature: Returns the feature of masks; None if entries are tokens alone.
         fill: Returns the tokens of so many masks of every row, where they are not all ``mask_token``.
         adapter: The number of the adapter that masks go through, and nothing else does.
-        **window: See ``WindowScorer``.
     """
 
     per_depth = True

@@ -23,9 +23,7 @@ from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
-_LEAST = 1e-9
-"""A token's cost in nats is at least this, so that no child scores as high as its parent."""
-
+_LEAST = 1e-9  # A token's cost in nats is at least this, so that no child scores as high as its parent.
 
 Paths = tuple[Int[Tensor, "batch shown"] | None, Bool[Tensor, "batch front shown"] | None]
 """The tokens that were shown so far and which of them stand above each node of a front; None where nobody needs it."""
@@ -35,7 +33,6 @@ class Front(NamedTuple):
     """The nodes that are expanded at one level.
 
     Attributes:
-        tokens: Their tokens.
         worth: What they are chosen by; the root is certain.
         numbers: Their numbers as candidates: the root is 0, and candidate i is number i + 1.
         above: Their parents, by the numbers under which the scorer was shown these; -1 for the root.
@@ -50,11 +47,8 @@ class Front(NamedTuple):
 class Offers(NamedTuple):
     """The children of a front, parent by parent in the order in which they were drawn: candidates of the tree.
 
-    Attributes:
-        token: Their tokens.
-        worth: What they are kept by, the most first.
-        q: What a parent's children were drawn from; None if nothing was.
-        confidence: The confidence in a parent's children; None if nobody asked for it.
+    ``worth`` is what they are kept by, ``q`` what a parent's children were drawn from, and ``confidence`` the one in a
+    parent's children.
     """
 
     token: Int[Tensor, "batch candidate"]
@@ -75,9 +69,6 @@ class BeamTree(TreeBuilder):
         nodes: Drafted nodes of a tree.
         depth: The deepest node.
         width: How many nodes are expanded at every level, and how many children each of them offers.
-
-    Raises:
-        ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
     """
 
     reorders_nodes = True
@@ -243,17 +234,7 @@ class ExpansionTree(BeamTree):
 
 
 class BeamSearchTree(BeamTree):
-    """Drafts the paths that a beam search ends with, ``DETERMINISTIC`` whatever the request's temperature.
-
-    What no beam of the last level continues is not drafted: at most ``width`` nodes of every depth, and ``width``
-    leaves.
-
-    Args:
-        width: Beams.
-        depth: Tokens of a beam.
-        among: A node's probabilities are those among so many of its most probable tokens, as in the published code;
-            None for all tokens.
-    """
+    """Drafts the ``width`` paths that a beam search ends with, ``DETERMINISTIC`` whatever the request's temperature."""
 
     reorders_nodes, rates_nodes = False, True
 

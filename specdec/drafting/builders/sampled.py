@@ -30,8 +30,7 @@ _TINY = 1e-30
 class SampledTree(BeamTree):
     """Draws a tree without replacement for sampled requests, with its nodes where q is: best first.
 
-    Greedy requests get the most probable paths, as with ``ExpansionTree``. The other arguments are those of
-    ``BeamTree``.
+    Greedy requests get the most probable paths, as with ``ExpansionTree``.
 
     Args:
         power: How much a drawn token's own probability says of its acceptance: 1 for all of it, towards 0 for nothing.
@@ -44,9 +43,8 @@ class SampledTree(BeamTree):
     def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8, *, power: float = 0.1):
         super().__init__(nodes, depth, width)
         self.ranks = self.width
-        self.power = number("power", power, "give a number above 0, such as 0.1")
-        if not 0 < self.power < float("inf"):
-            raise ValueError(f"power={power}: give a number above 0, such as 0.1")
+        remedy = "give a number above 0, such as 0.1"
+        self.power = number("power", power, remedy, lambda value: 0 < value < float("inf"))
 
     def by_path(self, drawing: Drawing) -> bool:
         return drawing.by_path

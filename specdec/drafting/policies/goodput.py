@@ -23,10 +23,9 @@ _FIRST = 4
 def best_depths(survival: Survival, costs: RaggedCosts, positions: float) -> Slots:
     """Return the depth of every row with which a round emits the most expected tokens per second.
 
-    With depths K, a round of B rows is expected to emit B + Σ survival over the drafted tokens. Where rows are padded
-    to the deepest draft, a depth that is worthwhile for one is free for all. Otherwise the likeliest tokens are gone
-    through, which are beginnings of drafts as survival falls along a row, for every depth of the deepest draft.
-    ``positions`` counts those in the cache, over all rows.
+    Where rows are padded to the deepest draft, a depth that is worthwhile for one is free for all. Otherwise the
+    likeliest tokens are gone through, which are beginnings of drafts as survival falls along a row, for every depth of
+    the deepest draft. ``positions`` counts those in the cache, over all rows.
     """
     rows, most = survival.shape
     deepest = np.arange(most + 1)
@@ -52,15 +51,11 @@ class CostAwareLength(LengthPolicy):
     """Drafts to the depths at which the expected tokens of the batch per measured second are most (goodput).
 
     ``best_depths`` chooses for all rows together, by the survival of tokens in the rounds before: of every request by
-    itself, with the average of all requests counting as ``prior`` rounds, and older rounds counting less and less.
-    SmartSpec (Liu et al. 2024, arXiv 2406.14066) chooses by goodput, too.
+    itself, with the average of all counting as ``prior`` rounds (SmartSpec, Liu et al. 2024, arXiv 2406.14066).
 
     Args:
-        costs: How long rounds take, or a file of that (``RoundCosts.save``, or calibrated costs): all rows then have
-            one depth, because the engine pads them. Other ``RaggedCosts`` may give every row its own. With None, set
-            the attribute before the policy is used (``experiments.measuring.rounds``).
+        costs: How long rounds take, or a file of that; None is set before the policy is used.
         memory: The number of rounds after which a round counts for 1/e.
-        prior: How many rounds the average of all requests counts for.
         explore: Every so many rounds, and in the first few, drafts are deeper than is best, to learn: by one token and
             as deep as they can be in turn. 0 never explores.
         budget: The share of the time that either kind of exploring may cost, by what is known of it; more of it waits.

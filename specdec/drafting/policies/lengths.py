@@ -22,8 +22,8 @@ class LengthPolicy(ABC):
     known. A length that depends on the very token it cuts off is not (DSpark, arXiv 2607.05147, appendix A).
 
     Attributes:
-        foresees: What the policy is told of a round before it is played, which only a replay in virtual time knows;
-            None for nothing. ``"accepted"``: how many tokens would be accepted of the deepest drafts.
+        foresees: ``"accepted"`` if ``foresee`` must tell how many tokens would be accepted of the deepest drafts of a
+            round, which only a replay in virtual time knows; None for nothing.
     """
 
     foresees: ClassVar[str | None] = None
@@ -102,8 +102,7 @@ class TableLength(LengthPolicy):
     """Drafts to the depth that a table has for the number of running rows.
 
     The table is vLLM's ``num_speculative_tokens_per_batch_size``: entries of fewest rows, most rows (inclusive) and
-    depth, such as ``[[1, 64, 3], [65, 128, 1], [129, 512, 0]]``. Numbers of rows between two entries, and above the
-    last one, take the depth of the entry before.
+    depth. Numbers of rows between two entries, and above the last one, take the depth of the entry before.
     """
 
     def __init__(self, table: Sequence[Sequence[int]]):
@@ -136,10 +135,9 @@ class _Tier:
 class TieredLength(LengthPolicy):
     """Drafts one token deeper than is accepted on average, out of a few depths for every range of batch sizes.
 
-    The rule is that of SGLang's adaptive speculation (pull requests 21599 and 24055, read in November 2026), and so are
-    the numbers by default. All rows have one depth. A moving average of the tokens accepted per draft goes down to a
-    smaller depth c at or below c − 1/2 + ``down`` (1/2 + ``down`` for 0), and up from a depth c above c − 1/2 + ``up``.
-    A depth of 0 is left for the next one at the next choice, to look again.
+    The rule is that of SGLang's adaptive speculation (pull requests 21599 and 24055). A moving average of the tokens
+    accepted per draft goes down to a smaller depth c at or below c − 1/2 + ``down`` (1/2 + ``down`` for 0), and up from
+    a depth c above c − 1/2 + ``up``. A depth of 0 is left for the next one at the next choice, to look again.
 
     Args:
         tiers: Pairs of the fewest running rows that a tier is for and the depths to choose from, ascending.

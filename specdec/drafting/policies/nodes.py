@@ -21,7 +21,7 @@ from specdec.tree import DraftTree
 
 
 class Learning(TypedDict, total=False):
-    """Arguments of every policy that learns: those of ``NodePolicy``."""
+    """The arguments of ``NodePolicy``."""
 
     source: str
     calibration: str | Path | None
@@ -133,10 +133,7 @@ class NodePolicy(ABC):
     def count(
         self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], decided: Bool[Tensor, " batch"]
     ) -> None:
-        """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out.
-
-        ``decided`` is False for rows in which nothing was decided.
-        """
+        """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out."""
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
         cells = cells.where(decided[:, None], -1)
         nodes = cells.shape[1]
@@ -162,11 +159,7 @@ class ConfidenceNodes(NodePolicy):
     """Verifies the nodes whose estimated survival reaches a threshold, and drafts no further than there are any.
 
     Survival is the product of calibrated confidences down the path (DSpark, arXiv 2607.05147, section 3; AdaEDL, arXiv
-    2410.18351, stops by the entropy of q). Every branch ends by itself.
-
-    Args:
-        threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays where its
-            survival is more than the tokens that the other nodes bring in the time that it takes.
+    2410.18351, stops by the entropy of q). ``threshold`` is the least survival, from 0 (all nodes) to 1.
     """
 
     unseen = ("learn", "explore", "threshold")
@@ -191,12 +184,10 @@ class CostAwareNodes(NodePolicy):
     With B rows and n nodes in each, a round emits B + Σ survival expected tokens in C(B, n) seconds (``RoundCosts``).
     All rows take the first n after which one more node per row would lower the ratio. Stopping there, not at the
     largest ratio of all, keeps the output exact where tokens are drawn: whether there is a node does not depend on
-    those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1). Nothing is lost, as the costs are made
-    convex. The whole tree is drafted; ``CostAwareLength`` spares the drafting, too.
+    those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1). Nothing is lost, as costs are made convex.
 
     Args:
-        costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
-            costs. With None, set the attribute before the policy is used (``experiments.measuring.rounds``).
+        costs: How long rounds take by the number of nodes, or a file of that; None is set before the policy is used.
     """
 
     unseen = ("learn", "explore", "costs")
@@ -246,15 +237,9 @@ class FirstNodes(NodePolicy):
 
 
 def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
-    """Return the same trees with their nodes in another order.
+    """Return the same trees with their nodes in another order, the root first and every parent before its children.
 
-    The chain 0 - 1 - 2 with a second child 3 of node 1, in the order 0, 1, 3, 2::
-
-        parents before   -1 0 1 1
-        parents after    -1 0 1 1   (node 2 is the former node 3)
-
-    ``order`` has the present numbers, the root first and every parent before its children. Invalid nodes get the root's
-    token.
+    Invalid nodes get the root's token.
     """
     number = torch.empty_like(order).scatter_(1, order, torch.arange(tree.width, device=order.device).expand_as(order))
     above = tree.parents.gather(1, order)
