@@ -41,8 +41,8 @@ def check(config: DictConfig) -> Any:
 
 def check_drafter(config: DictConfig) -> list[Any]:
     """Try a drafter; print a line per check and the verdict."""
-    from specdec.checks.drafter import Status
     from specdec.checks.drafter import check_drafter as findings_of
+    from specdec.checks.playing import Status
     from verifiers import RejectionVerifier, SharedNoiseVerifier
     from verifiers.exact import exact_rules
 

@@ -6,8 +6,9 @@ from experiments.inspecting.facts import same_model
 from experiments.inspecting.mistakes import Inspection, Usual
 from experiments.measuring.exactness import SHARED_LAWS, Case
 from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
-from specdec.checks.drafter import Finding, Status
+from specdec.checks.drafter import Finding
 from specdec.checks.draws import LEVEL
+from specdec.checks.playing import Status
 from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
 

@@ -8,35 +8,22 @@
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specdec.checks import draws as q
-from specdec.checks.playing import Broken, Log, MalformedError, NotApplicable, NotTried, Stage, prompts_for
+from specdec.checks.playing import Broken, End, Stage, Status, prompts_for
 from specdec.checks.trials import Trials
 from specdec.engine.parts import check_declared
 from specdec.interfaces import Drafter, Verifier, why_unfit
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.wellformed import FATAL, Form
 
 _PACKAGE = Path(__file__).parent.parent
-
-
-class Status(StrEnum):
-    """The end of a check."""
-
-    PASSED = "passed"
-    FAILED = "FAILED"
-    NOT_APPLICABLE = "not applicable"
-    """The drafter promises nothing that could be checked here."""
-    NOT_TRIED = "not tried"
-    """An earlier check failed, so that this one would say nothing."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +100,7 @@ def check_drafter(
     drafter = make()
     every = [rule for rule in rules if why_unfit(rule, drafter) is None]
     verifier.check(drafter)
-    log = Log()
-    stage = Stage(make, target, verifier, length, log, drafter.max_depth, drafter.adapts, options)
+    stage = Stage(make, target, verifier, length, drafter.max_depth, drafter.adapts, options)
     del drafter  # it may hold a model, and every check makes a new one
 
     begin = progress or (lambda check: None)
@@ -122,13 +108,13 @@ def check_drafter(
     trials = Trials(stage, encoded, sampled, rounds=rounds, draws=draws, rules=every)
     found = [announced]
     for group in _checks(trials):
-        wrong = next((finding for finding in [*found, *_seen(log)] if finding.failed), None)
+        wrong = next((finding for finding in found if finding.failed), None)
         if wrong is None:
             begin(next(iter(group)))
             found += [_finding(check, tried) for check, tried in group.items()]
         else:
             found += [Finding(check, Status.NOT_TRIED, f"“{wrong.check}” failed") for check in group]
-    return [*found[:3], *_seen(log), *found[3:]]
+    return found
 
 
 def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any) -> None:
@@ -138,35 +124,37 @@ def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any)
         raise AssertionError("the drafter breaks its contract:\n" + "\n".join(map(str, wrong)))
 
 
-def _checks(trials: Trials) -> Iterator[dict[str, Callable[[], str]]]:
-    """Yields the checks in their order; those of one group are made together, from the same rounds."""
-    yield {"fits the target": trials.binds}
-    yield {"drafts to the end": trials.decodes}
-    yield {"greedy outputs": trials.greedy_outputs}
-    yield {"ends of outputs and of the cache": trials.ends}
-    yield {"same seed, same drafts": trials.same_seed}
-    yield {"independent of batch mates": trials.company}
-    yield {"independent of the prompt's pieces": trials.pieces}
-    yield {"a slot is used again": trials.reuse}
-    yield {"shared beginnings": trials.shared_beginnings}
-    yield {"no drift": trials.drift}
-    yield {"recorded rounds": trials.recorded_rounds}
+def _checks(trials: Trials) -> list[dict[str, Callable[[], str]]]:
+    """The checks in their order; those of one group are made together, from the same rounds.
+
+    What is seen of trees, of the engine's arrays and of top tokens in all rounds ends the check that plays them.
+    """
     draws = q.FIRST, q.DEEPER, q.SIBLINGS, q.INDEPENDENT, q.CHOSEN
-    yield {check: partial(trials.drawn, check) for check in draws}
-    yield {"NaN logits": trials.nan_logits}
-    yield {"q at the leaves": trials.leaves}
-    for rule in trials.rules:
-        yield {f"exact with {type(rule).__name__}": partial(trials.exact_with, rule)}
+    return [
+        {"fits the target": trials.binds},
+        {"drafts to the end": trials.decodes},
+        {"greedy outputs": trials.greedy_outputs},
+        {"ends of outputs and of the cache": trials.ends},
+        {"same seed, same drafts": trials.same_seed},
+        {"independent of batch mates": trials.company},
+        {"independent of the prompt's pieces": trials.pieces},
+        {"a slot is used again": trials.reuse},
+        {"shared beginnings": trials.shared_beginnings},
+        {"no drift": trials.drift},
+        {"recorded rounds": trials.recorded_rounds},
+        {check: partial(trials.drawn, check) for check in draws},
+        {"NaN logits": trials.nan_logits},
+        {"q at the leaves": trials.leaves},
+        *({f"exact with {type(rule).__name__}": partial(trials.exact_with, rule)} for rule in trials.rules),
+        {"trees": trials.trees, "slots are left alone": trials.slots, "top tokens": trials.top_tokens},
+    ]
 
 
 def _finding(check: str, tried: Callable[[], str]) -> Finding:
-    ends = {Broken: Status.FAILED, NotApplicable: Status.NOT_APPLICABLE, NotTried: Status.NOT_TRIED}
     try:
         return Finding(check, Status.PASSED, tried())
-    except tuple(ends) as end:
-        return Finding(check, ends[type(end)], str(end))
-    except MalformedError:
-        return Finding(check, Status.NOT_TRIED, "a malformed tree ended it")
+    except End as end:
+        return Finding(end.check or check, end.status, str(end))
     except Exception as error:
         return Finding(check, Status.FAILED, _words(error))
 
@@ -190,29 +178,3 @@ def _announced(make: Callable[[], Drafter]) -> str:
         raise Broken(str(error)) from error
     laws = ", ".join(law.name for law in sorted(drafter.laws))
     return f"max_nodes={drafter.max_nodes}, max_depth={drafter.max_depth}, laws={laws}, is_chain={drafter.is_chain}"
-
-
-def _seen(log: Log) -> Iterator[Finding]:
-    """Yields the findings about trees, slots and top tokens, in all rounds so far."""
-    forms = list(Form)
-    fatal = next((form for form in forms if form in FATAL and form in log.flaws), None)
-    trees = f"{log.trees} tree{'' if log.trees == 1 else 's'}"
-    for number, form in enumerate(forms):
-        check, flaw = f"trees: {form}", log.flaws.get(form)
-        if flaw is not None:
-            place = "" if flaw.node is None else f"node {flaw.node}: "
-            yield Finding(check, Status.FAILED, place + flaw.what)
-        elif fatal is not None and number > forms.index(fatal):
-            yield Finding(check, Status.NOT_TRIED, f"“trees: {fatal}” failed")
-        elif form in (Form.Q, Form.POSSIBLE) and not log.drawn:
-            yield Finding(check, Status.NOT_APPLICABLE, "no node was drawn from a q")
-        else:
-            yield Finding(check, Status.PASSED, trees)
-    wrong = log.changed and f"propose changed slots.{log.changed}, which belongs to the engine: work on a copy"
-    right = f"propose changed nothing in {log.trees} round{'' if log.trees == 1 else 's'}"
-    yield Finding("slots are left alone", Status.FAILED if wrong else Status.PASSED, wrong or right)
-    if not log.top_tokens:
-        yield Finding("top tokens", Status.NOT_APPLICABLE, "the drafter says top_tokens=0")
-    else:
-        right = f"told of {log.told} nodes; what the target said next is among them"
-        yield Finding("top tokens", Status.FAILED if log.untold else Status.PASSED, log.untold or right)

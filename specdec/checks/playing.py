@@ -2,8 +2,10 @@
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Outcome, Step
-from specdec.wellformed import FATAL, Flaw, Form, flaws
+from specdec.wellformed import FATAL, Form, flaws
 
 DRAWN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 """The laws of tokens that are drawn from q."""
@@ -35,51 +37,55 @@ TEXTS = (
 _LENGTHS = (40, 2, 17, 30, 55, 9)
 
 
-class Broken(Exception):  # noqa: N818
-    """A check found a mistake."""
+class Status(StrEnum):
+    """The end of a check."""
 
-
-class NotApplicable(Exception):  # noqa: N818
-    """The drafter promises nothing that a check could look at."""
-
-
-class NotTried(Exception):  # noqa: N818
+    PASSED = "passed"
+    FAILED = "FAILED"
+    NOT_APPLICABLE = "not applicable"
+    """The drafter promises nothing that could be checked here."""
+    NOT_TRIED = "not tried"
     """An earlier check failed, so that this one would say nothing."""
 
 
-class MalformedError(Exception):
-    """A tree that the engine cannot run."""
+class End(Exception):  # noqa: N818
+    """A check's end before it has passed; ``check`` is the one that it is about, if not the one that is tried."""
+
+    status: Status
+
+    def __init__(self, what: str, check: str | None = None):
+        super().__init__(what)
+        self.check = check
 
 
-@dataclass
-class Log:
-    """Everything that was seen of a drafter, in all of its sessions.
+class Broken(End):
+    """The drafter breaks its contract."""
 
-    Attributes:
-        flaws: The first flaw of every kind.
-        changed: The array of the batch that ``propose`` changed, if any.
-        drawn: The number of valid drafted nodes that were drawn at random from a q.
-        told: The number of nodes for which it was told the target's likeliest successors (``top_tokens`` of each).
-        untold: What was wrong with these, if anything.
-        spoiled: Whether some rows' hidden states or logits are NaN, so that their q may be no distribution.
-    """
+    status = Status.FAILED
 
-    flaws: dict[Form, Flaw] = field(default_factory=dict)
-    changed: str | None = None
-    trees: int = 0
-    nodes: int = 0
-    drawn: int = 0
-    top_tokens: int = 0
-    told: int = 0
-    untold: str | None = None
-    spoiled: bool = False
+
+class NotApplicable(End):
+    """There is nothing to check."""
+
+    status = Status.NOT_APPLICABLE
+
+
+class NotTried(End):
+    """An earlier check failed."""
+
+    status = Status.NOT_TRIED
 
 
 class Watched(Drafter):
-    """Passes everything on to a drafter, and logs what its sessions propose."""
+    """Passes everything on to a drafter, and looks at what its sessions propose.
 
-    def __init__(self, drafter: Drafter, log: Log):
-        self.inner, self.log = drafter, log
+    Args:
+        seen: Counts ``trees``, the drafted ``nodes`` in them, and nodes whose likeliest successors it was ``told``.
+        spoiled: Some rows' hidden states or logits are NaN. These rows may get any tree that the engine can run.
+    """
+
+    def __init__(self, drafter: Drafter, seen: Counter[str], *, spoiled: bool = False):
+        self.inner, self.seen, self.spoiled = drafter, seen, spoiled
         self.max_nodes, self.max_depth, self.laws = drafter.max_nodes, drafter.max_depth, frozenset(drafter.laws)
         self.is_chain, self.is_paths = drafter.is_chain, drafter.is_paths
         self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
@@ -89,14 +95,13 @@ class Watched(Drafter):
 
 
 class WatchedSession(Session):
-    """Passes everything on to a session, and logs what it proposes."""
+    """Passes everything on to a session, and ends in ``Broken`` where it breaks its contract."""
 
     def __init__(self, drafter: Watched, session: Session, sizes: Sizes):
-        self.drafter, self.inner, self.log = drafter, session, drafter.log
+        self.drafter, self.inner, self.seen = drafter, session, drafter.seen
         self.reads_host, self.models = True, session.models
         self.hidden_layers, self.top_tokens = tuple(session.hidden_layers), session.top_tokens
         self.caches, self.lookback = session.caches, session.lookback
-        self.log.top_tokens = session.top_tokens
         self._leaf_probs = sizes.leaf_probs
         self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
 
@@ -107,7 +112,7 @@ class WatchedSession(Session):
 
     def observe(self, outcome: Outcome) -> None:
         if self.top_tokens and outcome.path is not None:
-            self.log.untold = self.log.untold or self._untold(outcome)
+            self._check_successors(outcome)
         self.inner.observe(outcome)
 
     def held(self, slot: int, length: int) -> int:
@@ -117,29 +122,29 @@ class WatchedSession(Session):
         self.inner.release(slot)
 
     def propose(self, batch: Batch) -> DraftTree:
-        """Return the session's proposal after a look at it; ``MalformedError`` where no engine could go on with it."""
         before = _arrays(batch)
         self.inner.prepare(batch)
         tree = self.inner.propose(batch)
         after = _arrays(batch)
-        changed = [name for name, array in before.items() if not np.array_equal(array, after[name])]
-        self.log.changed = self.log.changed or next(iter(changed), None)
-        self.log.trees += 1
+        self.seen["trees"] += 1
+        for name, array in before.items():
+            if not np.array_equal(array, after[name]):
+                what = f"propose changed slots.{name}, which belongs to the engine: work on a copy"
+                raise Broken(what, "slots are left alone")
         for flaw in flaws(tree, self.drafter, batch, leaf_probs=self._leaf_probs):
-            self.log.flaws.setdefault(flaw.check, flaw)
-            if flaw.check in FATAL and not (self.log.spoiled and flaw.check is Form.Q):
-                raise MalformedError(flaw.what)
-        drafted = tree.valid[:, 1:] & batch.drafting[:, None]
-        self.log.nodes += int(drafted.sum())
-        self.log.drawn += sum(int((drafted & (tree.law[:, 1:] == law)).sum()) for law in DRAWN)
+            if not self.drafter.spoiled or flaw.check in FATAL - {Form.Q}:
+                place = "" if flaw.node is None else f"node {flaw.node}: "
+                raise Broken(place + flaw.what, f"trees: {flaw.check}")
+        self.seen["nodes"] += int((tree.valid[:, 1:] & batch.drafting[:, None]).sum())
         return tree
 
-    def _untold(self, outcome: Outcome) -> str | None:
+    def _check_successors(self, outcome: Outcome) -> None:
         nodes, top = outcome.node_tokens, outcome.top_tokens
         if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
             shape = None if top is None else tuple(top.shape)
-            return f"the drafter wants {self.top_tokens} successors of every node, and was told {shape}"
-        self.log.told += nodes.numel()
+            wants = f"the drafter wants {self.top_tokens} successors of every node, and was told {shape}"
+            raise Broken(wants, "top tokens")
+        self.seen["told"] += nodes.numel()
         assert outcome.path is not None
         for row, slot in enumerate(outcome.slots.tolist()):
             if slot not in self._plain or not int(outcome.counts[row]):
@@ -148,8 +153,8 @@ class WatchedSession(Session):
             emitted = [*nodes[row, path].tolist(), int(outcome.next_tokens[row])]
             for node, token in zip([0, *path], emitted, strict=True):
                 if token not in top[row, node].tolist():
-                    return f"token {token} is what the target says after node {node}, and is not among its successors"
-        return None
+                    what = f"token {token} is what the target says after node {node}, and is not among its successors"
+                    raise Broken(what, "top tokens")
 
 
 def _arrays(batch: Batch) -> dict[str, np.ndarray]:
@@ -186,19 +191,13 @@ class Draft:
     def difference(self, other: "Draft", tolerance: float) -> str | None:
         """Return how two drafts differ, in words; None if they are equal, and q within a tolerance."""
         if self.nodes != other.nodes:
-            return f"{self} instead of {other}"
+            mine, others = ([each[:2] for each in draft.nodes[1:9]] for draft in (self, other))
+            return f"it drafts {mine} instead of {others}, as tokens with their parents"
         if self.draft_probs is None or other.draft_probs is None:
             return None
         read = [node for node in self.drawn_after if node < len(self.draft_probs)]
         apart = float((self.draft_probs[read] - other.draft_probs[read]).abs().max()) if read else 0.0
         return f"q differs by up to {apart:.2g} after the same tokens" if apart > tolerance else None
-
-    def __str__(self) -> str:
-        drafted = [
-            str(token) if parent == node else f"{token} under node {parent}"
-            for node, (token, parent, _) in enumerate(self.nodes[1:])
-        ]
-        return f"[{', '.join(drafted[:8])}{', …' if len(drafted) > 8 else ''}]" if drafted else "no tokens"
 
 
 @dataclass(frozen=True)
@@ -235,27 +234,22 @@ class Run:
 class Stage:
     """Where a drafter is tried: how to make it, what it works with, and more arguments of the engines (``options``)."""
 
-    make: Callable[[], Drafter]
+    make: Callable[[], Any]
     target: Target
     verifier: Verifier
     max_length: int
-    log: Log
     max_depth: int
     adapts: bool
     options: Mapping[str, Any] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+    spoiled: bool = False
 
-    def engine(
-        self,
-        slots: int = 1,
-        chunk: int = LONG_CHUNK,
-        *,
-        make: Callable[[], Drafter | None] | None = None,
-        **options: Any,
-    ) -> Engine:
-        """Return an engine with a new drafter; it is one whose trees are looked at, unless ``make`` makes another."""
+    def engine(self, slots: int = 1, chunk: int = LONG_CHUNK, *, watch: bool = True, **options: Any) -> Engine:
+        """Return an engine with a new drafter; nobody may ``watch`` the trees of rounds that are to be recorded."""
+        drafter = self.make()
         return Engine(
             self.target,
-            Watched(self.make(), self.log) if make is None else make(),
+            Watched(drafter, self.seen, spoiled=self.spoiled) if drafter is not None and watch else drafter,
             self.verifier,
             max_batch_size=slots,
             max_length=self.max_length,

@@ -1,6 +1,6 @@
-"""The trials of a drafter. Each returns what it found, or raises ``Broken``, ``NotApplicable`` or ``NotTried``."""
+"""The trials of a drafter. Each returns what it found, or ends in ``Broken``, ``NotApplicable`` or ``NotTried``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
@@ -16,8 +16,6 @@ from specdec.checks.playing import (
     Broken,
     Draft,
     Job,
-    Log,
-    MalformedError,
     NotApplicable,
     NotTried,
     Run,
@@ -25,6 +23,7 @@ from specdec.checks.playing import (
     run,
 )
 from specdec.checks.ties import examine
+from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
 from specdec.machine import dtype_name
 from specdec.quantization.base import rounded_to
@@ -86,11 +85,10 @@ class Trials:
         self._rounds_to: torch.dtype | None = None
 
     def _plainly(self, stage: Stage) -> list[Run]:
-        engine = stage.engine(*_MIXED, make=lambda: None)
+        engine = replace(stage, make=lambda: None).engine(*_MIXED)
         return run(engine, [replace(job, speculate=False) for job in self._mixed])
 
     def binds(self) -> str:
-        """Make an engine with the drafter."""
         engine = self.stage.engine(*_MIXED)
         models = (engine.runner, *(() if engine.session is None else engine.session.models))
         rounded = (rounded_to(each.model if isinstance(each, ModelRunner) else each) for each in models)
@@ -100,10 +98,10 @@ class Trials:
     def decodes(self) -> str:
         """Decode requests of many kinds in one batch."""
         self._outputs = run(self.stage.engine(*_MIXED), self._mixed, rows_of_q=0, on_round=self._by_rule.note)
-        log = self.stage.log
-        if not log.nodes:
-            raise Broken(f"nothing was drafted in {log.trees} rounds: give prompts for which it drafts something")
-        return f"{len(self._mixed)} requests, {log.nodes} nodes in {log.trees} rounds"
+        nodes, trees = self.stage.seen["nodes"], self.stage.seen["trees"]
+        if not nodes:
+            raise Broken(f"nothing was drafted in {trees} rounds: give prompts for which it drafts something")
+        return f"{len(self._mixed)} requests, {nodes} nodes in {trees} rounds"
 
     def greedy_outputs(self) -> str:
         """Compare outputs with plain decoding's, token for token."""
@@ -142,84 +140,81 @@ class Trials:
 
     # A request's drafts depend on the request alone: the same ones come in any batch, slot and after any history.
 
-    @property
-    def _rounds_apart(self) -> str | None:
-        """Why drafts cannot be compared between batches and histories; None if they can."""
-        if self.stage.target.dtype not in (torch.float32, torch.float64):
-            dtype = dtype_name(self.stage.target.dtype)
-            return f"in {dtype}, results differ with the size of a batch: try it with the target in float32"
-        if self._rounds_to is not None:
-            return (
+    def _check_comparable(self, *, batches: bool = True) -> None:
+        """Refuse what cannot be compared between histories, and with ``batches`` between sizes of a batch."""
+        dtype = self.stage.target.dtype
+        if dtype not in (torch.float32, torch.float64):
+            raise NotApplicable(
+                f"in {dtype_name(dtype)}, results differ with the size of a batch: try it with the target in float32"
+            )
+        if batches and self._rounds_to is not None:
+            raise NotApplicable(
                 f"quantized layers round to {dtype_name(self._rounds_to)}, so that results differ with the size of a "
                 f"batch: try it without quantization"
             )
-        if self.stage.adapts:
-            return "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
-        return None
+        if batches and self.stage.adapts:
+            raise NotApplicable(
+                "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
+            )
 
-    def _each_alone(self, chunk: int = LONG_CHUNK) -> list[Run]:
-        return [run(self.stage.engine(chunk=chunk), [job])[0] for job in self._pair]
+    def _each_alone(self, engine: Callable[[], Engine]) -> list[Run]:
+        return [run(engine(), [job])[0] for job in self._pair]
 
-    def _compare(self, runs: Sequence[Run], so: str) -> None:
-        for job, mine, wanted in zip(self._pair, runs, self._alone, strict=True):
-            for number, words in _differences(mine, wanted):
-                raise Broken(f"in round {number} of a {job.kind} request, {so}: {words}")
+    def _alike(self, runs: Sequence[Run], where: str, hint: str = "", *, alone: Sequence[Run] = ()) -> str:
+        """Compare runs of the two requests with those in which each was alone."""
+        for job, mine, wanted in zip(self._pair, runs, alone or self._alone, strict=True):
+            for number, (draft, other) in enumerate(zip(mine.drafts, wanted.drafts, strict=False)):
+                if (difference := draft.difference(other, ROUNDING)) is not None:
+                    raise Broken(
+                        f"{where}, it drafts otherwise in round {number} of a {job.kind} request: {difference}{hint}"
+                    )
+            if mine.tokens != wanted.tokens:
+                raise Broken(f"{where}, a {job.kind} request has another output than alone")
+        return f"{where}, it drafts the same"
 
     def same_seed(self) -> str:
-        """Decode two requests alone, twice."""
-        if self._rounds_apart is not None and self._rounds_to is None and not self.stage.adapts:
-            raise NotApplicable(self._rounds_apart)
-        self._alone = self._each_alone()
-        so = "a second run with the same seed drafts otherwise (take random numbers from specdec.random)"
-        self._compare(self._each_alone(), so)
-        return f"a second run of {self.sampling.max_new_tokens} tokens, greedy and sampled, drafts the same"
+        self._check_comparable(batches=False)
+        self._alone = self._each_alone(self.stage.engine)
+        hint = " (take random numbers from specdec.random)"
+        return self._alike(self._each_alone(self.stage.engine), "in a second run with the same seed", hint)
 
     def company(self) -> str:
         """Decode both requests in one batch with others, one of which does not speculate."""
-        self._need_comparable()
+        self._check_comparable()
         mates = []
         for number, prompt in enumerate(self.prompts):
-            own = replace(self._pair[number % 2].sampling, max_new_tokens=7 + 3 * number, stream=50 + number)
-            mates.append(Job(prompt, own, speculate=number != 1))
+            sampling = replace(self._pair[number % 2].sampling, max_new_tokens=7 + 3 * number, stream=50 + number)
+            mates.append(Job(prompt, sampling, speculate=number != 1))
         jobs = [mates[0], self._pair[0], *mates[1:], self._pair[1]]
         runs = run(self.stage.engine(slots=len(jobs)), jobs)
-        batch = f"in a batch of {len(jobs)} requests"
-        self._compare([runs[1], runs[-1]], f"{batch}, it drafts otherwise than alone")
-        return f"{batch}, each drafts as it does alone"
+        return self._alike([runs[1], runs[-1]], f"in a batch of {len(jobs)} requests")
 
     def pieces(self) -> str:
-        """Decode both requests alone, with prompts in small pieces."""
-        self._need_comparable()
-        self._compare(self._each_alone(chunk=3), "a prompt that came in pieces of 3 tokens leads to other drafts")
-        return "prompts in pieces of 3 tokens lead to the same drafts as in one"
+        self._check_comparable()
+        return self._alike(self._each_alone(lambda: self.stage.engine(chunk=3)), "with prompts in pieces of 3 tokens")
 
     def reuse(self) -> str:
         """Decode both requests in a slot that others have left: one at its end, one in the middle."""
-        self._need_comparable()
+        self._check_comparable()
         engine = self.stage.engine()
         others = [replace(job, prompt=prompt) for job, prompt in zip(self._pair, self.prompts[1:], strict=False)]
         run(engine, others)
         run(engine, others[:1], stop_after=2)
-        so = "in a slot that others have used, it drafts otherwise (what do admit and release leave behind?)"
-        self._compare([run(engine, [job])[0] for job in self._pair], so)
-        return "after requests that ended, and one that was dropped, it drafts as a new drafter does"
+        hint = " (what do admit and release leave behind?)"
+        return self._alike(self._each_alone(lambda: engine), "in a slot that others have used", hint)
 
     def shared_beginnings(self) -> str:
-        """Decode both requests where the caches hold their beginnings already."""
-        self._need_comparable()
-        engine = self.stage.engine()
-        if engine.session is None or engine.session.lookback is None or engine.runner.cache.states is not None:
-            raise NotApplicable("its session does not say lookback, or the target is recurrent: nothing is shared")
+        self._check_comparable()
         engine = self.stage.engine(cache=Paging(page_size=1, shared=True))
-        for _ in range(2):
-            runs = [run(engine, [job])[0] for job in self._pair]
-        so = "where the caches hold the beginning of a prompt, it drafts otherwise (see Session.lookback)"
-        self._compare(runs, so)
-        return f"with {engine.page_counts.reused} tokens from the caches it drafts as without"
+        if engine.session is None or engine.session.lookback is None:
+            raise NotApplicable("its session does not say lookback, so that its requests share nothing")
+        self._each_alone(lambda: engine)
+        runs, reused = self._each_alone(lambda: engine), engine.page_counts.reused
+        return self._alike(runs, f"with {reused} tokens of prompts from the caches", " (see Session.lookback)")
 
     def drift(self) -> str:
         """Compare drafts late in a long output with those of a new drafter that is given the same sequence."""
-        self._need_comparable()
+        self._check_comparable()
         seen = 0
         for job in self._pair:
             length = min(self._rounds * (self.stage.max_depth + 1), self.stage.max_length - len(job.prompt))
@@ -244,15 +239,11 @@ class Trials:
                     )
         return f"over {seen} rounds, it drafts as a new drafter that is given the same sequence"
 
-    def _need_comparable(self) -> None:
-        if self._rounds_apart is not None:
-            raise NotApplicable(self._rounds_apart)
-
     def recorded_rounds(self) -> str:
         """Play rounds as an engine records them, with the drafter itself, and compare them with other rounds."""
         played = []
         for recording in ("off", "rounds"):
-            with self.stage.engine(slots=3, make=self.stage.make, optimize=True, recording=recording) as engine:
+            with self.stage.engine(slots=3, watch=False, optimize=True, recording=recording) as engine:
                 played.append(run(engine, self._mixed, watch=False))
         for job, wanted, found in zip(self._mixed, *played, strict=True):
             if self.stage.adapts:
@@ -282,8 +273,7 @@ class Trials:
 
         A token that occurs in none of the good requests is given an embedding of NaN.
         """
-        # A row without numbers may get any tree that the engine can run, so it is not among the checks of trees.
-        apart = replace(self.stage, log=Log(spoiled=True))
+        apart = replace(self.stage, spoiled=True)
         good, vocab = self._pair, self.stage.target.vocab_size
         embeddings = self.stage.target.model.get_input_embeddings()
         used = {token for job in good for token in job.prompt}
@@ -313,21 +303,30 @@ class Trials:
             with embeddings.register_forward_hook(nan):
                 beside = run(engine, [spoiled[0], good[0], spoiled[1], good[1]], may_fail=True)
                 after = run(engine, [*good, *good], may_fail=True)  # in all slots
-        except MalformedError as error:
+        except Broken as error:
             raise Broken(f"beside a request whose logits are NaN, a tree is malformed: {error}") from error
         if any(done.error is None for done in beside[::2]):
             raise Broken("a request whose logits are NaN did not end with an error")
-        for number, mine in enumerate([*beside[1::2], *after]):
-            where = "beside such requests" if number < 2 else "in a slot that one had"
-            if mine.error is not None:
-                raise Broken(f"{where}, another request fails: {mine.error}")
-            if self._rounds_apart is None:
-                wanted = alone[number % 2]
-                for at, words in _differences(mine, wanted):
-                    raise Broken(f"{where}, another request drafts otherwise than alone in round {at}: {words}")
-                if mine.tokens != wanted.tokens:
-                    raise Broken(f"{where}, another request has another output than alone")
+        slots = "in slots of such requests"
+        for where, runs in (("beside such requests", beside[1::2]), (slots, after[:2]), (slots, after[2:])):
+            for mine in runs:
+                if mine.error is not None:
+                    raise Broken(f"{where}, another request fails: {mine.error}")
+            with suppress(NotApplicable):
+                self._check_comparable()
+                self._alike(runs, where, alone=alone)
         return "requests with NaN in their context end with an error; beside them and in their slots, others go on"
+
+    def trees(self) -> str:
+        return f"all {self.stage.seen['trees']} are well formed"
+
+    def slots(self) -> str:
+        return f"propose changed nothing in {self.stage.seen['trees']} rounds"
+
+    def top_tokens(self) -> str:
+        if not self.stage.seen["told"]:
+            raise NotApplicable("the drafter says top_tokens=0")
+        return f"told of {self.stage.seen['told']} nodes; what the target said next is among them"
 
     def leaves(self) -> str:
         """Have q given at every node, as a rule that reads it there needs it."""
@@ -335,12 +334,11 @@ class Trials:
         if not drafter.has_leaf_probs:
             raise NotApplicable("the drafter says has_leaf_probs=False")
         rule = _ReadsLeaves(self.stage.verifier, frozenset(drafter.laws))
-        log = Log()
-        with suppress(MalformedError):  # it is in the log
-            run(replace(self.stage, log=log, verifier=rule).engine(slots=3), self._mixed, rows_of_q=0)
-        for flaw in log.flaws.values():
-            raise Broken(f"bound with leaf_probs=True: node {flaw.node}: {flaw.what}")
-        return f"bound with leaf_probs=True, q is given at every node of {log.trees} trees"
+        try:
+            run(replace(self.stage, verifier=rule).engine(slots=3), self._mixed, rows_of_q=0)
+        except Broken as error:
+            raise Broken(f"bound with leaf_probs=True: {error}") from error
+        return "bound with leaf_probs=True, q is given at every node"
 
     def exact_with(self, rule: Verifier) -> str:
         if rule in self._by_rule.rules:
@@ -357,13 +355,6 @@ class _ReadsLeaves(Plain):
 
     def __init__(self, like: Verifier, drafter_laws: frozenset):
         self.exactness, self.samplings = like.exactness, like.samplings | drafter_laws
-
-
-def _differences(mine: Run, wanted: Run) -> Iterator[tuple[int, str]]:
-    """Yields the rounds whose drafts differ, and how."""
-    for number, (draft, other) in enumerate(zip(mine.drafts, wanted.drafts, strict=False)):
-        if (difference := draft.difference(other, ROUNDING)) is not None:
-            yield number, difference
 
 
 def _apart(late: Draft, new: Draft) -> str | None:

@@ -14,8 +14,8 @@ from experiments.measuring.exactness import LAWS, SHAPES, cases
 from experiments.results.checked import REFUTED, stated_exactness
 from experiments.results.lossless import promises_exact
 from specdec import DraftSampling, DraftTree, Laws
-from specdec.checks.drafter import Status
 from specdec.checks.drafts import enumerate_drafts, num_drafts
+from specdec.checks.playing import Status
 from specdec.checks.tables import Tables
 from tests import mutants
 from tests.changed_rule import accept_the_first

@@ -12,8 +12,8 @@ import specdec.checks.drafter
 from drafters.itself import SelfDrafter
 from drafters.medusa import MedusaScorer
 from specdec import Drafter, DraftTree, Engine, Laws, Outcome, SamplingParams, Sizes, Target, Verifier
-from specdec.checks.drafter import Finding, Status, assert_conforms, check_drafter
-from specdec.checks.playing import WatchedSession
+from specdec.checks.drafter import Finding, assert_conforms, check_drafter
+from specdec.checks.playing import Status, WatchedSession
 from specdec.interfaces import why_unfit
 from specdec.quantization import quantize
 from tests import mutants
@@ -172,7 +172,7 @@ def wide() -> Target:
 @pytest.mark.parametrize(
     ("drafter", "words"),
     [
-        (mutants.ClearsByProduct, "in a slot that one had, another request drafts otherwise than alone in round"),
+        (mutants.ClearsByProduct, "in slots of such requests, it drafts otherwise in round"),
         (mutants.StumblesOverNaN, "FloatingPointError: hidden states are not finite"),
     ],
 )
