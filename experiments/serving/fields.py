@@ -1,8 +1,7 @@
 """The fields of a request: which are understood, which are refused, and the sampling parameters that they become."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -23,29 +22,24 @@ OF_SAMPLING = {
     "max_completion_tokens": "max_new_tokens",
 }
 """Fields of a request, and the parameter of ``SamplingParams`` that each one sets."""
-HARMLESS = {
+HARMLESS = (
     *("model", "user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
-    "include_metrics",
-}
+)
 """Fields that change nothing about the output, and are not looked at."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("echo", "use_beam_search", "include_stop_str_in_output", "early_stopping"), (False,)),
-    **dict.fromkeys(("typical_p", "length_penalty"), (1,)),
+    **dict.fromkeys(("typical_p", "length_penalty", "best_of"), (1,)),
     **dict.fromkeys(("tools", "functions", "bad_words", "logits_processors"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
-    **dict.fromkeys(("allowed_token_ids", "truncate_prompt_tokens", "reasoning_effort"), ()),
-    **dict.fromkeys(("chat_template", "regex", "json_schema", "ebnf"), ()),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "suffix": ("",),
     "return_tokens_as_token_ids": (False,),
-    "prompt_logprobs": (),
 }
-"""Known fields that would change the output and are not supported, and the values with which they change nothing."""
+"""Fields that would change the output and are not supported, and the values with which they change nothing."""
 
 
 class RequestError(Exception):
@@ -117,8 +111,7 @@ _OTHERS: dict[str, Any] = {
     **{name: (Annotated[Any, AfterValidator(partial(_neutral, name))], None) for name in NEUTRAL},
     **{name: (Annotated[Any, AfterValidator(partial(_parameter, name))], None) for name in OF_SAMPLING},
 }
-Alternatives = Annotated[int, Field(ge=0, le=20)]
-"""Likely tokens to list beside each one; at most as many as with other servers."""
+Alternatives = Annotated[int, Field(ge=0, le=20)]  # tokens beside each one, as many as with other servers
 
 
 class StreamOptions(BaseModel):
@@ -135,7 +128,6 @@ class Fields(create_model("Others", __config__=_STRICT, **_OTHERS)):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
-    best_of: int | None = None
     response_format: Annotated[Any, AfterValidator(_grammar)] = None
 
 
@@ -154,36 +146,23 @@ class Chat(Fields):
     top_logprobs: Alternatives | None = None
 
 
-_WANTED = {
-    "prompt": "give a text, a list of token ids, or a list of either",
-    "messages": "give a list of messages",
-    "stream_options": "give {include_usage: true} or {continuous_usage_stats: true}",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request that was understood.
-
-    Attributes:
-        sampling: The parameters of every choice, ``n`` for each prompt: one sample each, with a stream of its own.
-    """
+    """A request that was understood."""
 
     fields: Fields
     chat: bool
     prompts: list[list[int]]
-    sampling: list[SamplingParams]
+    sampling: list[SamplingParams]  # of every choice, ``n`` for each prompt, with a stream of its own
 
 
 def understand(
     body: object, tokenizer: PreTrainedTokenizerBase | None, defaults: SamplingParams, *, chat: bool, most: int
 ) -> Asked:
-    """Return a request from the JSON of its body.
+    """Return a request from the JSON of its body, a chat or a completion of at most so many choices.
 
     Args:
         defaults: Parameters that the request says nothing about.
-        chat: Whether there are messages in it, or else a prompt.
-        most: The number of choices that it may have.
 
     Raises:
         RequestError: A field is unknown, unsupported or wrong.
@@ -204,25 +183,28 @@ def understand(
     sampling = _sampling(fields, given, replace(defaults, logprobs=logprobs, seed=None, stream=None))
     if (count := sampling.n * len(prompts)) > most:
         raise RequestError(f"{count} choices at once are too many for this server: ask for at most {most}", param="n")
-    with _refusing(content):
+    first, samples = sampling.stream, sampling.n
+    # The streams that ``Engine.generate`` gives to the same prompts.
+    streams = [number if first is None else first + (number % samples << 40) for number in range(count)]
+    try:
         json.dumps(given[content], ensure_ascii=False).encode()  # tokenizers have no sentence for halves of characters
         encoded = [list(encode(tokenizer, prompt)) for prompt in prompts]
-    return Asked(fields=fields, chat=chat, prompts=encoded, sampling=_choices(sampling, len(prompts)))
+        choices = [replace(sampling, n=1, stream=stream) for stream in streams]
+    except ValueError as error:
+        raise RequestError(str(error), param=content) from error
+    return Asked(fields=fields, chat=chat, prompts=encoded, sampling=choices)
 
 
 def _refusal(error: ValidationError, given: Mapping[str, Any]) -> RequestError:
     """Return the first of pydantic's errors in a sentence that names the field."""
     first = error.errors()[0]
     name = str(first["loc"][0])
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        message = f"there is no field {name!r} here: leave it out"
-    elif first["type"] == "missing":
-        message = f"there is no {name!r} in the request: give one"
-    elif first["type"] == "value_error":
-        message = str(first.get("ctx", {})["error"])
-    else:
-        message = f"{name}={shown(given[name])}: {_WANTED.get(name, first['msg'])}"
-    return RequestError(message, param=name)
+    messages = {
+        "extra_forbidden": f"there is no field {'.'.join(map(str, first['loc']))!r} here: leave it out",
+        "missing": f"there is no {name!r} in the request: give one",
+        "value_error": str(first.get("ctx", {}).get("error")),
+    }
+    return RequestError(messages.get(first["type"], f"{name}={shown(given.get(name))}: {first['msg']}"), param=name)
 
 
 def _sampling(fields: Fields, given: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams:
@@ -230,32 +212,7 @@ def _sampling(fields: Fields, given: Mapping[str, Any], sampling: SamplingParams
     if named.get("max_tokens", (most := named.get("max_completion_tokens"))) != most and most is not None:
         raise RequestError("max_tokens and max_completion_tokens differ: give one of them", param="max_tokens")
     sampling = replace(sampling, **{OF_SAMPLING[name]: value for name, value in named.items()})
-    if fields.response_format is not None:
-        if "grammar" in given:
-            unlike = "response_format and grammar both say what the output may be: leave one of them out"
-            raise RequestError(unlike, param="response_format")
-        sampling = replace(sampling, grammar=fields.response_format)
-    if fields.best_of not in (None, sampling.n):
-        unlike = f"best_of={fields.best_of} is not supported: leave it out, or give it the value of n"
-        raise RequestError(unlike, param="best_of")
-    return sampling
-
-
-def _choices(sampling: SamplingParams, prompts: int) -> list[SamplingParams]:
-    """Return the parameters of every choice; ``Engine.generate`` gives the same streams to the same prompts."""
-    first, count = sampling.stream, sampling.n
-    with _refusing("stream_id"):
-        return [
-            replace(sampling, n=1, stream=prompt * count + sample if first is None else first + (sample << 40))
-            for prompt in range(prompts)
-            for sample in range(count)
-        ]
-
-
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Make a refusal of a ValueError about a field."""
-    try:
-        yield
-    except ValueError as error:
-        raise RequestError(str(error).replace("stream=", f"{name}=", 1), param=name) from error
+    if fields.response_format is not None and "grammar" in given:
+        unlike = "response_format and grammar both say what the output may be: leave one of them out"
+        raise RequestError(unlike, param="response_format")
+    return replace(sampling, grammar=fields.response_format or sampling.grammar)

@@ -1,6 +1,5 @@
 """Counters and histograms under the names that dashboards and clients of other servers know."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,10 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from experiments.serving.answers import Choice
-from specdec.types import Step, Timestamps
+from specdec.types import Step
 
 SECONDS = tuple(digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5))
-TOKENS = tuple(2.0**power for power in range(15))
 _TIMES = (
     *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),
     *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
@@ -23,7 +21,6 @@ _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
 _COUNTS = (
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
-    *("engine_turns", "engine_seconds", "serving_seconds", "event_loop_cpu_seconds"),
 )
 
 
@@ -41,28 +38,25 @@ class Metrics(Collector):
         self._counts: Counter[str] = Counter()
         self._accepted: Counter[int] = Counter()
         self._ended: Counter[str] = Counter()
-        self._times = {name: self._histogram(name, SECONDS) for name in _TIMES}
-        self._tokens = self._histogram("iteration_tokens_total", TOKENS)
+        self._times = {name: self._histogram(name) for name in _TIMES}
         self._registry.register(self)
 
-    def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
+    def _histogram(self, name: str) -> Histogram:
         words = name.replace("_", " ")
-        made = Histogram(self._prefix + name, words, ["model_name"], registry=self._registry, buckets=buckets)
+        made = Histogram(self._prefix + name, words, ["model_name"], registry=self._registry, buckets=SECONDS)
         return made.labels(**self._labels)
 
     def turn(self, steps: Sequence[tuple[Choice, Step]]) -> None:
         """Note the rounds of a turn, which their choices do not know of yet."""
-        self._tokens.observe(sum(len(step.token_ids) for _, step in steps))
-        counts, times = self._counts, self._times
+        counts = self._counts
         for choice, step in steps:
-            if not choice.rounds:
-                counts["prompt_tokens"] += len(choice.prompt)
-            if step.token_ids:
-                counts["generation_tokens"] += len(step.token_ids)
-                if choice.last:
-                    times["inter_token_latency_seconds"].observe(step.visible - choice.last)
-                else:
-                    times["time_to_first_token_seconds"].observe(step.visible - choice.call.arrived)
+            first, last, tokens = choice.first or step.visible, choice.last, choice.tokens + len(step.token_ids)
+            counts["prompt_tokens"] += 0 if choice.tokens else len(choice.prompt)
+            counts["generation_tokens"] += len(step.token_ids)
+            if step.token_ids and last:
+                self._times["inter_token_latency_seconds"].observe(step.visible - last)
+            elif step.token_ids:
+                self._times["time_to_first_token_seconds"].observe(step.visible - choice.call.arrived)
             if step.proposed_depth and step.error is None:
                 counts["spec_decode_num_drafts"] += 1
                 counts["spec_decode_num_draft_tokens"] += step.proposed_depth
@@ -70,17 +64,16 @@ class Metrics(Collector):
                 self._accepted.update(range(step.accepted))
             if step.finish_reason is not None:
                 self._ended[step.finish_reason] += 1
-                if step.timestamps is not None and step.finish_reason != "error":
-                    self._end(choice, step, step.timestamps)
-
-    def _end(self, choice: Choice, step: Step, stamps: Timestamps) -> None:
-        times, first, tokens = self._times, choice.first or step.visible, choice.tokens + len(step.token_ids)
-        times["request_queue_time_seconds"].observe(stamps.admitted - stamps.arrived)
-        times["request_prefill_time_seconds"].observe(first - stamps.admitted)
-        times["request_decode_time_seconds"].observe(step.visible - first)
-        times["e2e_request_latency_seconds"].observe(step.visible - stamps.arrived)
-        if tokens > 1:
-            times["request_time_per_output_token_seconds"].observe((step.visible - first) / (tokens - 1))
+            if (stamps := step.timestamps) is not None and step.finish_reason != "error":
+                ended = {
+                    "request_queue_time": stamps.admitted - stamps.arrived,
+                    "request_prefill_time": first - stamps.admitted,
+                    "request_decode_time": step.visible - first,
+                    "e2e_request_latency": step.visible - stamps.arrived,
+                    **({"request_time_per_output_token": (step.visible - first) / (tokens - 1)} if tokens > 1 else {}),
+                }
+                for name, seconds in ended.items():
+                    self._times[f"{name}_seconds"].observe(seconds)
 
     def aborted(self) -> None:
         """Note that a client has left before the end."""
@@ -88,7 +81,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is no histogram; called by the registry."""
-        state = {**self._counts, **self._state(), "event_loop_cpu_seconds": time.thread_time()}
+        state = {**self._counts, **self._state()}
         for name in _GAUGES:
             yield self._family(GaugeMetricFamily, name, {"": state[name]})
         for name in _COUNTS:

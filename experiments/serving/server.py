@@ -34,8 +34,6 @@ from specdec.types import Step
 
 BACKLOG = 16384
 """Connections that may wait to be accepted; the system may allow fewer."""
-RETRY_AFTER = 1
-"""Seconds after which a client may try again when the queue is full."""
 
 
 class Server:
@@ -49,12 +47,6 @@ class Server:
         drain: Seconds that running requests are given when the server is stopped.
         max_body: Bytes that the body of a request may have.
         prefix: Stands before the names of all metrics: ``specdec``, or ``vllm`` for what looks for that.
-
-    Attributes:
-        open: The number of places that calls have taken, like all others in the event loop's thread.
-        calls: Those that were handed to the engine.
-        draining: Whether new calls are refused, because the server is about to stop.
-        failure: Why the engine cannot go on.
 
     Raises:
         ValueError: The address cannot be listened at.
@@ -76,11 +68,13 @@ class Server:
         self._engine, self._name, self._drain, self._max_body = engine, name, drain, max_body
         self._defaults, self._most = replace(defaults, n=1, stream=None), queue + engine.max_batch_size
         self._tokenizer = copy.deepcopy(engine.target.tokenizer)  # the engine's thread decodes with the other one
-        max_depth = 0 if engine.drafter is None else engine.drafter.max_depth
-        self._writer = Writer(name, self._tokenizer, max_depth=max_depth)
+        self._writer = Writer(name, self._tokenizer)
         self._encoder = ThreadPoolExecutor(1, "tokenizer")
-        self.open, self.draining, self.failure = 0, False, None
-        self.calls: set[Call] = set()
+        # All of these belong to the event loop's thread.
+        self.open = 0  # places that calls have taken
+        self.calls: set[Call] = set()  # those that were handed to the engine
+        self.draining = False  # whether new calls are refused, because the server is about to stop
+        self.failure: str | None = None  # why the engine cannot go on
         self._idle = asyncio.Event()
         self.worker = Worker(
             engine,
@@ -99,8 +93,8 @@ class Server:
 
     def run(self) -> None:
         """Serve until a signal, or ``stop``. Raises RuntimeError: the engine cannot go on."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every connection is a file
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is a file
         paths = {"/health": self._health, "/v1/models": self._models, "/metrics": self._metrics_page}
         routes = [Route(path, answer, methods=["GET"]) for path, answer in paths.items()]
         for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
@@ -110,13 +104,11 @@ class Server:
         config = uvicorn.Config(app, log_level="warning", access_log=False, backlog=BACKLOG, lifespan="on")
         self._http = _Http(config, self)
         self._http.run(sockets=[self._socket])
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if self.failure is not None:
             raise RuntimeError(self.failure)
 
     @asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        """The event loop's and the engine's parts, which know each other by functions that cross the threads."""
         self._loop = asyncio.get_running_loop()
         self.worker.start()
         yield
@@ -127,30 +119,26 @@ class Server:
 
     def stop(self) -> None:
         """Refuse new calls, let those that run end, and then stop. May be called from any thread."""
-        self._loop.call_soon_threadsafe(self._begin_to_stop)
-
-    def _begin_to_stop(self) -> None:
-        self.draining = True
-        self._stopping = self._loop.create_task(self._stop_when_idle())
+        asyncio.run_coroutine_threadsafe(self._stop_when_idle(), self._loop)
 
     async def _stop_when_idle(self) -> None:
+        self.draining = True
         try:
             if self.open:
                 self._idle.clear()
                 await asyncio.wait_for(self._idle.wait(), self._drain)
         except TimeoutError:
             print(f"requests that did not end in drain={self._drain:g} seconds: {self.open}", file=sys.stderr)
-            self._refuse_all(RequestError("the server has stopped", status=503))
-        self._http.should_exit = True
+        self._end(RequestError("the server has stopped", status=503))
 
     def _broken(self, failure: str) -> None:
         self.failure, self.draining = failure, True
-        self._refuse_all(RequestError(failure, status=500))
-        self._http.should_exit = True
+        self._end(RequestError(failure, status=500))
 
-    def _refuse_all(self, refusal: RequestError) -> None:
+    def _end(self, refusal: RequestError) -> None:
         for call in self.calls:
             call.refuse(refusal)
+        self._http.should_exit = True
 
     # ---------------------------------------------------------------- a call
 
@@ -162,6 +150,7 @@ class Server:
                 places = self._enter(1)
             finally:  # a client reads no answer before it has sent everything
                 body = await _body(request, self._max_body if places else 0)
+            # Long texts are made tokens of beside the event loop.
             asked = await self._loop.run_in_executor(self._encoder, self._understand, body, chat)
             places = self._enter(len(asked.sampling), had=places)
             await self._answer(Call(asked, arrived), request, send)
@@ -182,7 +171,6 @@ class Server:
         return count
 
     def _understand(self, body: bytes, chat: bool) -> Asked:
-        """Return a call's request. Long texts are made tokens of beside the event loop."""
         try:
             parsed = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -193,7 +181,7 @@ class Server:
         stream = call.asked.fields.stream
         watcher = asyncio.create_task(_watch(call, request.receive))
         self.calls.add(call)
-        self.worker.submit(call)
+        self.worker.put(call)
         try:
             await call.news.wait()
             while not stream and call.running and not call.gone:
@@ -213,7 +201,7 @@ class Server:
             if call.refusal is None or call.refusal.status != 400:  # else the engine has none of them
                 for choice in call.choices:
                     if choice.timestamps is None:
-                        self.worker.drop(choice)
+                        self.worker.put(choice)
                         self._metrics.aborted()
 
     async def _events(self, call: Call, send: Send) -> None:
@@ -236,21 +224,19 @@ class Server:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _take(self, steps: Sequence[tuple[Choice, Step]]) -> None:
-        """Give the rounds of a turn to their calls."""
         self._metrics.turn(steps)
         for choice, step in steps:
             choice.take(step)
-            choice.call.take(choice, step)
             choice.call.news.set()
 
     # ---------------------------------------------------------------- the other paths
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "stopping" if self.draining else "ok"}, 503 if self.draining else 200)
+        return Response(status_code=503 if self.draining else 200)
 
     async def _models(self, request: Request) -> Response:
-        sizes = {"max_model_len": self._engine.max_length, "root": self._engine.target.name}
-        model = {"id": self._name, "object": "model", "created": 0, "owned_by": "specdec", **sizes}
+        model = {"id": self._name, "object": "model", "created": 0, "owned_by": "specdec"}
+        model["max_model_len"] = self._engine.max_length
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _metrics_page(self, request: Request) -> Response:
@@ -258,7 +244,7 @@ class Server:
 
 
 class _Completions:
-    """The path of completions or of chats, as an ASGI application, which sends by itself."""
+    """The path of completions or of chats, as an ASGI application."""
 
     def __init__(self, server: Server, chat: bool):
         self._server, self._chat = server, chat
@@ -268,7 +254,7 @@ class _Completions:
 
 
 class _Http(uvicorn.Server):
-    """The server of HTTP. A first signal lets what runs end, a second one does not."""
+    """A first signal lets what runs end, a second one does not."""
 
     def __init__(self, config: uvicorn.Config, server: Server):
         super().__init__(config)
@@ -303,10 +289,9 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    """Return the answer that says what is wrong: with a request, or with its path."""
     if isinstance(error, HTTPException):
         there = "GET /health, /v1/models, /metrics, POST /v1/completions, /v1/chat/completions"
         error = RequestError(f"{request.method} {request.url.path}: there are {there}", status=error.status_code)
     assert isinstance(error, RequestError), "nothing else is registered"
-    headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else {}
+    headers = {"retry-after": "1"} if error.status in (429, 503) else {}
     return JSONResponse(error.body, error.status, headers)

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -24,14 +23,9 @@ class Worker(threading.Thread):
     Args:
         engine: The engine; nobody else may use it.
         kinds: Parameters of the kinds of requests that will come, for which the engine is warmed up.
-        take: Is given the rounds of each turn.
-        refuse: Is told that the engine takes none of a call's requests, and why.
-        broken: Is told in one sentence that the engine cannot go on.
-
-    Attributes:
-        turns: The number of turns so far.
-        engine_seconds: The seconds that they took.
-        serving_seconds: The seconds between turns, those without a request left out.
+        take: Called with the rounds of each turn.
+        refuse: Called with a call of which the engine takes no request, and why.
+        broken: Called with a sentence when the engine cannot go on.
     """
 
     def __init__(
@@ -48,19 +42,14 @@ class Worker(threading.Thread):
         self._inbox: SimpleQueue[Call | Choice | None] = SimpleQueue()
         self._live: dict[int, Choice] = {}
         self._view: View | None = None
-        self.turns, self.engine_seconds, self.serving_seconds = 0, 0.0, 0.0
         engine.on_turn = self._noted
 
     def _noted(self, view: View, work: Work) -> None:
         self._view = view
 
-    def submit(self, call: Call) -> None:
-        """Have the requests of a call submitted. Like ``drop`` and ``stop``, this is called from other threads."""
-        self._inbox.put(call)
-
-    def drop(self, choice: Choice) -> None:
-        """Have a request dropped."""
-        self._inbox.put(choice)
+    def put(self, message: Call | Choice) -> None:
+        """Have the requests of a call submitted, or one dropped. Like ``stop``, this is called from other threads."""
+        self._inbox.put(message)
 
     def stop(self) -> None:
         """End the thread after the turn that it is in. What has not ended is dropped."""
@@ -69,16 +58,16 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Play until ``stop``, or until the engine cannot go on."""
-        engine, errors, owing, ended = self._engine, 0, False, 0.0
+        engine, errors, owing = self._engine, 0, False
         try:
             engine.warm_up(sampling=self._kinds)
             while True:
                 while not self._inbox.empty() or not (engine.unfinished or owing):
-                    ended = ended if engine.unfinished else 0.0
-                    if not self._read():
+                    message = self._inbox.get()
+                    if message is None:
                         return
-                played, begin = engine.unfinished > 0, time.perf_counter()
-                self.serving_seconds += begin - ended if ended else 0.0
+                    self._submit(message) if isinstance(message, Call) else self._drop(message)
+                played = engine.unfinished > 0
                 try:
                     steps = engine.step()
                 except Exception as error:
@@ -87,45 +76,36 @@ class Worker(threading.Thread):
                     if errors == MOST_ERRORS:
                         raise
                     continue
-                ended, owing, errors = time.perf_counter(), False, 0 if played else errors
-                self.turns, self.engine_seconds = self.turns + 1, self.engine_seconds + ended - begin
-                self._take([(self._of(step), step) for step in steps])
+                owing, errors = False, 0 if played else errors
+                self._take([(self._live[step.request], step) for step in steps])
+                for step in steps:
+                    if step.finish_reason is not None:
+                        del self._live[step.request]
         except Exception as error:
             self._broken(f"the engine cannot go on: {described(error)}")
         finally:
             self._engine.close()
 
-    def _of(self, step: Step) -> Choice:
-        return self._live[step.request] if step.finish_reason is None else self._live.pop(step.request)
-
-    def _read(self) -> bool:
-        """Do what the next message says; returns whether the thread goes on."""
-        message = self._inbox.get()
-        if message is None:
-            return False
-        if isinstance(message, Choice):
-            if self._live.pop(message.id, None) is not None:
-                self._engine.abort(message.id)
-            return True
-        ids: list[int] = []
+    def _submit(self, call: Call) -> None:
         try:
-            for choice in message.choices:
-                choice.id = self._engine.submit(choice.prompt, choice.sampling, arrived=message.arrived)
+            for choice in call.choices:
+                choice.id = self._engine.submit(choice.prompt, choice.sampling, arrived=call.arrived)
                 self._live[choice.id] = choice
-                ids.append(choice.id)
         except ValueError as error:
-            for identity in ids:
-                self._engine.abort(self._live.pop(identity).id)
-            self._refuse(message, RequestError(described(error)))
-        return True
+            self._drop(*call.choices)
+            self._refuse(call, RequestError(described(error)))
+
+    def _drop(self, *choices: Choice) -> None:
+        for choice in choices:
+            if self._live.pop(choice.id, None) is not None:
+                self._engine.abort(choice.id)
 
     def state(self) -> dict[str, float]:
         """Return gauges and counters of the engine. Called from other threads, it may be a turn late."""
-        view, live, counts = self._view, dict(self._live), self._engine.page_counts
+        view, live, counts, pages = self._view, dict(self._live), self._engine.page_counts, self._engine.paging.pages
         seen = () if view is None else (*view.waiting, *view.running)
         running = sum(request.slot >= 0 and request.id in live for request in seen)
         usage = running / self._engine.max_batch_size
-        pages = self._engine.paging.pages
         if view is not None and view.free_pages is not None and pages:
             usage = 1 - view.free_pages / pages
         return {
@@ -135,7 +115,4 @@ class Worker(threading.Thread):
             "prefix_cache_queries": counts.queried,
             "prefix_cache_hits": counts.reused,
             "num_preemptions": counts.preempted,
-            "engine_turns": self.turns,
-            "engine_seconds": self.engine_seconds,
-            "serving_seconds": self.serving_seconds,
         }
