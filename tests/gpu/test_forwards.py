@@ -1,16 +1,24 @@
-"""Forwards on a GPU: invariant mode, the kernels' numbers, and programs in rounds and in graphs."""
+"""Forwards on a GPU: attention, invariant mode, the kernels' numbers, and programs in rounds and in graphs."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from drafters.ngram import NGramDrafter
-from specdec.engine.engine import Engine
+from specdec import DraftSampling, Engine, ForwardBatch, SamplingParams, Target, Topology
+from specdec.attention import BACKENDS
+from specdec.cache.storage import Cache
+from specdec.checks.reference import reference_decode
 from specdec.execution.forwards import FusedExecutor
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import DraftSampling
+from specdec.kernels import Stored
+from specdec.kernels.attention import Seen, tree_attention
+from specdec.target.facts import find
+from tests.attention import CASES, TOLERANCE, Case, error, launch, paged, problem, quantized
 from tests.components import DRAFTERS, fitting
-from tests.models import tiny_model
+from tests.models import ARCHITECTURES, tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_rotate
 from tests.specdec.invariant_forwards import PATH, PROMPTS, VOCAB, chain, one_by_one, runner_for, same, tokens, trees
 from verifiers.rejection import RejectionVerifier
@@ -92,3 +100,125 @@ def test_tokens_are_those_of_the_models_own_code(architecture: str) -> None:
             if isinstance(executor, FusedExecutor):
                 assert len(executor.recordings) and not executor.recordings.refused
     assert found[True, "off"] == found[True, "auto"] == found[False, "off"]
+
+
+RAGGED = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.inference_mode()
+def test_the_kernel_computes_what_attention_is(case: Case) -> None:
+    given = problem(case, "cuda")
+    assert error(given.output(BACKENDS["triton"]), given.expected()) < TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("page_size", [None, 8])
+@torch.inference_mode()
+def test_quantized_keys_and_values(dtype: torch.dtype, page_size: int | None) -> None:
+    if dtype is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no float8")
+    given = problem(Case(lengths=(300, 4), nodes=6, head_dim=64), "cuda")
+    given.output(BACKENDS["grouped"])  # writes the new keys
+    stored, meant = quantized(given, dtype)
+    seen = given.seen()
+    if page_size is not None:
+        stored, table = paged(stored, seen.table, page_size)
+        seen = replace(seen, table=table)
+    assert error(launch(given, stored=stored, seen=seen, pieces=2), meant.expected()) < TOLERANCE[torch.float32]
+
+
+def _long(dtype: torch.dtype) -> tuple[Tensor, Stored, Seen, Topology]:
+    """Eight rows of about 32 thousand positions, trees of 16 nodes, the heads of an 8B model."""
+    torch.manual_seed(0)
+    rows, nodes, kv_heads, positions = 8, 16, 8, 32768 + 64
+    keys = torch.randn(rows, kv_heads, positions, 128, device="cuda", dtype=dtype)
+    values = torch.randn(rows, kv_heads, positions, 128, device="cuda", dtype=dtype)
+    query = torch.randn(rows, 32, nodes, 128, device="cuda", dtype=dtype)
+    parents = torch.tensor([[-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))] for _ in range(rows)])
+    topology = Topology.from_parents(parents.cuda())
+    lengths = 32768 - torch.arange(rows, device="cuda") * 997
+    table = torch.arange(rows, device="cuda").flip(0)[:, None]
+    seen = Seen(lengths, table, topology.ancestor_words, topology.depth, positions)
+    return query, Stored(keys, values), seen, topology
+
+
+@torch.inference_mode()
+def test_a_context_of_32k() -> None:
+    query, stored, seen, topology = _long(torch.bfloat16)
+    output = tree_attention(query, stored, seen)
+    for row in range(len(query)):
+        length, slot = int(seen.lengths[row]), int(seen.table[row, 0])
+        keys = stored.keys[slot, :, : length + 16].double().repeat_interleave(4, 0)
+        values = stored.values[slot, :, : length + 16].double().repeat_interleave(4, 0)
+        scores = query[row].double() @ keys.transpose(1, 2) * 128**-0.5
+        scores[:, :, length:].masked_fill_(~topology.ancestors[row], -torch.inf)
+        expected = (scores.softmax(-1) @ values).transpose(0, 1)
+        # A mean of many values is small: what matters is the error relative to it.
+        assert float((output[row].double() - expected).norm() / expected.norm()) < 1e-2
+
+
+@torch.inference_mode()
+def test_a_launch_in_a_graph_follows_the_lengths() -> None:
+    """Captured at one set of lengths, slots and trees, replayed at others."""
+    query, stored, seen, _ = _long(torch.bfloat16)
+    tree_attention(query, stored, seen)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = tree_attention(query, stored, seen)
+
+    def shorter() -> None:
+        seen.lengths.copy_(torch.arange(8, device="cuda") * 50)
+
+    def elsewhere() -> None:
+        seen.table.copy_(seen.table.roll(1, 0))
+
+    def another_tree() -> None:
+        assert seen.words is not None
+        seen.words.copy_(seen.words.roll(1, 0))
+        seen.depth.copy_(seen.depth.roll(1, 0))
+
+    for change in (shorter, elsewhere, another_tree):
+        before = output.clone()
+        change()
+        graph.replay()
+        assert not torch.equal(output, before)
+        assert torch.equal(output, tree_attention(query, stored, seen))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_auto_picks_the_kernel(architecture: str) -> None:
+    assert find(tiny_model(architecture).cuda()).reason == "triton (auto)"
+
+
+@pytest.mark.parametrize(("architecture", "attention"), [("llama", "auto"), ("gemma2", "triton")])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_it_decodes_as_the_model_itself(drafter: str, architecture: str, attention: str) -> None:
+    model = tiny_model(architecture).cuda()
+    made = DRAFTERS[drafter](model)
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64, attention=attention)
+    sampling = SamplingParams(max_new_tokens=20)
+    outputs = [list(output.token_ids) for output in engine.generate(RAGGED, sampling)]
+    assert outputs == [reference_decode(model, prompt, sampling) for prompt in RAGGED]
+
+
+@torch.inference_mode()
+def test_preparing_does_not_wait_for_the_device() -> None:
+    BACKENDS["triton"].prepare(*_blind())  # what is done only once may wait
+    given = _blind()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        BACKENDS["triton"].prepare(*given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _blind() -> tuple[ForwardBatch, Cache, Any]:
+    """A forward whose lengths the host does not know, with trees that nobody has looked at."""
+    given = problem(Case(lengths=(17, 6), nodes=7), "cuda")
+    batch = given.batch
+    blind = ForwardBatch(
+        tokens=batch.tokens, slots=batch.slots, lengths=batch.lengths, topology=batch.topology,
+    )  # fmt: skip
+    return blind, given.cache, given.facts

@@ -1,17 +1,31 @@
-"""Engines on targets with recurrent layers: token for token and in law, over refills, preemption and chunks."""
+"""Recurrent layers in targets and in drafting models: token for token and in law, over refills and preemption."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
+from drafters.eagle import EagleDrafter
+from drafters.model import ModelDrafter
+from specdec import Drafter, Engine, ModelRunner, Paging, SamplingParams, Target, Topology
 from specdec.cache.states import States
+from specdec.checks.drafter import assert_conforms
 from specdec.checks.reference import reference_decode
+from specdec.drafting import model_scorer
+from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.builders.base import TreeBuilder
+from specdec.drafting.model_scorer import RecurrentScorer
+from specdec.drafting.scored import ScoredSession
+from specdec.memory import NoRoomError
 from tests.architectures import tiny
 from tests.components import DRAFTERS
+from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.specdec.test_pages import Fitting
 from tests.specdec.test_recurrent import run_again
@@ -162,3 +176,125 @@ def test_a_warm_up_and_recorded_decisions_change_nothing() -> None:
     counts = whole.recording_counts
     assert counts.replays > 0 and not counts.refused
     assert isinstance(whole.runner, ModelRunner) and whole.runner.cache.states is not None
+
+
+FEW_PROMPTS = [[3], *(np.random.default_rng(2).integers(1, 24, length).tolist() for length in (2, 5, 14))]
+"""Also one before whose root there is nothing."""
+
+GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
+
+
+Mutant = Callable[[pytest.MonkeyPatch, RecurrentScorer], None]
+
+
+def rejected(
+    target: Target, drafter: Drafter, *, spoil: Callable[[RecurrentScorer], None] | None = None, **options: Any
+) -> int:
+    """Return how many greedy drafts were not accepted to their end, after comparing outputs with plain decoding."""
+    engine = Engine(target, drafter, RejectionVerifier(), max_length=64, prefill_chunk=4, **options)
+    if spoil is not None:
+        assert isinstance(engine.session, ScoredSession) and isinstance(engine.session.scorer, RecurrentScorer)
+        spoil(engine.session.scorer)
+    outputs = engine.generate(FEW_PROMPTS, GREEDY)
+    plain = engine.generate(FEW_PROMPTS, GREEDY, speculate=False)
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+    steps = [step for output in outputs for step in output.steps]
+    assert sum(step.proposed_depth for step in steps) > len(steps)
+    return sum(step.accepted < step.proposed_depth for step in steps)
+
+
+SHAPES = {"chain": 4, "tree": (2, 2, 1), "expansion": ExpansionTree(12, 2, 3)}
+"""The expansion goes on from all nodes: a deeper one leaves some out, where the most probable path may end."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        complete(kind, shape, strong=(kind, shape) in (("qwen3_next", "tree"), ("lfm2", "expansion")))
+        for kind in ("qwen3_next", "mamba", "lfm2", "recurrent_gemma", "falcon_h1", "zaya")
+        for shape in SHAPES
+    ],
+)
+def test_a_model_accepts_its_own_drafts(kind: str, shape: str) -> None:
+    """With fewer slots than requests, prompts in pieces, and one before whose root there is nothing."""
+    target = Target(tiny(kind))
+    assert not rejected(target, ModelDrafter(target.model, SHAPES[shape]), max_batch_size=3)
+
+
+def test_it_follows_what_others_drafted_and_slots_that_are_lost() -> None:
+    """Its rounds alternate with a look-up's, some rows draft nothing, and requests begin again; nothing is shared."""
+    target = Target(tiny("qwen3_next"))
+    made = DRAFTERS["choice"](target.model, 0.0)
+    assert rejected(target, made, max_batch_size=3) <= 8  # of the look-up's
+    paging, policy = Paging(page_size=4, pages=48, swap=2**20, reserve=0.5), Fitting(np.random.default_rng(0))
+    drafter = ModelDrafter(target.model, 3)
+    assert not rejected(target, drafter, max_batch_size=3, scheduler=policy, cache=paging)
+    assert policy.preempted
+    attention = Target(tiny_model("llama", vocab_size=64))
+    rejected(attention, drafter, max_batch_size=3, cache=Paging(page_size=4, pages=48, shared=True, reserve=0.5))
+
+
+def uncommitted(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
+    states = scorer.runner.cache.states
+    assert states is not None
+    patch.setattr(states, "commit", partial(only_prompts, states))
+
+
+def rootless(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
+    """Nodes start from the last token's state, as if the root were not there."""
+
+    def below(topology: Topology) -> Topology:
+        parents = torch.where(topology.parents == 0, -1, topology.parents)
+        return replace(topology, parents=torch.nn.functional.pad(parents + 1, (1, 0), value=-1))
+
+    patch.setattr(model_scorer, "_kept_below_last", below)
+
+
+@pytest.mark.parametrize("mutant", [uncommitted, complete(rootless, strong=False)])
+def test_states_of_other_tokens_are_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny("qwen3_next"))
+    drafter = ModelDrafter(target.model, (2, 2, 1))
+    assert rejected(target, drafter, spoil=lambda scorer: mutant(monkeypatch, scorer)) > 10
+
+
+def test_it_needs_a_state_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because its trees grow from level to level."""
+    target = Target(tiny("lfm2"))
+    run_again(monkeypatch)
+    with pytest.raises(NoRoomError, match="the KV caches of target and drafter need"):
+        Engine(target, ModelDrafter(target.model, 3), RejectionVerifier(), max_length=32)
+
+
+def test_outputs_of_hybrid_drafts_follow_the_target() -> None:
+    """Three tokens together, drafted by another hybrid model, siblings drawn without replacement; with refills."""
+    kind = "model_tree_without_replacement"
+    assert p_value(small(), kind, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=1000, slots=250) > LEVEL
+
+
+def test_a_hybrid_drafts_for_attention_and_keeps_the_contract() -> None:
+    """Outputs, laws, slots, beginnings, recorded rounds: all that ``check_drafter`` asks."""
+    target = Target(tiny_model("llama", vocab_size=64))
+    few: Any = {"tokens": 6, "rounds": 8, "draws": 120, "max_length": 64, "verifier": RejectionVerifier()}
+    assert_conforms(lambda: ModelDrafter(tiny("lfm2"), (2, 1)), target, prompts=FEW_PROMPTS[1:], **few)
+
+
+TEXTS = ("import os\n\n\ndef read_lines(path):\n", "class Stack:\n    def __init__(self):\n", "    for name in ")
+
+
+@pytest.mark.parametrize(
+    "shape", [5, pytest.param(ExpansionTree(nodes=12, depth=5, width=4), marks=pytest.mark.full)], ids=["chain", "tree"]
+)
+def test_the_hybrid_writes_what_its_own_forwards_give(shape: int | TreeBuilder) -> None:
+    """Ragged prompts, one slot fewer than requests; and the head knows the target, or it would draft for nothing."""
+    target = Target.from_pretrained("bundled/hybrid", dtype="float32", device="cpu")
+    assert target.tokenizer is not None
+    greedy, texts = (
+        SamplingParams(max_new_tokens=24, ignore_eos=True),
+        [target.tokenizer(t)["input_ids"] for t in TEXTS],
+    )
+    drafter = EagleDrafter.from_pretrained("bundled/hybrid_eagle3", shape=shape)
+    with shapes_unchecked(), Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
+        wanted = [reference_decode(target.model, text, greedy) for text in texts]
+        outputs = engine.generate(texts, greedy)
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert sum(map(len, wanted)) > 2 * sum(len(output.steps) for output in outputs)

@@ -1,6 +1,8 @@
-"""How many operations a rule takes, and that it never asks the host for a value: on a GPU both cost time per round."""
+"""Operations that a rule takes, none of them a look at a value; and which verifiers take which drafters."""
 
 import importlib
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,14 @@ import pytest
 import torch
 import yaml
 
+import verifiers
+from specdec import Drafter, DraftSampling, DraftTree, Exactness, TreeShape, Verifier
 from specdec.acceptance import accept
 from specdec.host import without_looking
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
+from specdec.interfaces import why_unfit
 from tests.launches import Work, counted
 from tests.verifiers.cases import IID, SWOR, TOP, takes
+from verifiers import TargetWalkVerifier
 
 FOLDER = Path(__file__).parents[2] / "conf" / "verifier"
 SHAPES = {
@@ -148,3 +151,68 @@ def test_a_batch_judged_in_parts_is_judged_alike(shape: TreeShape, per_row: bool
     for name in ("path", "num_accepted", "next_token", "valid"):
         assert torch.equal(getattr(whole, name), getattr(parts, name)), name
     torch.testing.assert_close(whole.expected_accepted, parts.expected_accepted)
+
+
+COUPLED = DraftSampling.COUPLED
+NAMED: dict[str, type[Verifier]] = {name: getattr(verifiers, name) for name in verifiers.__all__}
+
+
+class Drafts(Drafter):
+    """A drafter of any kind, which never drafts."""
+
+    max_nodes, max_depth = 4, 2
+
+    def __init__(self, *laws: DraftSampling, form: str = "tree", leaf_probs: bool = False):
+        self.laws, self.has_leaf_probs = frozenset(laws), leaf_probs
+        self.is_chain, self.is_paths = form == "chain", form in ("chain", "paths")
+
+    def bind(self, target, sizes):
+        raise NotImplementedError
+
+    def propose(self, slots: object) -> DraftTree:
+        raise NotImplementedError
+
+
+EVERY_KIND = [
+    Drafts(*laws, form=form, leaf_probs=leaf_probs)
+    for laws, form, leaf_probs in itertools.product(
+        [(TOP,), (IID,), (SWOR,), (COUPLED,), (TOP, IID), (TOP, SWOR), (TOP, IID, SWOR, COUPLED)],
+        ["chain", "paths", "tree"],
+        [False, True],
+    )
+]
+
+
+def accepts(rule: type[Verifier], drafter: Drafter) -> bool:
+    """What a verifier declares, written once more."""
+    return (
+        all(law in rule.samplings for law in drafter.laws)
+        and (drafter.is_chain or not rule.chain_only)
+        and (drafter.is_chain or drafter.is_paths or not rule.paths_only)
+        and (drafter.has_leaf_probs or not rule.needs_leaf_probs)
+    )
+
+
+def test_a_refusal_names_verifiers_that_accept() -> None:
+    for name, rule in NAMED.items():
+        for drafter in EVERY_KIND:
+            if accepts(rule, drafter):
+                rule().check(drafter)
+                continue
+            with pytest.raises(ValueError, match=rf"{name} .* Drafts .*: use \w+") as refusal:
+                rule().check(drafter)
+            named = re.findall(r"\w+Verifier\b", str(refusal.value).split(": use ")[1])
+            assert named and name not in named
+            for other in named:
+                assert accepts(NAMED[other], drafter), f"{other} does not take what {refusal.value}"
+                assert NAMED[other].exactness is Exactness.EXACT
+
+
+def test_a_verifiers_own_settings_count() -> None:
+    """What an instance declares, not its class, decides; and its class is then no advice."""
+    rule = TargetWalkVerifier()
+    assert why_unfit(rule, Drafts(IID)) is None
+    rule.chain_only = True
+    with pytest.raises(ValueError, match="use RejectionVerifier") as told:
+        rule.check(Drafts(IID))
+    assert "TargetWalkVerifier" not in str(told.value).split(": use ")[1]

@@ -1,0 +1,363 @@
+"""Trackers: what of a measurement goes there, wandb itself offline and failing, and whole runs and sweeps."""
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from matplotlib import image
+
+from experiments.commands.settings import RunSettings
+from experiments.config.kinds import check_arguments
+from experiments.config.sections import CONF, plain
+from experiments.results.records import PLAIN, Record
+from experiments.results.rows import Row, rows_of
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import summarize
+from experiments.tracking.base import NullTracker, TrackedRun, Tracker
+from experiments.tracking.mirror import Mirror
+from experiments.tracking.wandb import WandbTracker
+from specdec.tree import TreeShape
+from tests.experiments.results.outputs import output
+from tests.experiments.runs import launched
+from tests.experiments.tracking.datastore import Datastore
+
+
+class Noting(NullTracker):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.curves: dict[str, dict[str, Mapping[int, float]]] = {}
+        self.figures: dict[str, float | str] = {}
+        self.rows: list[Sequence[Any]] = []
+        self.kept: dict[str, list[str]] = {}
+
+    def progress(self, figures: Mapping[str, float], prompts: int) -> None:
+        self.points.append((prompts, dict(figures)))
+
+    def curve(self, axis: str, lines: Mapping[str, Mapping[int, float]]) -> None:
+        self.curves[axis] = dict(lines)
+
+    def summary(self, figures: Mapping[str, float | str]) -> None:
+        self.figures = dict(figures)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.rows = [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def files(self, kind: str, paths: Sequence[Path]) -> None:
+        self.kept[kind] = [path.name for path in paths]
+
+
+def record(prompt: int, method: str, temperature: float = 0.0, accepted: Sequence[int] = (2, 0), **more: Any) -> Record:
+    """A record of two rounds of depth 2, whose speed is the number of accepted tokens."""
+    plain = method == PLAIN
+    accepted, depth = ((0, 0), (0, 0)) if plain else (tuple(accepted), (2, 2))
+    fields = {"batch": prompt, "prompt_tokens": 4, "temperature": temperature, "accepted": accepted}
+    fields |= {"proposed_depth": depth, "equals_plain": None if plain else True}
+    return output(f"p{prompt}", method, tokens=sum(accepted) + 2, **fields | more)
+
+
+def summed_up(records: Sequence[Record], planned: int, series: int = 2) -> list[Row]:
+    return rows_of(summarize(records, planned=planned, series=series, bootstrap=Bootstrap(resamples=100)))
+
+
+def pairs(count: int, method: str = "ngram") -> list[Record]:
+    return [each for number in range(count) for each in (record(number, PLAIN), record(number, method))]
+
+
+def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
+    """So that two runs of different methods have columns in common; figures add lines, a table of prompts and files."""
+    names = []
+    for method in ("ngram", "medusa"):
+        tracker, records = Noting(), pairs(2, method)
+        files = [Path("a/records.jsonl")], [Path("a/trace/00000.parquet")]
+        Mirror(tracker, [PLAIN, method], [0.0]).results(summed_up(records, 2), records, *files)
+        known = {"mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "tokens_per_second": 4.0, "complete": 1.0}
+        known |= {"plain/tokens_per_second": 2.0, "lossless": "equal", "exactness": "exact"}
+        assert {name: tracker.figures[name] for name in known} == known
+        assert tracker.figures["speedup"] == pytest.approx(2.0), "four tokens to plain decoding's two"
+        assert [(row["prompt"], row["method"], row["tokens"]) for row in tracker.rows] == [
+            (prompt, *each) for prompt in ("p0", "p1") for each in (("plain", 2), (method, 4))
+        ]
+        assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
+        names.append(set(tracker.figures))
+    assert names[0] == names[1]
+
+
+def test_several_methods_or_temperatures_are_told_apart() -> None:
+    tracker = Noting()
+    records = [record(0, method, t) for t in (0.0, 0.7) for method in (PLAIN, "ngram", "medusa")]
+    mirror = Mirror(tracker, [PLAIN, "ngram", "medusa"], [0.0, 0.7])
+    mirror.progress(records[:3], 1, 2)
+    mirror.results(summed_up(records, 1, series=6), records, [])
+    assert tracker.figures["ngram/T=0/speedup"] == tracker.figures["medusa/T=0.7/speedup"] == pytest.approx(2.0)
+    assert {name for name in tracker.figures if "/" not in name} == {"complete", "planned"}
+    running = {name for name in tracker.points[0][1] if name.endswith("speedup")}
+    assert running == {"ngram/T=0/speedup", "medusa/T=0/speedup"}
+    assert "medusa/T=0.7/acceptance/conditional" in tracker.curves["position"]
+    alone = Mirror(tracker, [PLAIN], [0.0, 1.0])
+    records = [record(0, PLAIN, t) for t in (0.0, 1.0)]
+    alone.results(summed_up(records, 1), records, [])
+    assert {"plain/T=0/tokens", "plain/T=1/tokens"} <= tracker.figures.keys()
+
+
+def test_running_figures_end_as_the_final_ones() -> None:
+    """Also with a failure, which counts nowhere, in neither method."""
+    failed = {"finish_reason": "error", "error": "boom", "seconds": None, "token_ids": (), "accepted": ()}
+    failed |= {"expected_accepted": (), "proposed_depth": (), "proposed_nodes": ()}
+    records = [*pairs(3), record(3, PLAIN), record(3, "ngram", **{**failed, "equals_plain": None})]
+    records[1] = record(0, "ngram", accepted=(1, 0))
+    tracker = Noting()
+    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    for done in range(1, 5):
+        mirror.progress(records[: 2 * done], done, 4)
+    mirror.results(summed_up(records, 4), records, [])
+    assert [prompts for prompts, _ in tracker.points] == [1, 2, 3, 4]
+    assert [point["mean_acceptance_length"] for _, point in tracker.points] == pytest.approx(
+        [1.5, 1.75, 11 / 6, 11 / 6]
+    )
+    last = tracker.points[-1][1]
+    assert set(last) == {
+        *("speedup", "mean_acceptance_length", "draft_acceptance_rate", "tokens_per_second"),
+        *("plain/mean_acceptance_length", "plain/tokens_per_second"),
+    }
+    assert {name: tracker.figures[name] for name in last} == last
+
+
+def test_there_are_at_most_a_hundred_points_and_none_where_nothing_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run's records are there from the start: figures at their places would be those of a later time."""
+    monkeypatch.setattr("experiments.tracking.mirror.running_figures", lambda *_, **__: {})
+    tracker, records = Noting(), pairs(250)
+    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    for done in range(1, 251):
+        mirror.progress(records[: 2 * done], done, 250)
+    assert 80 <= len(tracker.points) <= 101
+    assert tracker.points[-1][0] == 250, "the last one is there"
+    tracker.points = []
+    mirror.start(None, kept=4)  # type: ignore[arg-type]  # this tracker does not look at the run
+    for done, known in ((1, 4), (2, 4), (3, 6), (4, 8)):
+        mirror.progress(records[:known], done, 4)
+    assert [prompts for prompts, _ in tracker.points] == [3, 4]
+
+
+def use(tracker: Tracker, folder: Path) -> None:
+    """Tell a tracker of a run of two prompts, with two files, a picture and a trace."""
+    records, picture, trace = (folder / name for name in ("records.jsonl", "time.png", "00000.parquet"))
+    records.write_text("{}\n")
+    image.imsave(picture, [[0.0, 1.0], [1.0, 0.0]])
+    trace.write_bytes(b"PAR1")
+    config = {"seed": 1, "drafter": {"component": "X"}}
+    tracker.start(TrackedRun(folder=folder, config=config, name="drafter=x", group="night", command="run"))
+    tracker.progress({"speedup": 1.5}, 1)
+    tracker.progress({"speedup": 2.0}, 2)
+    tracker.summary({"speedup": 2.0, "lossless": "ties"})
+    lines = {"unconditional": {1: 0.5, 2: 0.2, 3: 0.0}, "conditional": {1: 0.5, 2: 0.4}}
+    tracker.curve("position", {f"acceptance/{name}": line for name, line in lines.items()})
+    tracker.table("prompts", ["a", "b"], [[1, "x"], [2, None]])
+    tracker.files("results", [records, picture])
+    tracker.files("trace", [trace])
+    tracker.finish(0)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What trackers have warned of."""
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    return [record.getMessage() for record in records if record.name.startswith("experiments.tracking")]
+
+
+def test_offline_everything_is_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    use(WandbTracker("p", tags=["t"], trace=True, timeout=120), tmp_path)  # importing it can take long
+    assert warnings_of(caplog) == []
+    found = Datastore(tmp_path / "wandb")
+    run = found.run
+    assert (run.project, run.display_name, run.run_group, run.job_type) == ("p", "drafter=x", "night", "run")
+    assert list(run.tags) == ["t"]
+    assert (found.config["seed"], found.config["drafter"]) == (1, {"component": "X"})
+    assert found.line("speedup") == [(1, 1.5), (2, 2.0)]
+    assert found.line("acceptance/unconditional") == [(1, 0.5), (2, 0.2), (3, 0.0)]
+    assert found.line("acceptance/conditional") == [(1, 0.5), (2, 0.4)]
+    assert found.metrics["acceptance/conditional"] == ("position", ["none"]), "not in the summary"
+    assert (found.summary["speedup"], found.summary["lossless"]) == (2.0, "ties")
+    assert not [name for name in found.summary if name.startswith(("acceptance", "position", "prompts_done"))]
+    kinds = {kind: sizes for _, kind, sizes in found.artifacts}
+    assert (kinds["results"], kinds["trace"]) == ({"records.jsonl": 3}, {"00000.parquet": 4})
+    assert "prompts.table.json" in kinds["run_table"]
+    assert [name for name in found.files if name.startswith("media/images/pictures/time")]
+    assert found.exit_code == 0
+
+
+class FakeWandb(ModuleType):
+    """Notes what it is told; ``broken`` names a call or a mode that raises, ``slow`` a call that hangs."""
+
+    def __init__(self, *, broken: str = "", slow: str = "", logged_in: bool = True):
+        super().__init__("wandb")
+        self.broken, self.slow, self.logged_in, self.id = broken, slow, logged_in, "1"
+        self.release = threading.Event()
+        self.calls: list[tuple[str, Any]] = []
+        self.summary = SimpleNamespace(update=lambda figures: None)
+        self.Settings, self.Table, self.Image = dict, dict, str
+        self.Artifact = lambda name, type: SimpleNamespace(add_file=lambda *of, **more: None)
+        self.define_metric = self.log_artifact = lambda *of, **more: None
+
+    def note(self, name: str, value: Any) -> None:
+        self.calls.append((name, value))
+        if self.broken in (name, value):
+            raise RuntimeError(f"{name} is\nbroken")
+        if name == self.slow:
+            self.release.wait(60)
+            self.calls.append((f"{name} answered", None))
+
+    def login(self, *, prompt: bool, timeout: int) -> bool:
+        assert not prompt, "nobody may be asked to type a key"
+        self.note("login", None)
+        return self.logged_in
+
+    def init(self, *, mode: str, **more: Any) -> "FakeWandb":
+        self.note("init", mode)
+        return self
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.note("log", values)
+
+    def finish(self, exit_code: int) -> None:
+        self.note("finish", exit_code)
+
+
+def told(fake: FakeWandb | None, folder: Path, patch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Tell a run's story to a fake, with little patience."""
+    patch.setattr("experiments.tracking.wandb.GRACE", 0.1)
+    patch.setitem(sys.modules, "wandb", fake)  # type: ignore[arg-type]
+    use(WandbTracker("p", **{"timeout": 0.1} | settings), folder)
+
+
+@pytest.mark.parametrize(
+    ("fake", "last", "said"),
+    [
+        (None, None, "not installed"),
+        (FakeWandb(broken="init"), "init", "RuntimeError: init is broken"),
+        (FakeWandb(broken="log"), "log", "RuntimeError: log is broken"),
+        (FakeWandb(slow="init"), "init", "no answer within"),
+        (FakeWandb(slow="finish"), "finish", "no answer within"),
+    ],
+)
+def test_trouble_is_one_warning_and_no_more_calls(
+    fake: FakeWandb | None, last: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    told(fake, tmp_path, monkeypatch)
+    if fake is not None:
+        assert fake.calls[-1][0] == last, "and a call that hangs is left behind"
+        fake.release.set()
+    (warning,) = warnings_of(caplog)
+    assert said in warning
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"logged_in": False}, {"broken": "login"}, {"slow": "login"}, {"broken": "online"}]
+)
+def test_online_where_a_run_cannot_begin_it_is_recorded_offline(
+    trouble: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeWandb(**trouble)
+    told(fake, tmp_path, monkeypatch, mode="online", timeout=0.5)
+    assert dict(fake.calls)["init"] == "offline" and dict(fake.calls)["finish"] == 0
+    (warning,) = warnings_of(caplog)
+    assert "recorded offline" in warning
+
+
+def test_online_with_a_login_and_a_service_that_has_died_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeWandb()
+    told(fake, tmp_path, monkeypatch, mode="online")
+    assert dict(fake.calls)["init"] == "online"
+    fake = FakeWandb(broken="init")
+    fake.teardown = lambda: setattr(fake, "broken", "")
+    told(fake, tmp_path, monkeypatch)
+    assert dict(fake.calls)["finish"] == 0 and not warnings_of(caplog), "the next run of a sweep is recorded"
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.full
+def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    kept = [text for text in tiny if not text.startswith("out=")]
+    sweep = [f"hydra.sweep.dir={tmp_path / 'night'}", "hydra.sweep.subdir=${hydra.job.num}"]
+    more = ["drafter=ngram", "drafter.max_draft_tokens=2,4", "tracker=wandb", "tracker.timeout=120"]
+    assert launched("-m", *kept, *more, *sweep, monkeypatch=monkeypatch) == 0
+    found = [Datastore(tmp_path / "night" / job / "wandb") for job in "01"]
+    assert [each.run.run_group for each in found] == ["night", "night"]
+    assert [each.run.job_type for each in found] == ["run", "run"]
+    assert [each.config["drafter"]["max_draft_tokens"] for each in found] == [2, 4]
+    for each, tokens in zip(found, (2, 4), strict=True):
+        assert each.run.display_name.startswith(f"drafter.max_draft_tokens={tokens} "), "what varies is the name"
+        assert "out=" not in each.run.display_name and "tracker" not in each.run.display_name
+        assert each.config["drafter"]["component"] == "NGramDrafter"
+        assert each.config["verifier"]["component"] == "RejectionVerifier"
+        assert each.config["dtype"] == "float32"
+        assert "tracker" not in each.config and "out" not in each.config
+        assert [place for place, _ in each.line("speedup")] == [1, 2, 3], "after every prompt"
+        assert each.line("speedup")[-1][1] == each.summary["speedup"]
+        assert each.summary["lossless"] == "equal"
+        results = next(sizes for _, kind, sizes in each.artifacts if kind == "results")
+        assert set(results) == {"manifest.json", "records.jsonl", "summary.json", "tables.txt"}
+        assert any(name.startswith("media/images/pictures/time") for name in each.files)
+        assert each.exit_code == 0
+    assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
+
+
+# ---------------------------------------------------------------- wandb sweep
+
+
+SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
+
+
+def agents_commands(sweep: dict[str, Any]) -> list[list[str]]:
+    """The command lines that wandb's agent runs, by the agent's own functions: each parameter's values in turn."""
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="wandb is not installed")
+    values = {name: choice.get("values", [choice.get("value")]) for name, choice in sweep["parameters"].items()}
+    lines = []
+    for number in range(max(len(each) for each in values.values())):
+        chosen = {name: {"value": each[number % len(each)]} for name, each in values.items()}
+        parts = utils.create_sweep_command_args({"args": chosen})
+        parts |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
+        line: list[str] = []
+        for word in utils.create_sweep_command([*sweep["command"]]):
+            line += parts[word[2:-1]] if word.startswith("${") else [str(word)]
+        lines.append(line)
+    return lines
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
+    sweep = yaml.safe_load(path.read_text())
+    assert (ROOT / sweep["program"]).is_file()
+    assert sweep["metric"] == {"name": "speedup", "goal": "maximize"}
+    lines = agents_commands(sweep)
+    shapes = set()
+    for line in lines:
+        assert line[:4] == ["/usr/bin/env", "python", "-m", "experiments.run"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("run", line[4:])
+        # Hydra itself resolves these two, which a composition outside of it cannot.
+        given = {str(name): plain(config, str(name)) for name in config if name not in ("out", "method")}
+        check_arguments(RunSettings, given | {"out": ".", "method": "m"})
+        assert config.tracker.mode == "online", "an agent's run has to be seen by wandb"
+        shapes.add(str(config.drafter.shape))
+        shape = plain(config, "drafter.shape")
+        assert TreeShape.chain(shape) if isinstance(shape, int) else TreeShape.branching(*shape)
+    assert len(shapes) == len(lines) > 2

@@ -1,0 +1,337 @@
+"""Machines that are not here, models that are inflated, and the line that an error is said to come from."""
+
+import copy
+import json
+import linecache
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec import machine
+from specdec.inflate import describe, inflate, place_heads, resolve_shape
+from specdec.llama_shapes import SHAPES, LlamaShape
+from specdec.machine import Cpu, choose_dtype
+from specdec.origin import Place, described, own_place, place
+from specdec.target.target import Target
+from specdec.tree import TreeShape
+from tests.models import tiny_model
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+LAPTOP = Cpu(features=frozenset({"avx2", "fma", "f16c"}), physical_cores=4, logical_cores=8)
+AVX512 = Cpu(features=LAPTOP.features | {"avx512f", "avx512bw", "avx512_vnni"})
+ZEN4 = Cpu(features=AVX512.features | {"avx512_bf16"})
+SAPPHIRE_RAPIDS = Cpu(features=ZEN4.features | {"amx_bf16", "amx_tile", "avx512_fp16"})
+GRAVITON3 = Cpu(features=frozenset({"asimd", "fphp", "asimdhp", "sve", "svebf16", "bf16"}))
+RASPBERRY = Cpu(features=frozenset({"asimd", "crc32"}))
+UNKNOWN = Cpu()
+
+
+def limited(onednn_limit: str) -> Cpu:
+    return Cpu(features=SAPPHIRE_RAPIDS.features, onednn_limit=onednn_limit)
+
+
+def test_native_arithmetic() -> None:
+    """bfloat16, then float16; and what oneDNN is held to counts."""
+    for facts, bfloat16, float16 in (
+        (LAPTOP, False, False),
+        (AVX512, False, False),
+        (ZEN4, True, False),
+        (SAPPHIRE_RAPIDS, True, True),
+        (GRAVITON3, True, True),
+        (RASPBERRY, False, False),
+        (UNKNOWN, False, False),
+        (Cpu(features=SAPPHIRE_RAPIDS.features, onednn=False), False, False),
+        (limited("AVX512_CORE"), False, False),
+        (limited("AVX512_CORE_BF16"), True, False),
+        (limited("AVX512_CORE_AMX"), True, True),
+    ):
+        found = machine.native_bfloat16(facts), machine.native_float16(facts)
+        assert found == (bfloat16, float16), facts
+        native = [machine.is_native(dtype, CPU, facts) for dtype in (torch.bfloat16, torch.float16)]
+        assert native == [bfloat16, float16], facts
+        assert machine.is_native(torch.float32, CPU, facts) and machine.is_native(torch.float64, CPU, facts)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "device", "native", "dtype", "lacking"),
+    [
+        ("bfloat16", CPU, True, "bfloat16", ""),
+        ("bfloat16", CPU, False, "float32", "CPU"),
+        ("bfloat16", CUDA, False, "float16", "GPU"),
+        ("float16", CUDA, True, "float16", ""),
+        ("float32", CPU, None, "float32", ""),
+    ],
+)
+def test_auto_is_what_is_fast(
+    checkpoint: str, device: torch.device, native: bool | None, dtype: str, lacking: str
+) -> None:
+    choice = choose_dtype(getattr(torch, checkpoint), device, native=native)
+    why = f"because this {lacking} has no native {checkpoint} arithmetic (checkpoint: {checkpoint})"
+    reason = f"auto: {dtype}, " + (why if lacking else "as in the checkpoint")
+    assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
+
+
+def test_cores_that_a_process_may_use() -> None:
+    for facts, cores in (
+        (LAPTOP, 4),
+        (Cpu(physical_cores=32, quota=4.0), 4),
+        (Cpu(physical_cores=32, quota=3.5), 3),
+        (Cpu(physical_cores=2, quota=16.0), 2),
+        (Cpu(physical_cores=8, quota=0.5), 1),
+        (UNKNOWN, 1),
+    ):
+        assert machine.usable_cores(facts) == cores, facts
+
+
+def quota(root: Path, own: str, **limits: str) -> float | None:
+    """The quota with files of a control group file system: ``a__b__cpu.max`` stands for a/b/cpu.max."""
+    for name, text in limits.items():
+        file = root / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (root / "own").write_text(own)
+    return machine.cgroup_quota(root, root / "own")
+
+
+def test_quotas_of_control_groups(tmp_path: Path) -> None:
+    two, one = tmp_path / "2", tmp_path / "1"
+    limits = {"pod__job__cpu.max": "max 100000\n", "pod__cpu.max": "250000 100000\n"}
+    assert quota(two, "0::/pod/job\n", **limits) == 2.5
+    assert quota(two, "0::/pod/job\n", **{"pod__job__cpu.max": "100000 200000\n"}) == 0.5
+    assert quota(two, "0::/other\n") is None
+    own, folder = "5:memory:/job\n4:cpu,cpuacct:/job\n0::/\n", "cpu,cpuacct__job__"
+    limits = {f"{folder}cpu.cfs_quota_us": "300000\n", f"{folder}cpu.cfs_period_us": "100000\n"}
+    assert quota(one, own, **limits) == 3.0
+    assert quota(one, own, **{f"{folder}cpu.cfs_quota_us": "-1\n"}) is None
+
+
+def test_this_machine_is_read_without_fail() -> None:
+    facts = machine.cpu()
+    assert 1 <= facts.physical_cores <= facts.logical_cores
+    assert facts.name and facts.features
+    assert machine.cpu() is facts
+    if torch.cpu._is_avx512_bf16_supported():  # another source than the one that names the features
+        assert "avx512_bf16" in facts.features
+    assert machine.usable_cores() >= 1
+
+
+@pytest.mark.full
+def test_the_table_is_a_command_that_needs_no_hydra() -> None:
+    code = (
+        "import sys, runpy; sys.modules['hydra'] = sys.modules['omegaconf'] = None; "
+        "runpy.run_module('specdec.doctor', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"processor: {machine.cpu().name}\n") and f"torch {torch.__version__}" in done.stdout
+
+
+SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "intermediate_size",
+)
+SMALL: dict[str, Any] = dict(zip(SIZES, (32, 2, 4, 2, 8, 40), strict=True)) | {
+    "vocab_size": 48, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+LARGER = LlamaShape(**dict(zip(SIZES, (96, 4, 12, 6, 8, 112), strict=True)))
+
+
+def shape(**changes: int) -> LlamaShape:
+    return LlamaShape(**{name: changes.get(name, getattr(LARGER, name)) for name in vars(LARGER)})
+
+
+def small(*, seed: int = 0, **changes: object) -> LlamaForCausalLM:
+    """A Llama whose every weight matters: norms that are not 1, attention that looks around, biases that are not 0."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL | changes)).float().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            parameter.data.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if "norm" in name else 0.0))
+        else:
+            parameter.data.mul_(10.0 if "embed" in name else 6.0)
+    return model
+
+
+@torch.inference_mode()
+def outputs(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(model.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+    found = model(tokens, output_hidden_states=True)
+    return found.logits, found.hidden_states[-1]
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+SOURCES: dict[str, dict[str, object]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "large epsilon": {"rms_norm_eps": 0.5},
+    "multi-query": {"num_key_value_heads": 1},
+    "multi-head": {"num_key_value_heads": 4},
+    "llama3 rope": {"rope_parameters": LLAMA3},
+}
+GOALS = {
+    "larger": LARGER,
+    "its own key-value heads": shape(num_key_value_heads=12),
+    "wider groups": shape(num_attention_heads=24, num_key_value_heads=4),
+    "four times as wide heads": shape(head_dim=32, num_key_value_heads=12),
+    "the same but for layers": LlamaShape(**dict(zip(SIZES, (32, 3, 4, 4, 8, 40), strict=True))),
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "goal"), [*(("untied", goal) for goal in GOALS), *((source, "larger") for source in list(SOURCES)[1:])]
+)
+def test_same_logits(source: str, goal: str) -> None:
+    model = small(**SOURCES[source])
+    before = copy.deepcopy(model.state_dict())
+    larger = inflate(model, GOALS[goal])
+    for name, value in vars(GOALS[goal]).items():
+        assert getattr(larger.config, name) == value
+    assert larger.lm_head.weight.shape == (48, GOALS[goal].hidden_size)
+    assert (larger.lm_head.weight is larger.model.embed_tokens.weight) == (source == "tied")
+    logits, hidden = outputs(model)
+    wide_logits, wide_hidden = outputs(larger)
+    # Logits are of the order of 10; the sums only have other groupings.
+    torch.testing.assert_close(wide_logits, logits, atol=2e-4, rtol=2e-5)
+    torch.testing.assert_close(wide_hidden[..., :32], hidden, atol=2e-5, rtol=2e-5)
+    assert not wide_hidden[..., 32:].any()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), f"{name} of the given model was changed"
+
+
+@pytest.mark.parametrize("forgotten", ["norm", "epsilon", "scores", "frequencies", "heads"])
+def test_every_compensation_is_needed(forgotten: str) -> None:
+    """The mutants of the test above: without one of the compensations the logits are visibly others."""
+    model = small(rms_norm_eps=0.05)
+    goal = shape(head_dim=16, num_key_value_heads=12)
+    larger = inflate(model, goal)
+    if forgotten == "norm":
+        larger.model.norm.weight.data.mul_(3**0.5)
+    elif forgotten == "epsilon":
+        for module in larger.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon *= 3
+    elif forgotten == "scores":
+        larger.model.layers[0].self_attn.q_proj.weight.data.div_(2**0.5)
+    elif forgotten == "frequencies":
+        larger.model.rotary_emb.inv_freq.copy_(larger.model.rotary_emb.inv_freq.roll(1))
+    else:
+        keys = larger.model.layers[0].self_attn.k_proj.weight.data
+        keys.copy_(keys.roll(16, dims=0))
+    assert (outputs(larger)[0] - outputs(model)[0]).abs().max() > 0.05
+
+
+def test_named_shapes_are_llama_shapes() -> None:
+    for name in SHAPES:
+        goal = resolve_shape(name)
+        assert resolve_shape(LlamaConfig(**vars(goal))) == goal == resolve_shape(vars(goal))
+        assert place_heads(4, 2, goal.num_attention_heads, goal.num_key_value_heads) is not None
+        assert describe(name) == name
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        ("7b", "110m, 1b, 8b"),
+        ({"hidden_size": 64}, "exactly the numbers hidden_size, "),
+        (shape(hidden_size=24), "hidden_size is 32, .* 24"),
+        (shape(num_hidden_layers=1), "num_hidden_layers is 2, .* 1"),
+        (shape(head_dim=12), "multiple of that width, not of 12"),
+        (shape(num_key_value_heads=1), "give the shape more key-value heads"),
+        (shape(num_key_value_heads=5), "divide num_attention_heads"),
+    ],
+)
+def test_what_does_not_fit_is_refused(goal: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        inflate(small(), goal)
+
+
+def test_models_that_cannot_be_inflated_are_refused() -> None:
+    with pytest.raises(ValueError, match="qwen2"):
+        inflate(tiny_model("qwen2"), LARGER)
+    with pytest.raises(ValueError, match="give one of 110m"):  # before it is loaded
+        Target.from_pretrained("/no/such/model", inflate="7b")
+    rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    model = small(rope_parameters=rope)
+    with pytest.raises(ValueError, match="yarn RoPE depends on the head's width"):
+        inflate(model, shape(head_dim=16))
+    torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
+
+
+def raised(function: Callable[[], object]) -> Exception:
+    """The error of a call, as if this file had not made it."""
+    try:
+        function()
+    except Exception as error:
+        trace = error.__traceback__
+        assert trace is not None
+        return error.with_traceback(trace.tb_next)
+    raise AssertionError("nothing was raised")
+
+
+def source(where: Place | None) -> str:
+    """The text of a line of this file."""
+    assert where is not None and Path(where.file).resolve() == Path(__file__).resolve()
+    return linecache.getline(where.file, where.line)
+
+
+def reads() -> object:
+    return json.loads("{oops")  # Python's own code raises
+
+
+def computes() -> object:
+    return torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3))  # an installed package raises
+
+
+def shapes() -> object:
+    return TreeShape.chain(0)  # the framework raises
+
+
+def test_it_is_the_deepest_line_of_the_users_own_code() -> None:
+    for function in (reads, computes, shapes):
+        found = own_place(raised(function))
+        assert "raises" in source(found)
+        assert found is not None and found.function == function.__name__
+
+
+def test_without_own_code_it_is_the_frameworks_deepest_line() -> None:
+    error = raised(shapes)
+    trace = error.__traceback__
+    assert trace is not None
+    bare = error.with_traceback(trace.tb_next)  # as if the framework had been called by itself
+    assert own_place(bare) is None
+    found = place(bare)
+    assert found is not None and found.file.endswith("specdec/arguments.py") and found.function == "whole"
+
+
+def test_a_cause_counts_where_the_error_itself_met_no_own_code() -> None:
+    try:
+        raise ValueError("in other words").with_traceback(None) from raised(reads)
+    except ValueError as error:
+        outer = error.with_traceback(None)
+    assert "json.loads" in source(own_place(outer))
+
+
+def test_a_file_that_python_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text("x = 1\ndef f(:\n")
+    with pytest.raises(SyntaxError) as caught:
+        compile((tmp_path / "own.py").read_text(), str(tmp_path / "own.py"), "exec")
+    monkeypatch.chdir(tmp_path)
+    assert str(own_place(caught.value.with_traceback(None))) == "own.py:2"
+
+
+def test_an_error_on_one_line() -> None:
+    error = raised(reads)
+    assert described(error).startswith("JSONDecodeError: Expecting property name")
+    assert described(error).endswith(" in reads)") and "\n" not in described(error)
+    assert described(RuntimeError("a\nb")) == "RuntimeError: a", "never raised, so it has no line"
