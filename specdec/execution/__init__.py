@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.execution.executor import EagerExecutor, Executor
-from specdec.execution.forwards import FusedExecutor, ReplayExecutor, triton_kernels
+from specdec.execution.forwards import FusedExecutor, ReplayExecutor
 from specdec.execution.invariant import InvariantExecutor
 from specdec.kernels import obstacle
 from specdec.placement import is_shared, is_spread
@@ -25,7 +25,9 @@ def executor_for(
     if optimize and model.device.type == "cpu":
         return ReplayExecutor(model, facts, backend)
     if optimize and model.device.type == "cuda" and not facts.mixers and obstacle(model.device) is None:
-        return FusedExecutor(model, facts, backend, triton_kernels())
+        from specdec.kernels import layers
+
+        return FusedExecutor(model, facts, backend, layers)
     return EagerExecutor(model, facts, backend)
 
 

@@ -29,7 +29,7 @@ from specdec.execution.executor import Executor, autocast_of, inputs_of, output_
 from specdec.execution.native_program import Workspace, compile_runs
 from specdec.execution.norms import Forward, lent, norm_of
 from specdec.execution.packing import PackedLinears, plain_weights
-from specdec.execution.patterns import Joint, Kernels, Layers, join_products, rewrite, without_repetition
+from specdec.execution.patterns import Joint, Layers, join_products, rewrite, without_repetition
 from specdec.execution.program import Program, Step, noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput
@@ -143,9 +143,9 @@ class FusedExecutor(ProgramExecutor):
     A program is used if its outputs on the inputs it was noted for are those of the model's own code, up to rounding.
     """
 
-    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Kernels):
+    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Any):
         current = CurrentForward(backend, kernels)
-        super().__init__(model, facts, backend, current, _Rewriter(model, kernels, current.layers))
+        super().__init__(model, facts, backend, current, _Rewriter(model, kernels, current))
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         self.check_recordable()
@@ -160,18 +160,14 @@ class FusedExecutor(ProgramExecutor):
 
 
 class CurrentForward:
-    """The forward that runs: what a captured forward's attention reads.
+    """The forward that runs: what a captured forward's layers call (``patterns.Layers``), and what they read.
 
     Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
     """
 
-    def __init__(self, backend: AttentionBackend, kernels: Kernels | None = None):
+    def __init__(self, backend: AttentionBackend, kernels: Any = None):
         self._backend, self._kernels = backend, kernels
         self.view: View | None = None
-
-    @property
-    def layers(self) -> Layers:
-        return Layers(self.attend, self.write, self.turn)
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Return a layer's attention, as a single operation."""
@@ -184,11 +180,9 @@ class CurrentForward:
         opaque(self.write, layer, keys, values, like=lambda: None)
 
     def attend(self, *call: Any) -> Tensor:
-        """Return a layer's attention over the cache and with the masks of this forward."""
         return self._backend.attend(AttentionCall(*call), self.view)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer's keys and values in this forward's cache."""
         assert self.view is not None
         self.view.cache.write(layer, keys, values)
 
@@ -209,56 +203,50 @@ class CurrentForward:
         self.view = NativeView(view.cache, view.masks, view.reaches, seen, view.cells)  # quicker than to replace it
         return program(*inputs)
 
+    def native_view(self) -> NativeView:
+        assert isinstance(self.view, NativeView), "as a program's key says"
+        return self.view
+
 
 class _ForwardRecorder(Recorder):
     """Captures a model's forward; several of its packed weights are joined."""
 
-    def __init__(self, packed: PackedLinears, now: CurrentForward, vocab_size: int):
-        self._packed, self._current, self._vocab_size = packed, now, vocab_size
+    def __init__(self, packed: PackedLinears, current: CurrentForward, vocab_size: int):
+        self._packed, self._current, self._vocab_size = packed, current, vocab_size
         self._workspace = Workspace()
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """See ``Recorder.record``. The forward's inputs decide about nothing: others of the same shapes are traced."""
-        outputs = stage(*inputs)
-        traced_inputs = self._others(*inputs)
+        outputs, current = stage(*inputs), self._current
+        given, positions, *features = inputs
+        other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
+        shifted = torch.where(positions > 0, positions - 1, positions + 1)
+        others = [other, shifted, *(each.flip(-1) for each in features)]
         with torch.inference_mode(), noted() as work:
-            traced = stage(*traced_inputs)
+            traced = stage(*others)
         if work.refusal is None:
-            steps = self._fused(work.steps, traced_inputs, traced)
-            program: Any = write_program(steps, traced_inputs, traced)
-            program.aimed = any(step.function == self._current.write for step in steps)
+            steps = fuse(work.steps, others, traced, self._packed.joint)
+            # Otherwise a rewriting could move a read behind a write, or attention is not the C's.
+            if isinstance(current.view, NativeView) and not any(step.writes for step in steps):
+                steps = compile_runs(steps, others, traced, current, self._workspace, current.native_view)
+            program: Any = write_program(steps, others, traced)
+            program.aimed = any(step.function == current.write for step in steps)
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 return program, outputs
         return work.refusal or "it returns other numbers", stage(*inputs)  # the cache holds what others have left
 
-    def _fused(self, steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Step]:
-        steps, now = fuse(steps, inputs, outputs, self._packed.joint), self._current
-        if any(step.writes for step in steps) or not isinstance(now.view, NativeView):
-            return steps  # a rewriting could move a read behind a write, or attention is not the C's
-
-        def of_now() -> NativeView:
-            assert isinstance(now.view, NativeView), "as its key says"
-            return now.view
-
-        return compile_runs(steps, inputs, outputs, now.layers, self._workspace, of_now)
-
-    def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
-        """Return inputs of the same shapes with other values."""
-        other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
-        return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
-
 
 def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], joint: Joint) -> list[Step]:
     """Return steps of a CPU that make the very tensors of others, without repetition and with joint products."""
-    if any(step.writes for step in steps):
-        return join_products(steps, joint)
-    return join_products(without_repetition(steps, outputs, inputs), joint)
+    if not any(step.writes for step in steps):
+        steps = without_repetition(steps, outputs, inputs)
+    return join_products(steps, joint)
 
 
 class _Rewriter(Recorder):
     """Notes a model's forward by its shapes, and rewrites it."""
 
-    def __init__(self, model: nn.Module, kernels: Kernels, layers: Layers):
+    def __init__(self, model: nn.Module, kernels: Any, layers: Layers):
         self._model, self._kernels, self._layers = model, kernels, layers
         self._forwards: list[tuple[nn.Module, Forward]] | None = None
         self._told = False
@@ -333,10 +321,3 @@ def _restored(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _product(forward: Callable[[Tensor], Tensor], width: Any, inputs: Tensor) -> Tensor:
     return opaque(forward, inputs, like=lambda: inputs.new_empty(*inputs.shape[:-1], width))
-
-
-def triton_kernels() -> Kernels:
-    """Return Triton's kernels, where they run (``specdec.kernels.obstacle``)."""
-    from specdec.kernels.layers import add_norm, gated, norm, rotate
-
-    return Kernels(norm, add_norm, gated, rotate)

@@ -8,7 +8,7 @@ results its caller compares.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,32 +24,23 @@ _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
 
 
-class Kernels(NamedTuple):
-    """The functions that compute a forward's parts on a GPU, as in ``specdec.kernels.layers``."""
+class Layers(Protocol):
+    """The functions by which a noted forward reaches its cache (``forwards.CurrentForward``)."""
 
-    norm: Callable[..., Tensor]
-    add_norm: Callable[..., tuple[Tensor, Tensor]]
-    gated: Callable[..., Tensor]
-    rotate: Callable[..., tuple[Tensor, Tensor]]
+    def attend(self, *call: Any) -> Tensor:
+        """Return a layer's attention, of the fields of an ``AttentionCall``."""
+        ...
 
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values."""
 
-class Layers(NamedTuple):
-    """The functions by which a noted forward reaches its cache, and the one that turns and writes at once.
-
-    Attributes:
-        attend: A layer's attention, of the fields of an ``AttentionCall``.
-        write: Stores a layer's keys and values.
-        turn: ``turn(layer, query, key, value, cosines, sines, query_norm, key_norm)`` returns queries and keys as
-            ``Kernels.rotate`` does, and stores keys and values.
-    """
-
-    attend: Callable[..., Tensor]
-    write: Callable[..., None]
-    turn: Callable[..., tuple[Tensor, Tensor]]
+    def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, turned by cosines and sines and normalized before, and store keys and values."""
+        ...
 
 
-def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels, layers: Layers) -> list[Step]:
-    """Return fewer steps that make the same outputs, up to rounding."""
+def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Any, layers: Layers) -> list[Step]:
+    """Return fewer steps that make the same outputs, up to rounding, by the functions of ``specdec.kernels.layers``."""
     if any(step.writes for step in steps):
         return steps  # a rewriting could move a read behind a write
     steps = without_repetition(steps, outputs)
@@ -173,7 +164,7 @@ class Graph:
         self._maker.update((id(tensor), step) for step in new for tensor in step.makes)
 
 
-def _join_residuals(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels) -> list[Step]:
+def _join_residuals(steps: list[Step], outputs: Sequence[Tensor], kernels: Any) -> list[Step]:
     """Replace norms of the sum of two tensors of one shape, where the sum is made: others read it too."""
     graph = Graph(steps, outputs)
     for norm in steps:

@@ -19,8 +19,7 @@ from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.attention import BACKENDS
 from specdec.counting import is_view
 from specdec.execution import EagerExecutor, executor_for
-from specdec.execution.forwards import FusedExecutor, _restored, _Rewriter, triton_kernels
-from specdec.execution.patterns import Kernels, Layers
+from specdec.execution.forwards import CurrentForward, FusedExecutor, _restored, _Rewriter
 from specdec.execution.program import Step
 from specdec.execution.recorder import _while_recording
 from specdec.host import without_looking
@@ -35,6 +34,7 @@ from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 triton = pytest.importorskip("triton")
+kernels = pytest.importorskip("specdec.kernels.layers")
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
 
 
@@ -44,15 +44,15 @@ def fuses(monkeypatch: pytest.MonkeyPatch) -> list[FusedExecutor]:
     taken: list[FusedExecutor] = []
 
     def executor_for(model: Any, facts: Any, backend: Any, **options: Any) -> FusedExecutor:
-        taken.append(FusedExecutor(model, facts, backend, triton_kernels()))
+        taken.append(FusedExecutor(model, facts, backend, kernels))
         return taken[-1]
 
     monkeypatch.setattr(specdec.target.runner, "executor_for", executor_for)
     return taken
 
 
-def fused(runner: ModelRunner, table: Kernels | None = None) -> ModelRunner:
-    runner.executor = FusedExecutor(runner.model, runner.facts, runner.backend, table or triton_kernels())
+def fused(runner: ModelRunner, table: Any = None) -> ModelRunner:
+    runner.executor = FusedExecutor(runner.model, runner.facts, runner.backend, table or kernels)
     return runner
 
 
@@ -139,11 +139,11 @@ def test_a_single_row_and_lengths_that_the_host_does_not_know() -> None:
 
 
 def _sines_turned(*given: Any) -> tuple[Tensor, Tensor]:
-    return triton_kernels().rotate(*given[:4], -given[4], *given[5:])
+    return kernels.rotate(*given[:4], -given[4], *given[5:])
 
 
 def _weight_forgotten(x: Tensor, residual: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    return triton_kernels().add_norm(x, residual, 0.5 * weight, *given)
+    return kernels.add_norm(x, residual, 0.5 * weight, *given)
 
 
 def _broken(*given: Any) -> Tensor:
@@ -158,7 +158,7 @@ WRONG: dict[str, Callable[..., Any]] = {"rotate": _sines_turned, "add_norm": _we
 def test_a_wrong_kernel_is_refused_and_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model("llama", layers=2)
     expected = list(rounds(runner_of(model, optimize=False)))
-    runner = fused(runner_of(model), triton_kernels()._replace(**{name: WRONG[name]}))
+    runner = fused(runner_of(model), SimpleNamespace(**vars(kernels) | {name: WRONG[name]}))
     assert_close([*rounds(runner), *rounds(runner, 1)], [*expected, *rounds(runner_of(model, optimize=False), 1)])
     assert len(caplog.records) == 1 and "is not rewritten" in caplog.text
     assert not runner.executor.recordings.keys  # type: ignore[attr-defined]
@@ -209,16 +209,16 @@ def test_no_tensor_without_numbers_stays_in_a_module_or_in_a_program() -> None:
     with _restored([module]):
         module.last, module.table = None, None  # type: ignore[assignment]
     assert torch.equal(module.last, x) and module.table is not None
-    layers = Layers(*(lambda *given: None for _ in range(3)))  # type: ignore[arg-type]
+    layers = CurrentForward(None)  # type: ignore[arg-type]
     with torch.inference_mode():
-        program = _Rewriter(module, triton_kernels(), layers).program(lambda x: [module(x)], [x])
+        program = _Rewriter(module, kernels, layers).program(lambda x: [module(x)], [x])
     assert torch.equal(program(x)[0], expected)
     assert not any(isinstance(each, FakeTensor) for each in (module.last, module.table))
 
 
 def test_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
-    layers = Layers(*(lambda *given: None for _ in range(3)))  # type: ignore[arg-type]
-    rewriter, x = _Rewriter(nn.Identity(), triton_kernels(), layers), torch.randn(2, 3)
+    layers = CurrentForward(None)  # type: ignore[arg-type]
+    rewriter, x = _Rewriter(nn.Identity(), kernels, layers), torch.randn(2, 3)
 
     def written(x: Tensor) -> list[Tensor]:
         y = nn.functional.silu(x)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 import specdec.execution.forwards
 import specdec.execution.native_program as native_program
 from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
+from specdec.execution.forwards import CurrentForward
 from specdec.execution.native_program import Looked, Operation, with_tables
 from specdec.execution.norms import FUNCTIONS, Forward, activate, modules_in_c
 from specdec.execution.packing import PackedLinears
-from specdec.execution.patterns import Layers, join_gates
+from specdec.execution.patterns import join_gates
 from specdec.execution.program import Step, noted
 from specdec.native import native_library
 from tests.architectures import tiny
@@ -89,7 +90,7 @@ FREQUENCIES = torch.tensor([1.0, 0.1, 0.01])
     ],
 )
 def test_what_depends_on_positions_alone_is_looked_up(angles: Callable[[Tensor], Tensor], looked_up: bool) -> None:
-    positions, layers = torch.tensor([[3, 4, 4], [8, 9, 9]]), Layers(*[lambda *_: None for _ in range(3)])  # type: ignore[arg-type]
+    positions, layers = torch.tensor([[3, 4, 4], [8, 9, 9]]), CurrentForward(None)  # type: ignore[arg-type]
     with noted() as work:
         made = angles(positions)[:, None]
     turn = Step(layers.turn, (0, made, made, made, made, made, None, None), {}, [made.clone()])
