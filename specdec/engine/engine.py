@@ -2,17 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from specdec.arguments import flag, instance, whole
 from specdec.cache.pages import PageCounts, Paging
 from specdec.engine.clock import StageTimer
-from specdec.engine.inspection import inspected
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import completion
-from specdec.engine.parts import check_parts, check_session
+from specdec.engine.parts import check_parts, check_session, tree_check
 from specdec.engine.recording import RecordingCounts, RoundRecorder, as_on_gpu, recorded_as
 from specdec.engine.round import Mode, Rounds
 from specdec.engine.running import RunningRequests
@@ -50,8 +49,8 @@ class Engine:
         cache: How the memory of all caches is divided, and whether requests share what they have in common
             (``specdec.cache.pages``); by default every slot has a row, and nothing is shared.
         scheduler: Plans who prefills, who decodes and who gives way in every turn; first come, first served by default.
-        check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
-            the node where something is wrong. It costs time, and a synchronization with the device per check.
+        check: Check every drafted tree, and name the request, the round and the node where something is wrong. It
+            costs time, and a synchronization with the device per check.
         recording: What is recorded when it comes often, and then replayed without its Python: ``"rounds"``, whole
             rounds; ``"decisions"``, acceptance and commit only; ``"off"``, nothing; ``"auto"``, rounds, as CUDA graphs
             on a GPU, and decisions on a CPU where this project's C is not compiled. With ``optimize=False`` nothing is.
@@ -135,11 +134,21 @@ class Engine:
                     paging=self.paging,
                     runner=self.runner,
                 )
-                with _beside_cache_of(self.runner):
+                try:
                     self.session = drafter.bind(target, room)
+                except ValueError as error:
+                    refused = error if isinstance(error, NoRoomError) else error.__cause__
+                    if not isinstance(refused, NoRoomError):
+                        raise
+                    # Say what would fit together with the target's cache.
+                    own = SlotMemory(per_position=self.runner.bytes_per_token, drafted=drafter.max_nodes)
+                    raise refused.beside(own, self.runner.device) from error
                 check_session(self.session, drafter, layers=target.num_layers)
                 mode = Mode.speculative(drafter, self.session, verifier)
-                self._speculative = inspected(mode, drafter, self._slots.by_slot) if check else mode
+                if check:
+                    look = tree_check(drafter, self._slots.by_slot, leaf_probs=verifier.needs_leaf_probs)
+                    mode = replace(mode, check=look)
+                self._speculative = mode
         self.timer = StageTimer(target.device, enabled=timing)
         recorder = RoundRecorder(self.runner, self._slots, recorded=recorded, early=padded)
         self._rounds = Rounds(self.runner, self._slots, self.timer, recorder)
@@ -374,17 +383,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
-
-
-@contextmanager
-def _beside_cache_of(runner: ModelRunner) -> Iterator[None]:
-    """If a drafter's cache does not fit during the ``with`` block, say what would fit together with the target's."""
-    try:
-        yield
-    except ValueError as error:
-        refused = error if isinstance(error, NoRoomError) else error.__cause__
-        if not isinstance(refused, NoRoomError):
-            raise
-        cache = runner.cache
-        own = SlotMemory(per_position=runner.bytes_per_token, drafted=cache.positions - cache.max_length)
-        raise refused.beside(own, runner.device) from error

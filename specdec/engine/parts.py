@@ -1,16 +1,20 @@
-"""Refusals of anything that is not a target, a drafter, a verifier or a scheduler, which say what was meant."""
+"""Refusals of what is no target, drafter, verifier or scheduler, and of trees that are not well formed."""
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from specdec.arguments import instance, whole
+from specdec.batch import Batch
 from specdec.engine.scheduler import Scheduler
 from specdec.interfaces import Drafter, Session, Verifier
+from specdec.requests import Request
 from specdec.target.target import Target
+from specdec.tree import DraftTree
 from specdec.types import DraftSampling
+from specdec.wellformed import flaws
 
 _DECLARED: dict[type, dict[str, str]] = {
     Drafter: {"max_nodes": "4", "max_depth": "4", "laws": "frozenset({DraftSampling.IID})", "is_chain": "True"},
@@ -80,3 +84,21 @@ def check_session(session: Any, drafter: Drafter, *, layers: int | None) -> None
             f"{type(session).__name__}.hidden_layers names layer {wrong[0]} and the target has {layers} layers: give "
             f"numbers from 0 to {layers}, or -1 for the last hidden state"
         )
+
+
+def tree_check(
+    drafter: Drafter, by_slot: Sequence[Request | None], *, leaf_probs: bool
+) -> Callable[[DraftTree, Batch], None]:
+    """Returns a check of a round's trees (``Engine(check=True)``), which names request, round and node of a mistake."""
+
+    def check(tree: DraftTree, batch: Batch) -> None:
+        for flaw in flaws(tree, drafter, batch, leaf_probs=leaf_probs):
+            places = [] if flaw.node is None else [f"node {flaw.node}"]
+            if flaw.row is not None:
+                request = by_slot[int(batch.on_host.slots[flaw.row])]
+                number = "unknown" if request is None else request.id
+                places = [f"request {number}", f"round {int(batch.rounds[flaw.row])}", *places]
+            place = f" ({', '.join(places)})" if places else ""
+            raise ValueError(f"{type(drafter).__name__}{place}: {flaw.what}")
+
+    return check

@@ -38,7 +38,7 @@ class UnrecordableError(RuntimeError):
 
 
 class Refused(NamedTuple):
-    """A stage that is not recorded: ``by_design``, because nobody records such code (a user's hook), or a failure."""
+    """A stage that is not recorded: ``by_design`` (it runs a user's hook, for one), or because of a failure."""
 
     stage: str
     reason: str
@@ -67,8 +67,8 @@ class Recorder(ABC):
         """Do a stage's work, record it, and return the recording and the outputs for these inputs.
 
         Stages of one ``name`` never need each other's outputs. A stage must have run before, so that what it keeps is
-        there. If it has run and cannot be repeated, the reason is returned in place of a recording. If this raises, the
-        stage has changed nothing that matters, or has not run.
+        there. If it cannot be repeated, the reason is returned in place of a recording. If this raises, the stage has
+        changed nothing that matters.
         """
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
@@ -80,11 +80,7 @@ class Recorder(ABC):
 
 
 class TapeRecorder(Recorder):
-    """For the CPU: notes the operations of a stage while it runs, and writes them down as a program.
-
-    A stage whose tensors' values decide about anything, or that makes a tensor from the host's numbers, cannot be
-    repeated. It is done to its end all the same.
-    """
+    """For the CPU: notes the operations of a stage while it runs, and writes them down as a program."""
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         with torch.inference_mode(), without_looking(), _while_recording(), noted() as work:
@@ -169,10 +165,6 @@ class CudaGraphRecorder(Recorder):
         self._fixed.clear()
 
 
-_HOPELESS = 4
-"""Stages that are tried before none is recorded any more, where all have failed."""
-
-
 class Recordings:
     """Recordings by what they were made for.
 
@@ -215,9 +207,7 @@ class Recordings:
 
     def give_up(self, error: BaseException) -> None:
         """Drop all recordings and make none from now on, because memory has run out, as an error says."""
-        self._stop(f"no memory is left for recordings, so {self._what} run without them from now on: {error}")
-
-    def _stop(self, reason: str) -> None:
+        reason = f"no memory is left for recordings, so {self._what} run without them from now on: {error}"
         if not self._stopped:
             logger.warning(reason)
             self.refused[Refused("all", reason)] += 1
@@ -311,5 +301,3 @@ class Recordings:
         logger.log(level, "a stage is not recorded (%s): %s", refused.stage, refused.reason)
         self._refused.add(key)
         self.refused[refused] += 1
-        if fails and not self.made and self.refused.total() >= _HOPELESS:
-            self._stop(f"nothing can be recorded on this device, so {self._what} run without recordings")

@@ -1,7 +1,7 @@
 """Checks of drafters and of running engines: honest drafters pass, and each mistake is noticed and named."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 import specdec.checks.drafter
 from drafters.itself import SelfDrafter
 from drafters.medusa import MedusaScorer
-from specdec import Drafter, DraftTree, Engine, Laws, Outcome, SamplingParams, Sizes, Target, Verifier
+from specdec import Drafter, Engine, Outcome, SamplingParams, Sizes, Target, Verifier
 from specdec.checks.drafter import Finding, assert_conforms, check_drafter
 from specdec.checks.playing import Status, WatchedSession
 from specdec.interfaces import why_unfit
@@ -272,38 +272,3 @@ def test_malformed_trees_are_named(target: Target, drafter: type[Honest]) -> Non
     with pytest.raises(ValueError, match=rf"^{drafter.__name__}\b.*") as caught:
         outputs(target, drafter(), RejectionVerifier())
     assert "\n" not in str(caught.value)
-
-
-class SomeRows(Honest):
-    """Node 4 is never valid."""
-
-    def finish(self, slots, tokens, q):
-        tree = super().finish(slots, tokens, q)
-        valid = mutants.at(tree.valid, 4, False)
-        return DraftTree.from_shape(self.shape, tokens, sampling=self.law, draft_probs=q, valid=valid)
-
-
-def same(tree: DraftTree | None, law: Tensor) -> Tensor:
-    return law
-
-
-@pytest.mark.parametrize(
-    ("stop", "after", "words"),
-    [
-        (lambda tree, law: law * 1.5, same, r"Wrong .request 0, round 0.: stop sums to 1\.5"),
-        (lambda tree, law: torch.where(tree.valid, law, 0.25), same, "request 0, round 0, node 4.: stop"),
-        (lambda tree, law: law[:, :-1], same, r"Wrong: stop has the shape \[2, 4\]"),
-        (same, lambda _, law: torch.cat([law[:, :1] - 1, law[:, 1:]], 1), "round 0, node .*: after has a negative"),
-        (same, lambda _, law: law / 0 * 0, "round 0, node .*: after has an entry that is not finite"),
-        (same, lambda _, law: law[:, 1:], r"Wrong: after has the shape \[2, 11\]"),
-    ],
-)
-def test_laws_of_a_rule_are_named(target: Target, stop: Callable, after: Callable, words: str) -> None:
-    class Wrong(RejectionVerifier):
-        def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-            laws = super().laws(tree, target_probs)
-            return Laws(stop(tree, laws.stop), lambda node: after(None, laws.after(node)))
-
-    outputs(target, SomeRows(), RejectionVerifier())
-    with pytest.raises(ValueError, match=words):
-        outputs(target, SomeRows(), Wrong())

@@ -489,9 +489,6 @@ def test_a_stage_that_makes_the_host_wait_is_refused_before_it_is_captured(cuda:
     for _ in range(3):
         run(recordings, "verify", plus_one)
     assert len(recordings) == 1
-    hopeless = graphs(after=3)
-    assert [run(hopeless, "commit", waits, key) for key in range(6) for _ in range(3)] == [2] * 18
-    assert "nothing can be recorded on this device" in caplog.text
 
 
 def test_code_of_a_users_is_refused_by_design(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
