@@ -63,6 +63,7 @@ OPTIONS = {
     "audit reference": "sampled outputs are held against the law by the target's weights",
     "audit shift": "least says how small a mistake has to be seen",
     "check max_minutes": "a check says which case it is at; give a smaller vocab where it takes too long",
+    "check every_rule": "check verifier=… tries a rule, and audit drafter=… verifier=… their outputs",
     "check contexts": "run experiment=context measures acceptance by length of the context",
     "compare published": "put a published length beside the row of comparison.csv",
     "compare exports": "records.jsonl of a run has the tokens that every round accepted and proposed",

@@ -37,10 +37,6 @@ class Form(StrEnum):
     POSSIBLE = "possible tokens"
 
 
-FATAL = frozenset({Form.TENSORS, Form.PARENTS, Form.VALID, Form.ROOT, Form.TOKENS, Form.SIZE, Form.Q})
-"""Checks that a tree must pass before those that follow mean anything, and before a rule can be asked about it."""
-
-
 @dataclass(frozen=True)
 class Flaw:
     """A flaw of a tree: the check that it fails, where first (None for the whole tree), and the remedy."""
@@ -51,12 +47,11 @@ class Flaw:
     what: str
 
 
-def first_flaw(check: Form, wrong: Bool[Tensor, "batch node"], what: str, **values: Tensor) -> list[Flaw]:
-    """Return the first node that is wrong as a flaw; ``what`` names values of the node in braces."""
-    return [
-        Flaw(check, row, node, what.format(**{name: _shown(name, value[row, node]) for name, value in values.items()}))
-        for row, node in wrong.nonzero()[:1].tolist()
-    ]
+def first_flaw(check: Form, wrong: Bool[Tensor, "batch node"], what: str, **values: Tensor) -> Iterator[Flaw]:
+    """Yield the first node that is wrong as a flaw; ``what`` names values of the node in braces."""
+    for row, node in wrong.nonzero()[:1].tolist():
+        shown = {name: _shown(name, value[row, node]) for name, value in values.items()}
+        yield Flaw(check, row, node, what.format(**shown))
 
 
 def _shown(name: str, value: Tensor) -> str:
@@ -66,26 +61,23 @@ def _shown(name: str, value: Tensor) -> str:
     return DraftSampling(number).name if name == "law" and number in tuple(DraftSampling) else str(number)
 
 
-def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
-    """Return the flaws of a drafter's proposal, at most one per check, up to the first ``FATAL`` one.
+def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> Iterator[Flaw]:
+    """Yield the flaws of a drafter's proposal; each check relies on those before it.
 
     Rows that do not draft may hold any valid tree, so only the structure of those is checked. ``leaf_probs`` says
     whether the drafter was bound with it.
     """
-    for flaw in _fatal(tree, drafter, batch):
-        return [flaw]
+    yield from fatal_flaws(tree, drafter, batch)
     drafted = tree.valid & batch.drafting[:, None] & (torch.arange(tree.width, device=batch.device) > 0)
     every = tree.valid & batch.drafting[:, None] & ~_begins(tree, batch)[:, None] if leaf_probs else None
-    return [
-        *_shape(tree, drafter, drafted),
-        *_laws(tree, drafter, drafted, batch),
-        *_siblings(tree, drafted),
-        *draft_probs_flaws(tree, drafted, every=every),
-    ]
+    yield from _shape(tree, drafter, drafted)
+    yield from _laws(tree, drafter, drafted, batch)
+    yield from _siblings(tree, drafted)
+    yield from draft_probs_flaws(tree, drafted, every=every)
 
 
-def _fatal(tree: DraftTree, drafter: Drafter, batch: Batch) -> Iterator[Flaw]:
-    """Yields flaws after which nothing else means anything; each check may rely on those before it."""
+def fatal_flaws(tree: DraftTree, drafter: Drafter, batch: Batch) -> Iterator[Flaw]:
+    """Yield flaws with which no engine could go on."""
     yield from (Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, batch))
     yield from structure(tree)
     root = "its token is {token}, and node 0 must be the root, the last token of the sequence, which is {root}"
@@ -146,8 +138,8 @@ def structure(tree: DraftTree) -> Iterator[Flaw]:
     yield from first_flaw(Form.VALID, tree.valid & ~above, "it is valid and its parent is not")
 
 
-def token_flaws(tree: DraftTree, vocab: int) -> list[Flaw]:
-    """Return the first node whose token is none of the vocabulary; also of those that are not valid, which are run."""
+def token_flaws(tree: DraftTree, vocab: int) -> Iterator[Flaw]:
+    """Yield the first node whose token is none of the vocabulary; also of those that are not valid, which are run."""
     wrong = (tree.tokens < 0) | (tree.tokens >= vocab)
     what = f"its token is {{token}}, which is none of the target's {vocab} (nodes that are not valid need one, too)"
     return first_flaw(Form.TOKENS, wrong, what, token=tree.tokens)
@@ -168,26 +160,25 @@ def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
     yield from first_flaw(Form.SIZE, wrong, what, number=rank + 1)
 
 
-def shape_flaws(tree: DraftTree, counted: Bool[Tensor, "batch node"], what: str) -> list[Flaw]:
-    """Return the first of the counted nodes that has an earlier sibling among them."""
+def shape_flaws(tree: DraftTree, counted: Bool[Tensor, "batch node"], what: str) -> Iterator[Flaw]:
+    """Yield the first of the counted nodes that has an earlier sibling among them."""
     return first_flaw(Form.SHAPE, _same_parent(tree, counted).tril(-1).any(-1), what)
 
 
-def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
+def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"]) -> Iterator[Flaw]:
     if drafter.is_chain:
-        return shape_flaws(tree, drafted, "it has a sibling, and the drafter says is_chain=True")
-    if not drafter.is_paths:
-        return []
+        yield from shape_flaws(tree, drafted, "it has a sibling, and the drafter says is_chain=True")
+    if drafter.is_chain or not drafter.is_paths:
+        return
     below = "it has a sibling below the first level, and the drafter says is_paths=True"
     depth, index = depths(tree.parents), tree.parents.clamp(min=0)
     has_child = torch.zeros_like(index).scatter_add(1, index, drafted.long()) > 0
     short = drafted & ~has_child & (depth < (depth * drafted).amax(-1, keepdim=True))
-    return shape_flaws(tree, drafted & (tree.parents > 0), below) or first_flaw(
-        Form.SHAPE, short, "its path is shorter than another, and the drafter says is_paths=True"
-    )
+    yield from shape_flaws(tree, drafted & (tree.parents > 0), below)
+    yield from first_flaw(Form.SHAPE, short, "its path is shorter than another, and the drafter says is_paths=True")
 
 
-def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], batch: Batch) -> list[Flaw]:
+def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], batch: Batch) -> Iterator[Flaw]:
     greedy = (batch.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)
     announced = ", ".join(law.name for law in sorted(drafter.laws))
     what = f"its law is {{law}}, and the drafter announced laws={{{{{announced}}}}}"
@@ -199,7 +190,7 @@ def is_one_of(law: Int[Tensor, "*shape"], laws: frozenset[DraftSampling]) -> Boo
     return torch.isin(law, torch.tensor([int(each) for each in laws], dtype=law.dtype, device=law.device))
 
 
-def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
+def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> Iterator[Flaw]:
     same = _same_parent(tree, drafted).tril(-1) & (tree.tokens[:, :, None] == tree.tokens[:, None, :])
     law = tree.law
     apart = (law[:, :, None] == law[:, None, :]) | (law == DraftSampling.WITHOUT_REPLACEMENT)[:, :, None]
@@ -212,27 +203,27 @@ def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw
 
 def draft_probs_flaws(
     tree: DraftTree, drafted: Bool[Tensor, "batch node"], *, every: Bool[Tensor, "batch node"] | None = None
-) -> list[Flaw]:
-    """Return flaws of q, and of the tokens that were drawn from it.
+) -> Iterator[Flaw]:
+    """Yield flaws of q, and of the tokens that were drawn from it.
 
     ``drafted`` marks the nodes whose law counts, ``every`` nodes that need a row of q, with children or not.
     """
     drawn = drafted & ((tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT))
     q = tree.draft_probs
     if q is None:
-        found = first_flaw(Form.Q, drawn, "it was drawn {law} and the tree has no draft_probs: give q", law=tree.law)
-        wanted = torch.zeros_like(drawn) if every is None else every
-        missing = "the rule reads q at every node and the tree has no draft_probs: give q"
-        return found or first_flaw(Form.Q, wanted, missing)
+        missing = "the tree has no draft_probs: give q"
+        yield from first_flaw(Form.Q, drawn, f"it was drawn {{law}} and {missing}", law=tree.law)
+        if every is not None:
+            yield from first_flaw(Form.Q, every, f"the rule reads q at every node and {missing}")
+        return
     parents = tree.parents.clamp(min=0)
     read = torch.zeros_like(drawn).long().scatter_add(1, parents, drawn.long()) > 0
     if every is not None:
         read = read | every
     chance = q.gather(1, parents[..., None].expand(-1, -1, q.shape[2])).gather(2, tree.tokens[..., None])[..., 0]
     impossible = "its token {token} has probability 0 in the q that it says it was drawn from"
-    return first_flaw(Form.Q, read & (distribution_flaw(q) > 0), "q after it {q}", q=q) or first_flaw(
-        Form.POSSIBLE, drawn & ~(chance > 0), impossible, token=tree.tokens
-    )
+    yield from first_flaw(Form.Q, read & (distribution_flaw(q) > 0), "q after it {q}", q=q)
+    yield from first_flaw(Form.POSSIBLE, drawn & ~(chance > 0), impossible, token=tree.tokens)
 
 
 def distribution_flaw(rows: Float[Tensor, "*rows vocab"], tolerance: float = SUM_TOLERANCE) -> Int[Tensor, "*rows"]:

@@ -44,7 +44,6 @@ def check_drafter(config: DictConfig) -> list[Any]:
     from specdec.checks.drafter import check_drafter as findings_of
     from specdec.checks.playing import Status
     from verifiers import RejectionVerifier, SharedNoiseVerifier
-    from verifiers.exact import exact_rules
 
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "sampling"))
@@ -62,7 +61,6 @@ def check_drafter(config: DictConfig) -> list[Any]:
             make,
             target,
             verifier=SharedNoiseVerifier() if DraftSampling.COUPLED in make().laws else RejectionVerifier(),
-            rules=exact_rules() if config.every_rule else (),
             prompts=config.prompts,
             sampling=sampling,
             tokens=config.tokens or 24,

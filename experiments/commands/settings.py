@@ -87,7 +87,6 @@ class CheckSettings:
     tokens: Annotated[int, least(8)] | None
     rounds: Two
     draws: Natural
-    every_rule: bool
     depths: Count | None
     vocab: Two
     tables: Count

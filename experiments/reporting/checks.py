@@ -54,7 +54,7 @@ def _known(name: str) -> Col:
 def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:
     """A row per check of a drafter, by the names of both: how it ended, and what was found."""
     counted = any("p-value" in finding.detail for finding in findings)
-    by_chance = 2 * LEVEL * 100_000  # LEVEL for what is drawn, and as much for outputs
+    by_chance = LEVEL * 100_000
     note = (
         f"p-values below the limit are mistakes: at most {by_chance:.0f} of 100,000 right drafters have one, by chance"
     )

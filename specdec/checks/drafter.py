@@ -2,7 +2,7 @@
 
 ::
 
-    for finding in check_drafter(MyDrafter, target, verifier=RejectionVerifier(), rules=exact_rules()):
+    for finding in check_drafter(MyDrafter, target, verifier=RejectionVerifier()):
         print(finding)
     assert_conforms(MyDrafter, target, verifier=RejectionVerifier())  # in a test
 """
@@ -19,7 +19,7 @@ from specdec.checks import draws as q
 from specdec.checks.playing import Broken, End, Stage, Status, prompts_for
 from specdec.checks.trials import Trials
 from specdec.engine.parts import check_declared
-from specdec.interfaces import Drafter, Verifier, why_unfit
+from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 
@@ -47,7 +47,6 @@ def check_drafter(
     target: Target,
     *,
     verifier: Verifier,
-    rules: Sequence[Verifier] = (),
     prompts: Sequence[str | Sequence[int]] | None = None,
     sampling: SamplingParams | None = None,
     tokens: int = 24,
@@ -60,20 +59,17 @@ def check_drafter(
     """Tries a drafter against the contract, and returns a line per check.
 
     The first failure ends it, and so does a statistical proof while draws still come in. Everything is seeded. A
-    drafter that draws as it says fails by chance with a probability of 2e-5 at most: 1e-5 for what it draws, and as
-    much for outputs.
+    drafter that draws as it says fails by chance with a probability of 1e-5 at most.
 
     Args:
         make: Makes a new drafter, every time it is called: a class, or a function. They may share a model.
         target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
         verifier: The acceptance rule that the drafter is tried with.
-        rules: Exact rules that are asked whether outputs follow the target; those that do not take its drafts are left
-            out. ``verifiers.exact.exact_rules()`` has all of this package.
         prompts: Texts or token ids, at least two; None for built-in ones.
         sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
         tokens: Length of most outputs.
         rounds: Length of a long output, in rounds, over which drafts must not drift.
-        draws: Drafts from which it is tested whether q is what was drawn, and what every rule makes of them.
+        draws: Drafts from which it is tested whether q is what was drawn.
         max_length: Tokens per request; None for what the target has, at most 1024.
         options: More arguments of the engines. By default no weights are packed, which does not pay in runs this short.
         progress: Called with the name of a check when it begins.
@@ -98,14 +94,13 @@ def check_drafter(
     if announced.failed:
         return [announced]
     drafter = make()
-    every = [rule for rule in rules if why_unfit(rule, drafter) is None]
     verifier.check(drafter)
     stage = Stage(make, target, verifier, length, drafter.max_depth, drafter.adapts, options)
     del drafter  # it may hold a model, and every check makes a new one
 
     begin = progress or (lambda check: None)
     begin("plain decoding")
-    trials = Trials(stage, encoded, sampled, rounds=rounds, draws=draws, rules=every)
+    trials = Trials(stage, encoded, sampled, rounds=rounds, draws=draws)
     found = [announced]
     for group in _checks(trials):
         wrong = next((finding for finding in found if finding.failed), None)
@@ -127,7 +122,7 @@ def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any)
 def _checks(trials: Trials) -> list[dict[str, Callable[[], str]]]:
     """The checks in their order; those of one group are made together, from the same rounds.
 
-    What is seen of trees, of the engine's arrays and of top tokens in all rounds ends the check that plays them.
+    What is seen of trees and of the engine's arrays in all rounds ends the check that plays them.
     """
     draws = q.FIRST, q.DEEPER, q.SIBLINGS, q.INDEPENDENT, q.CHOSEN
     return [
@@ -145,8 +140,7 @@ def _checks(trials: Trials) -> list[dict[str, Callable[[], str]]]:
         {check: partial(trials.drawn, check) for check in draws},
         {"NaN logits": trials.nan_logits},
         {"q at the leaves": trials.leaves},
-        *({f"exact with {type(rule).__name__}": partial(trials.exact_with, rule)} for rule in trials.rules),
-        {"trees": trials.trees, "slots are left alone": trials.slots, "top tokens": trials.top_tokens},
+        {"trees": trials.trees, "slots are left alone": trials.slots},
     ]
 
 

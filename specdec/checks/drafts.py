@@ -29,9 +29,6 @@ from specdec.wellformed import (
 Samplings = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftSampling]
 """How nodes are drawn: one law for all, or the law of every sibling rank, or of every path of the shape."""
 
-Grows = Callable[[int, Tensor], Tensor]
-"""Decides whether a node is drafted before its token is drawn, from its index and its parent's prefix in every row."""
-
 MOST_NUMBERS = 200_000_000
 """Numbers in one table of an enumeration at most: 1.6 GB."""
 
@@ -56,8 +53,8 @@ def enumerate_drafts(tables: Tables, shape: TreeShape, laws: Samplings, **option
     Args:
         laws: How nodes are drawn. ``DETERMINISTIC`` takes the most probable token that no earlier sibling has.
         **options: ``declared`` and ``declared_q``: the laws and q that the tree states, which differ in tests of what a
-            false statement does. ``grows``: which nodes are drafted; all by default. ``leaf_probs``: whether q is given
-            at the leaves, too; otherwise NaN stands there.
+            false statement does. ``grows``: whether a node is drafted, from its index and its parent's prefix in every
+            row; all are by default. ``leaf_probs``: whether q is given at the leaves, too; otherwise NaN stands there.
 
     Raises:
         ValueError: The tables do not reach the shape's depth or have no q, a law cannot be drawn from tables, or the
@@ -109,10 +106,10 @@ def _draft(
     *,
     declared: Samplings | None = None,
     declared_q: tuple[Tensor, ...] | None = None,
-    grows: Grows | None = None,
+    grows: Callable[[int, Tensor], Tensor] | None = None,
     leaf_probs: bool = False,
 ) -> WeightedDrafts:
-    """Return drafts made node by node, of which there are ``rows`` to begin with.
+    """Make drafts node by node; there are ``rows`` to begin with.
 
     From the probability of every token in every row, ``choose`` makes the rows after a node: the row that each
     continues, its token, and the token's probability.

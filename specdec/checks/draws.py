@@ -1,31 +1,24 @@
-"""Is q what was drawn, and does the output follow the target with every rule? Tested over thousands of rounds.
+"""Is q what was drawn? Tested over thousands of rounds.
 
 Drawn tokens become numbers that are uniform if every token was drawn as declared (``goodness``), and independent: of
 each other, from parent to child, sibling to sibling and round to round, and of the numbers with which the engine
 accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings, renormalized.
-
-The rules are asked about the same rounds. Every token that a rule emits becomes a number by the target's distribution
-at its place; later rounds' tokens are replaced by fresh uniform numbers. All are uniform and independent if, and only
-if, the joint distribution of the output is the target's.
+An exact rule, which is tried on tables of its own, then gives the target's distribution.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 
 import numpy as np
-import scipy.stats
 import torch
 
-from specdec.acceptance import accept
 from specdec.checks.goodness import fits, independent, numbers, uniform
 from specdec.checks.playing import DRAWN, Broken, Job, NotApplicable, NotTried, Stage, run
-from specdec.interfaces import Round, Verifier
+from specdec.interfaces import Round
 from specdec.random import Purpose, request_key, uniforms
 from specdec.requests import SamplingParams
-from specdec.tree import along_path
-from specdec.types import DraftSampling, Noise
+from specdec.types import DraftSampling
 
 FIRST = "q is what was drawn: first node"
 DEEPER = "q is what was drawn: deeper nodes"
@@ -35,16 +28,11 @@ CHOSEN = "chosen tokens use no randomness"
 
 LEVEL = 1e-5
 """A drafter that does nothing wrong fails one of the statistical checks with this probability."""
-LOOKS = (1 / 4, 1 / 2, 1)
-"""Shares of the draws after which everything is tested, so that a proof ends the check."""
 FEWEST = 400
 """Draws below which nothing is tested."""
-LENGTH, EDGE = 3, 4
-"""Tokens of an output whose joint distribution is tested, and the cells of the unit cube along an edge."""
 _ROUNDS = 4  # of every request
 _SLOTS = 64
 _SHORT = 8  # tokens: in a shorter prompt, prompt lookup finds nothing
-_NO_TEST = {DEEPER: "fewer than two levels were drawn often enough", SIBLINGS: "it draws no siblings, or too rarely"}
 
 Path = tuple[int, ...]
 """Sibling ranks from the root's child downwards."""
@@ -52,53 +40,6 @@ Numbers = dict[tuple[int, int], float]
 """A number of every (request, round)."""
 Tests = dict[str, tuple[float, int]]
 """The p-value of every test and the draws that it counts, by the words that say what is tested."""
-
-
-class ByRule:
-    """The tokens that rules would have emitted in the rounds that were played, but for rules with another noise."""
-
-    def __init__(self, rules: Sequence[Verifier], noise: Noise):
-        self.rules = [rule for rule in rules if rule.noise is noise is not Noise.SHARED]
-        self._total = len(rules)
-        self._numbers: dict[int, list[np.ndarray]] = defaultdict(list)
-        self._impossible: set[int] = set()
-        self._generator = torch.Generator().manual_seed(1)
-
-    def note(self, played: Round) -> None:
-        tree, batch = played.tree, len(played.requests)
-        drafted = torch.tensor([request is not None for request in played.requests])
-        sampled = torch.tensor([request is not None and not request.sampling.greedy for request in played.requests])
-        for index, rule in enumerate(self.rules):
-            coins = torch.rand(batch, 2, dtype=torch.float64, generator=self._generator).to(tree.tokens.device)
-            verdict = accept(rule, tree, played.target_probs, coins)
-            tokens = along_path(tree.tokens, verdict.path[:, :LENGTH])
-            weights = along_path(played.target_probs, verdict.path[:, : LENGTH - 1])
-            found = torch.rand(batch, LENGTH, dtype=torch.float64, generator=self._generator)
-            for place in range(weights.shape[1]):
-                there = (place <= verdict.num_accepted).cpu()
-                accepted = tokens[:, min(place + 1, tokens.shape[1] - 1)]
-                token = verdict.next_token.where(verdict.num_accepted == place, accepted)
-                found[:, place] = numbers(weights[:, place], token, self._generator).cpu().where(there, found[:, place])
-                chance = weights[:, place].gather(1, token[:, None])[:, 0].cpu()
-                if bool((there & drafted & (chance <= 0)).any()):
-                    self._impossible.add(index)
-            self._numbers[index].append(found[sampled].numpy())
-
-    def check(self, rule: Verifier) -> str:
-        index = self.rules.index(rule)
-        if index in self._impossible:
-            raise Broken("it emits a token that the target excludes there, so that greedy outputs differ, too")
-        table = np.concatenate([np.zeros((0, LENGTH)), *self._numbers[index]])
-        if len(table) < FEWEST:
-            return "greedy outputs are the target's; too few rounds were sampled to test the others"
-        p_values = {f"token {place}": uniform(table[:, place]) for place in range(LENGTH)}
-        for one, other in combinations(range(LENGTH), 2):
-            p_values[f"tokens {one} and {other}"] = independent(table[:, one], table[:, other])
-        cells = np.histogramdd(table, bins=EDGE, range=[(0, 1)] * LENGTH)[0]
-        p_values[f"{LENGTH} tokens together"] = float(scipy.stats.chisquare(cells.ravel()).pvalue)
-        tests = {what: (p_value, len(table)) for what, p_value in p_values.items()}
-        limit = LEVEL / (len(tests) * self._total)
-        return _judged(tests, limit, "rounds", "sampled outputs do not follow the target")
 
 
 @dataclass
@@ -168,7 +109,7 @@ class Draws:
         return groups
 
     def _pairs(self, tested: dict[Path, Numbers]) -> Tests:
-        """Return the tests of all pairs that a mistake could tie together."""
+        """The tests of all pairs that a mistake could tie together."""
         found: Tests = {}
 
         def pair(name: str, first: Numbers, second: Numbers) -> None:
@@ -189,25 +130,25 @@ class Draws:
                 pair(f"{here}, and the number that decides {what}", values, coins)
         return found
 
-    def proves(self, *checks: str) -> bool:
-        """Return whether one of these checks fails beyond doubt."""
-        tests = self.tests()
-        limit = _limit(tests)
-        return any(p_value < limit for check in checks for p_value, _ in tests[check].values())
-
     def check(self, check: str) -> str:
         if check == CHOSEN:
             return self._check_chosen()
         if not self.drawn:
-            words = " and ".join(DraftSampling(law).name for law in sorted(self.laws)) or "never there"
-            raise NotApplicable(f"its drafts are {words}: there is no q that they were drawn from")
-        if check == INDEPENDENT and self.proves(FIRST, DEEPER, SIBLINGS):
-            raise NotTried("what was drawn is not what q says")
+            raise NotApplicable("its drafts are not drawn: there is no q that they come from")
         tests = self.tests()
+        limit = LEVEL / max(sum(map(len, tests.values())), 1)
+        wrong = "draws are not drawn from the q that is given"
+        if check == INDEPENDENT:
+            wrong = "draws are not independent"
+            if any(p_value < limit for other in (FIRST, DEEPER, SIBLINGS) for p_value, _ in tests[other].values()):
+                raise NotTried("what was drawn is not what q says")
         if not tests[check]:
-            raise NotApplicable(_NO_TEST.get(check, f"fewer than {FEWEST} draws at every node"))
-        wrong = "are not independent" if check == INDEPENDENT else "are not drawn from the q that is given"
-        return _judged(tests[check], _limit(tests), "draws", f"draws {wrong}")
+            raise NotApplicable(f"no node has {FEWEST} such draws")
+        where, (p_value, count) = min(tests[check].items(), key=lambda test: test[1][0])
+        found = f"smallest p-value {p_value:.2g} of {len(tests[check])} tests ({where}, {count} draws)"
+        if p_value < limit:
+            raise Broken(f"{wrong}: {found}, limit {limit:.1g}")
+        return f"{found}, limit {limit:.1g}"
 
     def _check_chosen(self) -> str:
         if self.laws != {int(DraftSampling.DETERMINISTIC)}:
@@ -223,49 +164,25 @@ class Draws:
         return f"requests with {_SLOTS} different seeds get the same drafts after the same prompt"
 
 
-def played(
-    stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, by_rule: ByRule, draws: int
-) -> Draws:
-    """Return about so many draws after two short prompts, fewer if they prove a mistake before."""
+def played(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, draws: int) -> Draws:
+    """Return about so many draws after two short prompts."""
     prompts = sorted(prompts, key=lambda prompt: (len(prompt) < _SHORT, len(prompt)))[:2]
     made = Draws(adapts=stage.adapts)
     tokens = min(_ROUNDS * (stage.max_depth + 1), stage.max_length - max(map(len, prompts)))
     rounds = max(tokens // (stage.max_depth + 1), 1)
-
-    def note(played: Round) -> None:
-        by_rule.note(played)
-        made.note(played)
-
     engine = stage.engine(slots=_SLOTS)
     batches = max(-(-draws // (rounds * _SLOTS)), 1)
-    looks = {-int(-batches * share // 1) for share in LOOKS}
     for batch in range(batches):
         jobs = [
             Job(prompts[stream % 2], replace(sampling, max_new_tokens=tokens, stream=stream, ignore_eos=True))
             for stream in range(batch * _SLOTS, (batch + 1) * _SLOTS)
         ]
-        for number, done in enumerate(run(engine, jobs, stop_after=rounds, rows_of_q=0, on_round=note)):
+        for number, done in enumerate(run(engine, jobs, stop_after=rounds, rows_of_q=0, on_round=made.note)):
             made.laws.update(law for draft in done.drafts for _, _, law in draft.nodes[1:])
             made.chosen[number % 2].update(draft.nodes for draft in done.drafts[:1])
-        if not made.drawn and not by_rule.rules:
-            break  # there is nothing to count
-        if batch + 1 in looks and made.proves(FIRST, DEEPER, SIBLINGS):
+        if not made.drawn:
             break
     return made
-
-
-def _limit(tests: dict[str, Tests]) -> float:
-    """The p-value from which on a test is no proof: it is made several times while draws come in."""
-    return LEVEL / (max(sum(map(len, tests.values())), 1) * len(LOOKS))
-
-
-def _judged(tests: Tests, limit: float, unit: str, wrong: str) -> str:
-    """Return the smallest p-value in words; one below the limit proves that something is wrong."""
-    where, (p_value, count) = min(tests.items(), key=lambda test: test[1][0])
-    detail = f"smallest p-value {p_value:.2g} of {len(tests)} tests ({where}, {count} {unit}), limit {limit:.1g}"
-    if p_value < limit:
-        raise Broken(f"{wrong}: {detail}")
-    return detail
 
 
 def _words(path: Path) -> str:

@@ -127,6 +127,11 @@ class Parts:
     recovered: Row
     bonus: Row
 
+    @classmethod
+    def plain(cls, law: Row) -> "Parts":
+        """The parts where nothing is drafted."""
+        return cls(np.zeros_like(law), law, law)
+
 
 def _share(value: Row, instead: Row) -> Row:
     total = value.sum()
@@ -166,14 +171,10 @@ def _late_top_p(at: Place) -> Parts:
     return replace(_round(at.whole_p, at.whole_q, residual=residual), bonus=at.p)
 
 
-def _plain(law: Row) -> Parts:
-    return Parts(np.zeros_like(law), law, law)
-
-
 HONEST = "honest"
 EDGES: dict[str, Callable[[Place], Parts]] = {
-    "less": lambda at: _plain(at.edges[0]),
-    "more": lambda at: _plain(at.edges[1]),
+    "less": lambda at: Parts.plain(at.edges[0]),
+    "more": lambda at: Parts.plain(at.edges[1]),
 }
 """Laws that rounding may make of the right one."""
 MISTAKES: dict[str, Callable[[Place], Parts]] = {
@@ -184,7 +185,7 @@ MISTAKES: dict[str, Callable[[Place], Parts]] = {
     "bonus_from_q": lambda at: replace(_round(at.p, at.q), bonus=at.q),
     "temperature_once": lambda at: _round(at.p, at.q, says=at.raw_q),
     "late_top_p": _late_top_p,
-    **{name: lambda at, name=name: _plain(at.served[name]) for name in (*OF_SERVERS, FILTERS_FIRST)},
+    **{name: lambda at, name=name: Parts.plain(at.served[name]) for name in (*OF_SERVERS, FILTERS_FIRST)},
 }
 """The mistakes by name; those after ``late_top_p`` are of a subject that does not do what it is asked to."""
 WORDS = {
@@ -218,12 +219,8 @@ class Cells:
         return found
 
 
-Look = Callable[[Sequence[Path]], Sequence[Place]]
-"""The places after some prefixes of one length."""
-
-
 def joint(
-    look: Look,
+    look: Callable[[Sequence[Path]], Sequence[Place]],
     *,
     horizon: int,
     drafted: int,
@@ -233,7 +230,8 @@ def joint(
 ) -> tuple[Cells, dict[str, Float[np.ndarray, " cell"]]]:
     """Returns the cells of the next ``horizon`` tokens, and the laws of ``HONEST``, ``EDGES`` and mistakes (or all).
 
-    ``drafted`` tokens are a round's chain; the first ``undrafted`` come without drafts; nothing follows ``ends``.
+    ``look`` gives the places after some prefixes of one length; ``drafted`` tokens are a round's chain; the first
+    ``undrafted`` come without drafts; nothing follows ``ends``.
     """
     rules = {HONEST: lambda at: _round(at.p, at.q), **EDGES, **{name: MISTAKES[name] for name in names or MISTAKES}}
     opened: dict[Path, np.ndarray] = {}

@@ -20,7 +20,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Outcome, Step
-from specdec.wellformed import FATAL, Form, flaws
+from specdec.wellformed import fatal_flaws, flaws
 
 DRAWN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 """The laws of tokens that are drawn from q."""
@@ -80,7 +80,7 @@ class Watched(Drafter):
     """Passes everything on to a drafter, and looks at what its sessions propose.
 
     Args:
-        seen: Counts ``trees``, the drafted ``nodes`` in them, and nodes whose likeliest successors it was ``told``.
+        seen: Counts ``trees``, and the drafted ``nodes`` in them.
         spoiled: Some rows' hidden states or logits are NaN. These rows may get any tree that the engine can run.
     """
 
@@ -103,16 +103,11 @@ class WatchedSession(Session):
         self.hidden_layers, self.top_tokens = tuple(session.hidden_layers), session.top_tokens
         self.caches, self.lookback = session.caches, session.lookback
         self._leaf_probs = sizes.leaf_probs
-        self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        plain = sampling.greedy and sampling.repetition_penalty == 1.0 and sampling.logits_processor is None
-        (self._plain.add if plain else self._plain.discard)(slot)
         self.inner.admit(slot, prompt_ids, sampling)
 
     def observe(self, outcome: Outcome) -> None:
-        if self.top_tokens and outcome.path is not None:
-            self._check_successors(outcome)
         self.inner.observe(outcome)
 
     def held(self, slot: int, length: int) -> int:
@@ -131,30 +126,12 @@ class WatchedSession(Session):
             if not np.array_equal(array, after[name]):
                 what = f"propose changed slots.{name}, which belongs to the engine: work on a copy"
                 raise Broken(what, "slots are left alone")
-        for flaw in flaws(tree, self.drafter, batch, leaf_probs=self._leaf_probs):
-            if not self.drafter.spoiled or flaw.check in FATAL - {Form.Q}:
-                place = "" if flaw.node is None else f"node {flaw.node}: "
-                raise Broken(place + flaw.what, f"trees: {flaw.check}")
+        whole = flaws(tree, self.drafter, batch, leaf_probs=self._leaf_probs)
+        for flaw in fatal_flaws(tree, self.drafter, batch) if self.drafter.spoiled else whole:
+            place = "" if flaw.node is None else f"node {flaw.node}: "
+            raise Broken(place + flaw.what, f"trees: {flaw.check}")
         self.seen["nodes"] += int((tree.valid[:, 1:] & batch.drafting[:, None]).sum())
         return tree
-
-    def _check_successors(self, outcome: Outcome) -> None:
-        nodes, top = outcome.node_tokens, outcome.top_tokens
-        if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
-            shape = None if top is None else tuple(top.shape)
-            wants = f"the drafter wants {self.top_tokens} successors of every node, and was told {shape}"
-            raise Broken(wants, "top tokens")
-        self.seen["told"] += nodes.numel()
-        assert outcome.path is not None
-        for row, slot in enumerate(outcome.slots.tolist()):
-            if slot not in self._plain or not int(outcome.counts[row]):
-                continue
-            path = [node for node in outcome.path[row].tolist() if node >= 0]
-            emitted = [*nodes[row, path].tolist(), int(outcome.next_tokens[row])]
-            for node, token in zip([0, *path], emitted, strict=True):
-                if token not in top[row, node].tolist():
-                    what = f"token {token} is what the target says after node {node}, and is not among its successors"
-                    raise Broken(what, "top tokens")
 
 
 def _arrays(batch: Batch) -> dict[str, np.ndarray]:

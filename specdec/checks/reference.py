@@ -100,11 +100,11 @@ class RoundedCache(DynamicCache):
         return super().update(self._rounded(key_states), self._rounded(value_states), layer_idx, *args, **kwargs)
 
     def _rounded(self, states: Tensor) -> Tensor:
-        given = states
+        numbers = states
         if self.shake:
             noise = torch.rand(states.shape, generator=self._generator, device=states.device).mul_(2).sub_(1)
-            given = states.float() + noise * (self.shake * states.float().abs().amax(-1, keepdim=True))
-        return self.format.decode(*self.format.encode(given), states.dtype)
+            numbers = states.float() + noise * (self.shake * states.float().abs().amax(-1, keepdim=True))
+        return self.format.decode(*self.format.encode(numbers), states.dtype)
 
 
 def cache_like(

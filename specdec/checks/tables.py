@@ -1,8 +1,7 @@
 """Tables of p and q that stand for a target and a drafter: one distribution per prefix, over a tiny vocabulary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -49,18 +48,6 @@ class Tables:
     @property
     def depth(self) -> int:
         return len(self.p) - 1
-
-    @classmethod
-    def from_rows(
-        cls, p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int, ...], Sequence[float]] | None
-    ) -> "Tables":
-        """Return tables from one row per prefix, in any order."""
-
-        def levels(rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
-            prefixes = [product(range(len(rows[()])), repeat=depth) for depth in range(max(map(len, rows)) + 1)]
-            return tuple(torch.tensor([[*rows[each]] for each in level], dtype=torch.float64) for level in prefixes)
-
-        return cls(levels(p), None if q is None else levels(q))
 
     @classmethod
     def random(cls, vocab: int, depth: int, *, seed: int, kinds: Sequence[str] = ("dense",)) -> "Tables":

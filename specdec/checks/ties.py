@@ -27,24 +27,20 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 
 FACTOR = 3.0
-"""How many times the largest measured change goes into the bound: a few passes do not find the worst case. The range of
-a handful of normal numbers is about 2.7 standard deviations, so this allows for eight of them. Of 299 divergences of
-the bundled models in bfloat16, the worst had half of its bound."""
+"""How many times the largest measured change goes into the bound: a few passes do not find the worst case. This allows
+for eight standard deviations. Of 299 divergences of the bundled models in bfloat16, the worst had half of its bound."""
 FLOOR_ULPS = 4.0
-"""The part of the bound without any measured change, in units in the last place of the place's largest logit. Two
-rounded logits can change their difference by two units from one forward to another; as much again is left for the
-layers before."""
+"""The part of the bound without any measured change, in units in the last place of the largest logit: two for the
+rounding of two logits, and as many for the layers before."""
 RUNNER_AT_MOST = 2.0
-"""How many times the model's own bound the engine's passes may bring it to: an engine that computes something else must
-not excuse itself."""
+"""The engine's passes widen the model's own bound so many times at most: a wrong engine must not excuse itself."""
 SHAKE = 16.0
-"""How far numbers are moved before they get their codes in a quantized cache, in units of the dtype's epsilon, as a
-fraction of the largest number in their vector."""
+"""How far numbers are moved before they get their codes in a quantized cache, in ``SHAKEN`` further passes: in units of
+the dtype's epsilon, as a fraction of the largest number in their vector."""
 SHAKEN = 6
-"""Passes with numbers that are moved in this way."""
 _MASKED = -5e3  # some models write -1e4, -65504 or -inf where a token is never to be chosen: no logit computes so
 LONGEST_TAIL = 64
-"""Tokens at most that are fed one by one, or a few at a time, which bounds the cost of an examination."""
+"""The most tokens that are fed one by one, or a few at a time."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ class Trials:
         sampling: Parameters of sampled requests, with the length of most outputs.
         rounds: Length of a long output, in rounds.
         draws: The number of drafts whose draws are counted.
-        rules: The rules that are asked about the rounds.
     """
 
     def __init__(
@@ -58,11 +57,9 @@ class Trials:
         *,
         rounds: int,
         draws: int,
-        rules: Sequence[Verifier],
     ):
-        self.stage, self.prompts, self.sampling, self.rules = stage, prompts, sampling, rules
+        self.stage, self.prompts, self.sampling = stage, prompts, sampling
         self._rounds, self._num_draws = rounds, draws
-        self._by_rule = q.ByRule(rules, stage.verifier.noise)
         self._draws: q.Draws | None = None
         tokens = sampling.max_new_tokens
         greedy = SamplingParams(max_new_tokens=tokens, ignore_eos=True, seed=sampling.seed, stream=0)
@@ -79,14 +76,12 @@ class Trials:
             for number, prompt in enumerate([*prompts, prompts[0][:1], *prompts[:2]])
         ]
         self._pair = [Job(prompts[0], greedy), Job(prompts[-1], replace(sampling, stream=1))]
-        self._plain = self._plainly(stage)  # before the drafter has seen the target
+        # Before the drafter has seen the target.
+        plain = replace(stage, make=lambda: None).engine(*_MIXED)
+        self._plain = run(plain, [replace(job, speculate=False) for job in self._mixed])
         self._outputs: list[Run] = []
         self._alone: list[Run] = []
         self._rounds_to: torch.dtype | None = None
-
-    def _plainly(self, stage: Stage) -> list[Run]:
-        engine = replace(stage, make=lambda: None).engine(*_MIXED)
-        return run(engine, [replace(job, speculate=False) for job in self._mixed])
 
     def binds(self) -> str:
         engine = self.stage.engine(*_MIXED)
@@ -97,7 +92,7 @@ class Trials:
 
     def decodes(self) -> str:
         """Decode requests of many kinds in one batch."""
-        self._outputs = run(self.stage.engine(*_MIXED), self._mixed, rows_of_q=0, on_round=self._by_rule.note)
+        self._outputs = run(self.stage.engine(*_MIXED), self._mixed, rows_of_q=0)
         nodes, trees = self.stage.seen["nodes"], self.stage.seen["trees"]
         if not nodes:
             raise Broken(f"nothing was drafted in {trees} rounds: give prompts for which it drafts something")
@@ -105,11 +100,8 @@ class Trials:
 
     def greedy_outputs(self) -> str:
         """Compare outputs with plain decoding's, token for token."""
-        return self._equal(self.stage, self._outputs, self._plain)
-
-    def _equal(self, stage: Stage, runs: Sequence[Run], plain: Sequence[Run]) -> str:
-        shared = stage.verifier.noise is Noise.SHARED
-        compared = [each for each in zip(self._mixed, runs, plain, strict=True) if shared or each[0].kind == "greedy"]
+        shared, pairs = self.stage.verifier.noise is Noise.SHARED, zip(self._outputs, self._plain, strict=True)
+        compared = [(job, *pair) for job, pair in zip(self._mixed, pairs, strict=True) if shared or job.sampling.greedy]
         where = f"{len(compared)} outputs in a ragged batch of 3 slots, refilled, with prompts in pieces of 7"
         ties = 0
         for job, drafted, alone in compared:
@@ -117,7 +109,7 @@ class Trials:
                 continue
             pairs = enumerate(zip_longest(drafted.tokens, alone.tokens))
             same = next(at for at, (one, other) in pairs if one != other)
-            far = "" if shared else _unexplained(stage, job, drafted.tokens, alone.tokens, same)
+            far = "" if shared else _unexplained(self.stage, job, drafted.tokens, alone.tokens, same)
             if shared or far:
                 raise Broken(f"an output differs from plain decoding's from token {same} on{far} ({where})")
             ties += 1
@@ -263,7 +255,7 @@ class Trials:
     def drawn(self, check: str) -> str:
         """Draws against q and against each other, and drafts that claim to be chosen and are drawn after all."""
         if check == q.FIRST:
-            self._draws = q.played(self.stage, self.prompts, self.sampling, self._by_rule, self._num_draws)
+            self._draws = q.played(self.stage, self.prompts, self.sampling, self._num_draws)
         if self._draws is None:
             raise NotTried(f"“{q.FIRST}” failed")
         return self._draws.check(check)
@@ -323,11 +315,6 @@ class Trials:
     def slots(self) -> str:
         return f"propose changed nothing in {self.stage.seen['trees']} rounds"
 
-    def top_tokens(self) -> str:
-        if not self.stage.seen["told"]:
-            raise NotApplicable("the drafter says top_tokens=0")
-        return f"told of {self.stage.seen['told']} nodes; what the target said next is among them"
-
     def leaves(self) -> str:
         """Have q given at every node, as a rule that reads it there needs it."""
         drafter = self.stage.make()
@@ -339,13 +326,6 @@ class Trials:
         except Broken as error:
             raise Broken(f"bound with leaf_probs=True: {error}") from error
         return "bound with leaf_probs=True, q is given at every node"
-
-    def exact_with(self, rule: Verifier) -> str:
-        if rule in self._by_rule.rules:
-            return self._by_rule.check(rule)
-        apart = replace(self.stage, verifier=rule)
-        plain = self._plain if rule.noise is self.stage.verifier.noise else self._plainly(apart)
-        return self._equal(apart, run(apart.engine(*_MIXED), self._mixed, rows_of_q=0), plain)
 
 
 class _ReadsLeaves(Plain):

@@ -162,7 +162,7 @@ def test_long_rounds_lose_nothing(head: str, kind: type[CombinedDrafter]) -> Non
 def test_drafts_after_long_rounds_are_those_of_a_new_request(head: str, kind: type[CombinedDrafter]) -> None:
     model = looping()
     findings = check_drafter(
-        lambda: combined(kind, head, model), Target(model), verifier=RejectionVerifier(), rounds=8, draws=0, rules=()
+        lambda: combined(kind, head, model), Target(model), verifier=RejectionVerifier(), rounds=8, draws=0
     )
     assert [finding for finding in findings if finding.failed] == []
 

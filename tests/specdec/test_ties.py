@@ -19,7 +19,7 @@ from specdec.checks.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
 from specdec.types import DraftSampling
 from tests.changed_rule import ChangedRule
 from tests.models import ARCHITECTURES, tiny_model
-from tests.verifiers.cases import complete
+from tests.verifiers.cases import complete, tables_of
 from verifiers import RejectionVerifier
 
 GREEDY = SamplingParams(max_new_tokens=8)
@@ -197,11 +197,11 @@ COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
 )
 def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Tables.from_rows(p, COIN)
+        tables_of(p, COIN)
 
 
 CHAIN, FORK = TreeShape.chain(1), TreeShape.branching(2)
-TABLES = Tables.from_rows(COIN, COIN)
+TABLES = tables_of(COIN, COIN)
 
 
 class ChainRule(RejectionVerifier):
@@ -272,7 +272,7 @@ def test_the_joint_law_is_a_law_and_its_distance_is_counted_by_hand() -> None:
     p = {(): [0.5, 0.5], (0,): [0.5, 0.5], (1,): [0.5, 0.5]}
     q = {**p, (): [0.25, 0.75]}
     rule = ChangedRule(RejectionVerifier(), stop=accept_all)
-    result = enumerate_outcome(rule, Tables.from_rows(p, q), TreeShape.chain(1), IID)
+    result = enumerate_outcome(rule, tables_of(p, q), TreeShape.chain(1), IID)
     assert result.joint.tolist() == [0.125, 0.125, 0.375, 0.375]
     assert result.tv == 0.25 and result.expected_accepted == 1
 

@@ -1,5 +1,6 @@
 """Shapes, laws, tables and random drafts that the rules are tried on."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
+from specdec.checks.tables import Tables
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
@@ -20,6 +22,17 @@ from verifiers import (
     TwoDraftVerifier,
     WeightedTransportVerifier,
 )
+
+
+def tables_of(p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int, ...], Sequence[float]]) -> Tables:
+    """Tables from one row per prefix."""
+
+    def levels(rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
+        by_length = [sorted(key for key in rows if len(key) == length) for length in range(max(map(len, rows)) + 1)]
+        return tuple(torch.tensor([[*rows[key]] for key in keys], dtype=torch.float64) for keys in by_length)
+
+    return Tables(levels(p), levels(q))
+
 
 EXACT = 1e-12
 """A rule whose total variation to the target, in float64, is smaller than this counts as exact."""

