@@ -1,7 +1,7 @@
 """A drafter tried against its contract, a rule tried on tables, or a trained head inspected, and what is printed."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,6 @@ from specdec.interfaces import Drafter, Verifier
 from specdec.target.target import Target
 from specdec.types import DraftSampling, Exactness, Noise
 
-STRENGTH: dict[str, Callable[[float], bool]] = {
-    "vocab": lambda value: value >= 3,
-    "threshold": lambda value: value <= 1e-9,
-    "streams": lambda value: value >= 1000,
-}
-"""The least settings of a check whose result is remembered: a rule that passes it is called exact in results."""
 _DEEPEST = 7
 """The longest chain that is inspected, unless another length is wanted."""
 
@@ -89,7 +83,6 @@ def check_drafter(config: DictConfig) -> list[Any]:
 def check_verifier(config: DictConfig) -> list[Any]:
     """Try a rule on every case that it takes; a wrong promise is an error."""
     from experiments.measuring.exactness import LAWS, cases
-    from experiments.results.checked import remember, ships
     from specdec.engine.parts import check_component
 
     rule: Verifier = build(config, "verifier")
@@ -103,23 +96,12 @@ def check_verifier(config: DictConfig) -> list[Any]:
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
     console = terminal.console(80)  # so narrow are the tables, in a file or pipe, too
     terminal.show(console, checks.exactness_table(rule, done), frame=terminal.Frame.TIGHT)
-    how = {key: config[key] for key in ("vocab", "tables", "seed", "threshold", "streams")}
-    how |= {"temperatures": temperatures, "cases": len(done)}
-    exact = rule.exactness is Exactness.EXACT
-    try:
-        said, figure = (_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config)
-    except ValueError:
-        if exact and not ships(rule):
-            remember(rule, passed=False, **how)
-        raise
-    console.print(said)
-    if exact and not ships(rule):
-        terminal.say(console, _remembered(rule, config, how | figure))
+    console.print((_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config))
     return done
 
 
-def _verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> tuple[str, dict[str, float]]:
-    """The verdict in words, and the figure behind it."""
+def _verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> str:
+    """The verdict in words; a broken promise is an error."""
     name, worst = type(rule).__name__, max(done, key=lambda case: case.tv)
     exact = worst.tv < config.threshold
     where = f"{worst.shape}, {worst.law.name}, {worst.rows} tables, temperature {worst.temperature:g}"
@@ -131,11 +113,10 @@ def _verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> tuple[s
     if exact and rule.exactness is Exactness.EXACT_WRT:
         distance = max(case.target_tv for case in done)
         found += f" with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
-    said = f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}."
-    return said, {"largest_total_variation": worst.tv}
+    return f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}."
 
 
-def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> tuple[str, dict[str, float]]:
+def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> str:
     """The same of a rule with shared noise."""
     from experiments.measuring.exactness import SHARED_LEVEL
 
@@ -146,27 +127,11 @@ def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> 
             f"{name} says that its noise is shared, and {differing} outputs are not those of plain decoding, whose "
             f"law fits the target's with a p-value of {p_value:.2g}"
         )
-    said = (
+    return (
         f"{name} is exact by its own check: over {len(done)} cases of {config.streams} seeds each, no output differs "
         f"from plain decoding's, which follows the target (smallest p-value {p_value:.2g}). "
         f"It says of itself: {rule.exactness.value}, noise {rule.noise.value}."
     )
-    return said, {"smallest_p_value": p_value}
-
-
-def _remembered(rule: Verifier, config: DictConfig, how: Mapping[str, Any]) -> str:
-    """Remember a rule of the user's that has passed, if the check was not a weak one; a sentence about it."""
-    from experiments.results.checked import remember, stated_exactness
-
-    name = type(rule).__name__
-    weak = [f"{key}={config[key]:g}" for key, enough in STRENGTH.items() if not enough(config[key])]
-    if weak:
-        said = f"A check with {', '.join(weak)} is a weak one and is not remembered"
-        return f"{said}: results call {name} {stated_exactness(rule)}."
-    file = remember(rule, passed=True, **how)
-    if file is None:
-        return f"The source of {name} cannot be read, so it is not remembered: put it into a file."
-    return f"Remembered in {terminal.short(file)}: results call {name} exact until its code changes."
 
 
 # ---------------------------------------------------------------- trained heads

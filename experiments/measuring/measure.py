@@ -14,8 +14,7 @@ from experiments.measuring.meters import EnergyMeter, LoadMeter, counters_of
 from experiments.measuring.rounds import now
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
-from experiments.results.checked import stated_exactness
-from experiments.results.lossless import OTHER_TARGET, THERE
+from experiments.results.lossless import OTHER_TARGET, THERE, stated_exactness
 from experiments.results.records import MEMORY, PLAIN, Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.clock import COMPLETION

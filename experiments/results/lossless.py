@@ -1,13 +1,17 @@
 """The verdict on an exact rule at temperature 0: is the output plain decoding's, token for token?"""
 
 import math
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.records import DECLARED, EXACT
 from experiments.results.rows import without_missing
+
+if TYPE_CHECKING:
+    from specdec.interfaces import Verifier
 
 OTHER_TARGET = "another target"
 """What is said of plain decoding with other weights or another cache than the run's own plain decoding."""
@@ -17,8 +21,16 @@ NOT_LOSSLESS = "NOT LOSSLESS"
 """The verdict that no table, picture or exit code may hide."""
 
 
+def stated_exactness(rule: "Verifier") -> str:
+    """The word of results for a rule: its promise; an exact one is declared unless it ships, and so is tested."""
+    promise, kind = str(rule.exactness.value), type(rule)
+    package = sys.modules.get("verifiers")  # a rule of it was imported from it
+    ships = kind.__name__ in getattr(package, "__all__", ()) and getattr(package, kind.__name__, None) is kind
+    return DECLARED if promise == EXACT and not ships else promise
+
+
 def promises_exact(exactness: str | None) -> bool:
-    """Whether a rule promises the target's own distribution, checked or not."""
+    """Whether a rule promises the target's own distribution, tested or not."""
     return exactness in (EXACT, DECLARED)
 
 

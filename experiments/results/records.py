@@ -14,9 +14,9 @@ RECORDS = "records.jsonl"
 PLAIN = "plain"
 """The name of plain decoding, the baseline, in all results."""
 EXACT = "exact"
-"""The promise of a rule whose output follows the target, where a check has confirmed it."""
+"""The promise of a rule whose output follows the target, where the package's own tests have confirmed it."""
 DECLARED = "exact (declared)"
-"""The same promise, where no check has confirmed it yet (``experiments.results.checked``)."""
+"""The same promise of any other rule or engine."""
 
 MEMORY = ("reused", "preemptions", "recomputed", "swapped", "swap_seconds", "preempted")
 """What caches and preemption did for a request (``specdec.types.Timestamps``): tokens found in a cache, slots lost,

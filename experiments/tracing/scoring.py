@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.results.checked import stated_exactness
-from experiments.results.lossless import EXACT
+from experiments.results.lossless import EXACT, stated_exactness
 from experiments.results.statistics import mean_of_all
 from experiments.tracing.compressed import unpack
 from experiments.tracing.distance import first_token_distances

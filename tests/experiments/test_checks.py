@@ -1,7 +1,6 @@
 """Verdicts on verifiers and drafters: right ones pass, one that promises too much is an error; and trained heads."""
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from torch import Tensor
 from experiments.check import check
 from experiments.inspecting.mistakes import Mistake
 from experiments.measuring.exactness import LAWS, SHAPES, cases
-from experiments.results.checked import REFUTED, stated_exactness
-from experiments.results.lossless import promises_exact
 from specdec import DraftSampling, DraftTree, Laws
 from specdec.checks.drafts import enumerate_drafts, num_drafts
 from specdec.checks.playing import Status
@@ -24,7 +21,6 @@ from tests.experiments.runs import Configure
 from verifiers import RejectionVerifier, SharedNoiseVerifier, TransportVerifier
 
 SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
-STRONG = ("vocab=3", "tables=1", "temperatures=[1]")
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -88,18 +84,6 @@ class NoResidual(RejectionVerifier):
         return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[rows, stop])
 
 
-class Checked(RejectionVerifier):
-    """A rule that does not ship with the package, and is exact."""
-
-
-@pytest.fixture
-def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the rules that have passed, in a project that has checked none."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".specdec").mkdir()
-    return tmp_path / ".specdec" / "checked.json"
-
-
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
@@ -107,23 +91,11 @@ def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (AlwaysTheFirst, r"says that its noise is shared, and [0-9]+ outputs are not those of plain"),
     ],
 )
-def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message: str, remembered: Path) -> None:
+def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message: str) -> None:
     words = [f"verifier._target_={rule.__module__}.{rule.__name__}", *SMALL]
     words += ["streams=500"] * (rule is AlwaysTheFirst)
     with pytest.raises(ValueError, match=message):
         check(configure("check", *words))
-    assert remembered.exists() and stated_exactness(rule()) == REFUTED and not promises_exact(REFUTED)
-
-
-def test_a_rule_that_passes_is_remembered(
-    configure: Configure, remembered: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert stated_exactness(Checked()) == "exact (declared)"
-    check(configure("check", f"verifier._target_={Checked.__module__}.Checked", *STRONG))
-    assert stated_exactness(Checked()) == "exact"
-    assert "Remembered in .specdec/checked.json" in capsys.readouterr().out
-    (entry,) = json.loads(remembered.read_text())["rules"].values()
-    assert entry["rule"].endswith("Checked") and entry["vocab"] == 3 and entry["largest_total_variation"] < 1e-12
 
 
 CHECKED = ("draws=0", "rounds=4", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
