@@ -1,14 +1,13 @@
 """Calibrated costs as tables and a picture: the constants with what they mean, and how well they predict."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.table import NOTHING, Col, Table, words
+from experiments.reporting.table import Col, Table, words
 from experiments.results.rows import Row
 from specdec.physics.calibrated import CalibratedRounds
-from specdec.physics.costs import LeastWork, Meaning, PartCost, StepCost, StepSize, TokenRange, meanings
-from specdec.physics.work import Roof
+from specdec.physics.costs import PartCost, StepCost, TokenRange
 
 DELTA, GAMMA, ALPHA, BETA = "\u03b4", "\u03b3", "\u03b1", "\u03b2"
 """The constants' letters."""
@@ -21,10 +20,10 @@ _PARTS = {
 
 
 def constants_table(found: CalibratedRounds) -> Table:
-    """The constants of every part, and what a step would take if it reached the device's peaks."""
-    rows = [*_step("target's forward", found.target, {meaning.symbol: meaning for meaning in meanings_of(found)})]
+    """The constants of every part, with their meaning."""
+    rows = _step("target's forward", found.target)
     if found.prefill is not None:
-        rows += _step("prefill, no logits", found.prefill, {})
+        rows += _step("prefill, no logits", found.prefill)
     if found.drafting is not None:
         rows += _part("drafting", found.drafting, "per call of the drafter")
     rows += _part("acceptance and commit", found.judging, "per level of the draft")
@@ -34,27 +33,10 @@ def constants_table(found: CalibratedRounds) -> Table:
     if found.follows:
         part = {"part": "prompts", "constant": "drafter", "time": f"{found.follows:.1%}"}
         rows.append(part | {"meaning": "of the target's prefill, for the drafter's own"})
-    columns = [
-        *(words("", "part"), words("constant", "constant"), Col("time", "time")),
-        *(Col("of the\npeak", "share"), words("meaning", "meaning")),
-    ]
+    columns = [words("", "part"), words("constant", "constant"), Col("time", "time"), words("meaning", "meaning")]
     where = found.conditions
     title = f"Step costs of {where.model} in {where.dtype} on {where.device}"
     return Table.of(rows, columns, title=title, notes=_notes(found), section=lambda row: row["part"])
-
-
-def meanings_of(found: CalibratedRounds) -> list[Meaning]:
-    """The constants of the target's forward beside the least that the device allows; empty where that is not known."""
-    if not found.work or not found.peaks:
-        return []
-    peaks = found.peaks
-    roof = Roof(max(peaks["copy"], peaks["read"]), peaks["flops"])
-    sizes = [
-        StepSize.of(rows=batch, queries=drafted + 1, context=context)
-        for batch, context, drafted, *_, prompt in found.measured
-        if not prompt
-    ]
-    return meanings(found.target, sizes, LeastWork(**found.work), roof, cache_bytes=peaks["cache_bytes"])
 
 
 def errors_table(found: CalibratedRounds) -> Table:
@@ -86,25 +68,18 @@ def remarks(found: CalibratedRounds) -> list[str]:
     return said
 
 
-def _row(part: str, constant: str, seconds: float, otherwise: str, known: Meaning | None = None) -> Row:
-    """A constant with its meaning: what the device's peaks say of it, or else these words."""
-    row: Row = {"part": part, "constant": constant, "time": _amount(seconds), "meaning": otherwise}
-    if known is not None:
-        words = {"caches": " (in the caches)", "hidden": " (hidden behind memory)"}
-        row["share"] = NOTHING if known.utilization is None else f"{known.utilization:.0%}"
-        row["meaning"] = f"{known.what}{words.get(known.excuse, '')}"
-    return row
+def _row(part: str, constant: str, seconds: float, meaning: str) -> Row:
+    return {"part": part, "constant": constant, "time": _amount(seconds), "meaning": meaning}
 
 
-def _step(part: str, cost: StepCost, known: Mapping[str, Meaning]) -> Iterator[Row]:
-    ranges = _with_tokens(cost.ranges)
-    for number, (tokens, costs) in enumerate(ranges, 1):
-        yield _row(part, f"{DELTA}{tokens}", costs.fixed, "any forward", known.get("delta") if number == 1 else None)
+def _step(part: str, cost: StepCost) -> list[Row]:
+    rows = []
+    for tokens, costs in _with_tokens(cost.ranges):
+        rows.append(_row(part, f"{DELTA}{tokens}", costs.fixed, "any forward: weights, calls of kernels"))
         if costs.per_token:
-            last = known.get("gamma") if number == len(ranges) else None
-            yield _row(part, f"{GAMMA}{tokens}", costs.per_token, "per token", last)
-    yield _row(part, ALPHA, cost.per_position, "per position read", known.get("alpha"))
-    yield _row(part, BETA, cost.per_pair, "per query and position")
+            rows.append(_row(part, f"{GAMMA}{tokens}", costs.per_token, "per token: products with the weights"))
+    rows.append(_row(part, ALPHA, cost.per_position, "per position read"))
+    return [*rows, _row(part, BETA, cost.per_pair, "per query and position")]
 
 
 def _part(part: str, cost: PartCost, level: str) -> list[Row]:

@@ -23,7 +23,6 @@ from specdec.physics.costs import (
     check_possible,
     fit_part,
     fit_step,
-    meanings,
 )
 from specdec.physics.rounds import round_seconds
 from specdec.physics.work import Roof
@@ -141,7 +140,7 @@ def test_a_file_says_the_same_and_others_are_refused(file: Path) -> None:
         with pytest.raises(ValueError, match=r"costs\.json holds no calibrated costs"):
             CalibratedRounds.load(file)
     file.write_text(json.dumps({**whole, "novelty": 1}))
-    with pytest.raises(ValueError, match="'novelty'"):
+    with pytest.raises(ValueError, match="novelty"):
         CalibratedRounds.load(file)
 
 
@@ -235,23 +234,6 @@ def cost(delta: float = DELTA, gamma: float = GAMMA, alpha: float = ALPHA, beta:
     return StepCost(ranges=ranges, per_position=alpha, per_pair=beta)
 
 
-def test_the_bounds_themselves_are_possible() -> None:
-    check_possible(cost(), FORWARDS, LEAST, ROOF, cache_bytes=0)
-    found = {each.symbol: each for each in meanings(cost(), FORWARDS, LEAST, ROOF, cache_bytes=0)}
-    assert (found["delta"].least, found["gamma"].least, found["alpha"].least) == pytest.approx((DELTA, GAMMA, ALPHA))
-    assert found["delta"].utilization == pytest.approx(1) and found["gamma"].utilization == pytest.approx(1)
-
-
-def test_constants_that_are_faster_than_physics_are_refused() -> None:
-    for wrong, said in (
-        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, .* 0.01 s"),
-        ({"gamma": 0.9 * GAMMA}, "gamma = 9e-05 s, .* 0.0001 s"),
-        ({"alpha": 0.9 * ALPHA, "beta": 0.0}, "alpha = 9e-07 s, .* 1e-06 s"),
-    ):
-        with pytest.raises(ValueError, match=f"{said}: .* faster than physics"):
-            check_possible(cost(**wrong), FORWARDS, LEAST, ROOF, cache_bytes=0)
-
-
 def test_a_forward_between_the_constants_that_is_faster_than_physics_is_refused() -> None:
     """A range in the middle whose times per token are right at its ends, and nothing is left for its operations."""
     ranges = (
@@ -264,12 +246,9 @@ def test_a_forward_between_the_constants_that_is_faster_than_physics_is_refused(
 
 
 def test_what_caches_hold_is_not_refused() -> None:
-    """The weights fit into caches of a quarter of their size or more: memory is no bound for them."""
-    check_possible(cost(delta=0.5 * DELTA), FORWARDS, LEAST, ROOF, cache_bytes=3e8 * 64)
-    found = meanings(cost(), FORWARDS, LEAST, ROOF, cache_bytes=3e8)
-    assert {each.symbol: each.excuse for each in found} == {"delta": "caches", "gamma": "", "alpha": ""}
-    # Nor operations that hide behind memory.
-    few = [StepSize.of(rows=1, queries=queries, context=4000) for queries in (1, 2, 4)]
-    check_possible(cost(gamma=1e-9), few, LEAST, ROOF, cache_bytes=0)
-    excuses = {each.symbol: each.excuse for each in meanings(cost(gamma=1e-9), few, LEAST, ROOF, cache_bytes=0)}
-    assert excuses["gamma"] == "hidden"
+    """The bounds themselves are possible; faster is only what the caches, a quarter as large as the work, may hold."""
+    check_possible(cost(), FORWARDS, LEAST, ROOF, cache_bytes=0)
+    fast = cost(delta=0.1 * DELTA)
+    check_possible(fast, FORWARDS[:1], LEAST, ROOF, cache_bytes=3e8)
+    with pytest.raises(ValueError, match="faster than physics"):
+        check_possible(fast, FORWARDS[:1], LEAST, ROOF, cache_bytes=2e8)
