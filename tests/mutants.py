@@ -10,8 +10,6 @@ from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Se
 from specdec.random import Purpose, uniforms
 from tests.honest import Honest, HonestLeaves, HonestTop, HonestWithoutReplacement
 
-# ---------------------------------------------------------------- trees that are not well formed
-
 
 def broken(base: type[Honest], change: Callable[[DraftTree], DraftTree]) -> type[Honest]:
     """A drafter whose trees are changed before they are returned."""
@@ -100,9 +98,6 @@ class LooseBound(Honest):
         tree = super().finish(batch, tokens, q)
         parents = tree.parents.clone()
         return DraftTree.build(tree.tokens, parents, sampling=self.law, draft_probs=q, max_depth=2, max_children=1)
-
-
-# ---------------------------------------------------------------- behaviour
 
 
 class NotBound(Honest):
@@ -251,9 +246,6 @@ class StumblesOverNaN(ClearsByProduct):
         if not outcome.hidden_states[-1][:, 0].isfinite().all():
             raise FloatingPointError("hidden states are not finite")
         super().observe(outcome)
-
-
-# ---------------------------------------------------------------- draws
 
 
 class Colder(Honest):

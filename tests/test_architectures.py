@@ -140,9 +140,6 @@ def test_refused_with_its_type_and_the_reason(model_type: str, fields: dict[str,
         ModelRunner(tiny(model_type, **fields), max_batch_size=1, max_length=MAX_LENGTH)
 
 
-# ---------------------------------------------------------------- models that nobody has named
-
-
 class OwnAttention(LlamaForCausalLM):
     """A research model: attention written out, as an author would, without transformers' attention functions."""
 
@@ -198,9 +195,6 @@ def test_a_model_nobody_has_named_is_refused() -> None:
         ModelRunner(research_model(CountsItsCache), max_batch_size=1, max_length=MAX_LENGTH)
 
 
-# ---------------------------------------------------------------- what the comparisons can see
-
-
 def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: every node sees all nodes before it, as in a chain."""
     mask = specdec.attention.masks.tree_mask
@@ -230,9 +224,6 @@ def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: py
     assert error > 100 * TOLERANCE
 
 
-# ---------------------------------------------------------------- mixtures of experts
-
-
 def synchronizations(runner: ModelRunner) -> Counter[str]:
     """Operations after which a host would wait for a GPU."""
     tree = DraftTree.from_shape(SHAPE, torch.randint(0, VOCAB, (3, SHAPE.num_nodes + 1)))
@@ -255,8 +246,6 @@ def test_experts_do_not_synchronize(model_type: str, loaded_with: str, monkeypat
     monkeypatch.setattr(runner.executor, "facts", replace(runner.facts, experts="eager"))
     assert sum(synchronizations(runner).values()) >= 2 * model.config.num_hidden_layers - 1
 
-
-# ---------------------------------------------------------------- every type
 
 _ROWS = architectures.read_table()[1]
 

@@ -127,9 +127,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("mistake", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
-def test_a_mistake_gets_one_sentence_before_any_work(
-    mistake: Callable[[Any], Any], said: str, at_hand: SimpleNamespace
-) -> None:
+def test_a_mistake_gets_one_sentence_before_any_work(mistake, said, at_hand) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         mistake(at_hand)
     message = str(raised.value)

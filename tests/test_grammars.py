@@ -112,8 +112,6 @@ def mutate(monkeypatch: pytest.MonkeyPatch):
     return changed
 
 
-# ---------------------------------------------------------------- token for token
-
 PROMPTS = [[0, 1, 2], [4], [3, 3, 1, 0, 2], [2, 2], [1, 0, 1, 0], [2]]
 
 
@@ -167,9 +165,6 @@ def test_a_preempted_request_goes_on_in_its_grammar(model) -> None:
 def test_a_wrong_node_s_mask_changes_greedy_outputs(model, mutate, mutant) -> None:
     mutate(mutant)
     assert greedy_outputs(model, "model_tree_iid", mask_drafts=False) != listed_outputs(model)
-
-
-# ---------------------------------------------------------------- in law
 
 
 @torch.inference_mode()
@@ -234,8 +229,6 @@ def test_a_biased_rule_is_rejected_under_a_mask(model) -> None:
     assert p_value(model, "model_chain_iid", NO_RESIDUAL, mask_drafts=True) < LEVEL
 
 
-# ---------------------------------------------------------------- recorded rounds
-
 LONG = ["(ab|ba|cc){6,14}", None, "((a|b){2}c){5,9}", "(ca?b){7,12}"]
 
 
@@ -285,9 +278,6 @@ def test_masks_of_an_earlier_round_are_rejected(model, drafts: bool, monkeypatch
     monkeypatch.setattr(Matchers, "answer", stale)
     found, _ = long_outputs(model, "model_tree_iid", "rounds", mask_drafts=True)
     assert found != wanted
-
-
-# ---------------------------------------------------------------- what is compiled, and what is refused
 
 
 def test_drafts_under_the_mask_are_accepted_more_often(model) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.test_imports import PACKAGES, ROOT, SOURCES, imports, parsed
 
-# ---------------------------------------------------------------- sizes of rooms
-
 ROOMS = tomllib.loads((ROOT / "tests" / "rooms.toml").read_text())
 
 
@@ -76,9 +74,6 @@ def test_a_room_that_grows_is_noticed() -> None:
     assert homeless(["specdec/types.py", "specdec/new.py", "verifiers/a.py"], rooms) == ["specdec/new.py"]
 
 
-# ---------------------------------------------------------------- circles of imports
-
-
 @cache
 def texts() -> dict[str, str]:
     """The text of every module."""
@@ -130,8 +125,6 @@ def test_a_circle_is_found_wherever_its_imports_stand() -> None:
     assert circles(import_graph(sources)) == [{"a", "b", "c"}]
     assert circles(import_graph(sources | {"c": "import math"})) == []
 
-
-# ---------------------------------------------------------------- classes
 
 COMPONENTS = {
     "AttentionBackend", "Cache", "Drafter", "Executor", "Format", "LengthPolicy", "NodePolicy", "Recorder", "RoundCost",
@@ -261,8 +254,6 @@ def test_questions_and_deep_classes_are_noticed() -> None:
     classes = Classes(sources)
     assert [classes.depth(name) for name in ("Drafter", "A", "B", "C")] == [0, 1, 2, 3]
 
-
-# ---------------------------------------------------------------- pages
 
 MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 40_000
 LONG = {

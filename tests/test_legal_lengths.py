@@ -74,8 +74,6 @@ def test_every_policy_is_tried() -> None:
             AdaptiveDrafter(ModelDrafter(tiny_model("llama", vocab_size=8), 2), policy_of(name))
 
 
-# ---------------------------------------------------------------- the law, enumerated
-
 Path = tuple[int, ...]
 Both = tuple[Path, Path]
 Outcomes = Sequence[tuple[int, Path, float]]
@@ -234,8 +232,6 @@ def test_the_same_history_gives_the_same_depths_and_soon(name: str) -> None:
     assert runs[0] == runs[1] == runs[2]
     assert np.median(seconds) < 2e-3
 
-
-# ---------------------------------------------------------------- through the engine, token for token
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [3, 1], [2] * 7, [11, 12]]
 SAMPLING = [

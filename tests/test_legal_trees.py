@@ -172,9 +172,6 @@ def bias(rule: Verifier, drafted: Iterable[tuple[float, DraftTree]], p: Law = P)
     return sum(abs(law[path] - chance[path]) for path in law) / 2
 
 
-# ---------------------------------------------------------------- chains that end for a stated reason
-
-
 def chains(keep: Keep, q: Law = Q, depth: int = 2) -> Iterator[tuple[float, DraftTree]]:
     """All chains that a round may draft, with their probabilities."""
     for drawn in itertools.product(range(len(q(()))), repeat=depth):
@@ -224,9 +221,6 @@ def test_a_draft_that_is_verified_whole_or_not_at_all() -> None:
     """DSpark's counterexample: whole after A, not at all after B, which comes half as often as it should."""
     keep, q = DRAWN["all or nothing, by the first token"], torch.tensor([0.5, 0.5], dtype=torch.float64)
     assert bias(RejectionVerifier(), chains(keep, lambda path: q), wanted) == pytest.approx(0.15, abs=1e-12)
-
-
-# ---------------------------------------------------------------- trees that are grown
 
 
 COSTS = RoundCosts(rows=(1,), table=((1.0, 1.35, 1.75, 2.2, 2.7, 3.3),), nodes=(0, 1, 2, 3, 4, 5))

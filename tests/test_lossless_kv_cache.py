@@ -111,9 +111,7 @@ class Fresh(Cache):
 
 
 @formats
-def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
-    kv_cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(kv_cache: str, monkeypatch) -> None:
     monkeypatch.setattr(specdec.cache.paged, "Cache", Fresh)
     models = (MAIN, "gemma2", "mistral_sliding", "qwen2")  # until the first whose outputs hang on it
     assert any(decoded(kv_cache, name, optimize=False) != reference(name, kv_cache=kv_cache) for name in models)

@@ -112,9 +112,6 @@ def decode(model, drafter, prompts=PROMPTS, *, tokenizer=None, **sampling: objec
     return engine.generate(list(prompts), SamplingParams(max_new_tokens=20, **sampling))  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- several ends of text
-
-
 @pytest.mark.parametrize("drafter", ONE_OF_EACH_KIND)
 def test_whichever_end_of_text_comes_first_ends_the_output(drafter: str | None) -> None:
     model = tiny_model()
@@ -127,9 +124,6 @@ def test_whichever_end_of_text_comes_first_ends_the_output(drafter: str | None) 
     outputs = decode(model, made)
     assert [list(output.token_ids) for output in outputs] == expected
     assert {output.finish_reason for output in outputs} == {"stop"}
-
-
-# ---------------------------------------------------------------- logits wider than the tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +160,6 @@ def test_padded_logits_may_be_at_minus_infinity(drafter: str | None) -> None:
             wanted = SamplingParams(max_new_tokens=20, **sampling)  # type: ignore[arg-type]
             expected = [reference_decode(model, p, wanted.seeded(i)) for i, p in enumerate(PROMPTS)]
             assert [list(output.token_ids) for output in outputs] == expected
-
-
-# ---------------------------------------------------------------- a drafter of another width
 
 
 def resized(model, width: int):

@@ -106,9 +106,6 @@ class Failing(Wrapped):
         return result if method == "release" else call(*given)
 
 
-# ---------------------------------------------------------------- components, made once: they never change
-
-
 @cache
 def target_of(architecture: str, drafter: str = "") -> Target:
     """In float64 for marginals: among 64 continuations a round, one is soon drawn next to float32's rounding."""
@@ -148,9 +145,6 @@ def alone(architecture: str, drafter: str | None, rule: str, index: int) -> tupl
     prompt, sampling = REQUESTS[index]
     (output,) = lonely(architecture, drafter, rule).generate([prompt], replace(sampling, stream=index))
     return output.token_ids
-
-
-# ---------------------------------------------------------------- programs
 
 
 @dataclass(frozen=True)

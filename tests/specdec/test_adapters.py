@@ -89,9 +89,7 @@ def expected(folders: dict[str, str]) -> list[list[int]]:
     ],
     ids=["tree", "recorded", "plain", "medusa", "paged"],
 )
-def test_requests_of_a_batch_follow_the_adapters_that_they_choose(
-    folders: dict[str, str], drafter: str | None, options: dict[str, object]
-) -> None:
+def test_requests_of_a_batch_follow_the_adapters_that_they_choose(folders, drafter, options) -> None:
     wanted = expected(folders)
     assert mixed(folders, drafter, **options) == wanted
     assert len({tuple(tokens) for tokens in wanted}) == len(wanted)
@@ -99,9 +97,7 @@ def test_requests_of_a_batch_follow_the_adapters_that_they_choose(
     assert [a == b for a, b in zip(wanted, without, strict=True)] == [name is None for name in CHOSEN]
 
 
-def test_an_adapter_that_is_chosen_for_other_rows_is_noticed(
-    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_is_chosen_for_other_rows_is_noticed(folders: dict[str, str], monkeypatch) -> None:
     """Mutant: every row of a forward takes the first one's."""
     set_ = adapters.Choice.set
     monkeypatch.setattr(adapters.Choice, "set", lambda self, numbers: set_(self, numbers[:1].expand_as(numbers)))
@@ -117,9 +113,7 @@ def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_pat
     assert not any("lora" in name for name, _ in model.named_modules())
 
 
-def test_what_is_no_adapter_of_the_target_is_refused(
-    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tmp_path, monkeypatch) -> None:
     def refused(message: str, **named: str) -> None:
         model = tiny_model(vocab_size=VOCAB)
         with pytest.raises(ValueError, match=message):

@@ -53,9 +53,7 @@ def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "_known", {})
 
 
-def test_a_choice_is_measured_once_and_kept_for_its_conditions(
-    measured: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_choice_is_measured_once_and_kept_for_its_conditions(measured: Path, monkeypatch, caplog) -> None:
     measure = Measurement(64)
     with caplog.at_level(logging.INFO, logger=choices.__name__):
         for _ in range(3):
@@ -82,9 +80,7 @@ DAMAGES: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("mutant", [False, True], ids=["as it is", "mutant"])
-def test_a_file_that_is_not_right_is_measured_again(
-    damage: str, mutant: bool, measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_not_right_is_measured_again(damage: str, mutant: bool, measured: Path, monkeypatch) -> None:
     """The mutant believes every file that is there."""
     if mutant:
         monkeypatch.setattr(choices, "_read", lambda file, measured_for: 64 if file.exists() else None)
@@ -99,9 +95,7 @@ def test_a_file_that_is_not_right_is_measured_again(
     assert mutant or (chosen("rows", measure, 0) == 32 and measure.times == 2), "and is right from then on"
 
 
-def test_what_cannot_be_kept_or_was_disturbed_is_measured_once_per_process(
-    measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_kept_or_was_disturbed_is_measured_once_per_process(measured: Path, monkeypatch) -> None:
     disturbed, measure = Measurement(None), Measurement(64)
     assert [chosen("threads", disturbed, 4) for _ in range(2)] == [4, 4] and disturbed.times == 1
     assert not list(measured.iterdir())
@@ -118,9 +112,6 @@ def test_nothing_is_measured_where_nothing_is_to_choose(measured: Path, monkeypa
         assert chosen("rows", measure, 0) == 0
     monkeypatch.setattr(choices, "native_library", lambda: None)
     assert chosen("rows", measure, 0) == 0 and measure.times == 0 and not list(measured.iterdir())
-
-
-# ---------------------------------------------------------------- times
 
 
 class Clock:
@@ -172,9 +163,7 @@ def mean_seconds(ways: Sequence[Callable[[], object]]) -> list[float]:
 
 
 @pytest.mark.parametrize("least", [least_seconds, mean_seconds])
-def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(
-    least: Callable[..., list[float]], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(least, clock, monkeypatch) -> None:
     monkeypatch.setattr(choices, "least_seconds", least)
     threads, seen = torch.get_num_threads(), set[int]()
     torch.set_num_threads(2)
@@ -189,9 +178,6 @@ def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(
     assert not loses(clock.way("a", *once, *[1.0] * 100), clock.way("b", 1.0)) or least is mean_seconds
 
 
-# ---------------------------------------------------------------- threads
-
-
 @pytest.mark.parametrize(
     ("seconds", "threads"),
     [
@@ -202,9 +188,7 @@ def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(
         ({1: 1.0, 2: 27.0, 4: 0.5, 6: 0.3}, 6),  # other work: all cores, and nothing is kept
     ],
 )
-def test_threads_are_the_fewest_with_which_a_product_is_fast(
-    seconds: dict[int, float], threads: int, measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_the_fewest_with_which_a_product_is_fast(seconds, threads, measured, monkeypatch) -> None:
     monkeypatch.setattr(choices, "_WIDTH", 1)
     monkeypatch.setattr(choices, "least_seconds", lambda ways: [seconds[way.args[0]] for way in ways])
     assert recommended_threads(Cpu(physical_cores=12, quota=6.5)) == threads
@@ -217,9 +201,6 @@ def test_threads_where_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert recommended_threads(Cpu(physical_cores=8, quota=0.5)) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert recommended_threads(Cpu(physical_cores=8)) == 8
-
-
-# ---------------------------------------------------------------- what follows for products and attention
 
 
 def rows_of(way: Callable[[], object]) -> int:
@@ -247,9 +228,7 @@ def test_rows_that_torch_multiplies(slower: set[int], found: int, monkeypatch: p
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_a_layer_gives_torch_the_rows_from_which_it_is_faster(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_gives_torch_the_rows_from_which_it_is_faster(dtype: torch.dtype, monkeypatch) -> None:
     monkeypatch.setattr(packing, "torch_rows", lambda dtype: 40)
     layer = nn.Linear(256, 192, dtype=dtype)
     packed, inputs = PackedLinears(layer), torch.randn(2, 20, 256).to(dtype)

@@ -137,9 +137,7 @@ def test_layers_on_disk_decode_the_same(folder: str) -> None:
 
 
 @pytest.mark.full
-def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(folder: str, monkeypatch) -> None:
     """A recording would keep the weights that hooks have brought into memory for one forward."""
     monkeypatch.setattr("specdec.engine.recording.RECORD_AFTER", 2)
     model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)

@@ -87,9 +87,7 @@ def assert_named(error: str | None, message: str, function: Callable[..., object
 
 
 @pytest.mark.parametrize("where", ["admit", "prefill", "propose", "observe"])
-def test_an_error_of_the_drafter_is_shown_and_ends_what_ran(
-    target: Target, wanted: list[tuple[int, ...]], where: str
-) -> None:
+def test_an_error_of_the_drafter_is_shown_and_ends_what_ran(target, wanted, where) -> None:
     """Submitted requests that ran end with the error; one that waited goes on, and so does the engine."""
     engine = Engine(target, Fragile(where), RejectionVerifier(), max_batch_size=1, max_length=64)
     first, second = (engine.submit(prompt, SAMPLING) for prompt in PROMPTS[:2])
@@ -106,9 +104,7 @@ def test_an_error_of_the_drafter_is_shown_and_ends_what_ran(
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
-def test_a_tokenizer_that_raises_ends_its_request_alone(
-    wanted: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_raises_ends_its_request_alone(wanted: list[tuple[int, ...]], monkeypatch) -> None:
     bad = wanted[0][4]
     others = [i for i in (1, 2) if bad not in wanted[i]]
     assert others, "another token would show more"
@@ -222,14 +218,7 @@ def raising(error: Exception) -> Any:
     ],
 )
 @pytest.mark.parametrize("forward", [1, 2], ids=["prefill", "round"])
-def test_out_of_memory_ends_what_runs_and_keeps_the_rest(
-    target: Target,
-    wanted: list[tuple[int, ...]],
-    error: Exception,
-    said: str,
-    forward: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_out_of_memory_ends_what_runs_and_keeps_the_rest(target, wanted, error, said, forward, monkeypatch) -> None:
     """The first request has finished, the second runs, and the third waits."""
     engine = Engine(target, NGramDrafter(3), RejectionVerifier(), max_length=64)
     run, left = engine.runner.run, [0]
@@ -267,9 +256,7 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
 @pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.storage.zeros_by_head"])
-def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
-    target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_while_an_engine_is_built_is_one_sentence(target, error, place, monkeypatch) -> None:
     monkeypatch.setattr(place, raising(error))
     with pytest.raises(ValueError, match=r"out of memory on .*max_batch_size=2 or max_length=64"):
         Engine(target, max_batch_size=2, max_length=64)

@@ -65,9 +65,7 @@ def plainly(model, row: Tensor, tree: DraftTree, b: int, node: int) -> Tensor:
         ("llama", [0, 1, 2, 3], "unknown lengths"),
     ],
 )
-def test_slots_may_stand_in_any_order(
-    architecture: str, slots: list[int], way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_may_stand_in_any_order(architecture: str, slots: list[int], way: str, monkeypatch) -> None:
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1 if way == "captured" else 10**9)
     model = tiny_model(architecture)
     runner, rows = filled(model, slots, attention="eager" if way == "own attention" else "auto")
@@ -100,9 +98,7 @@ def test_slots_may_stand_in_any_order(
     ("architecture", "hidden_layers", "capture_after"),
     [("llama", (), 1), ("gpt2", (-1, 2), 10**9), ("gemma2", (-1, 2), 1)],
 )
-def test_only_what_is_wanted_comes_back(
-    architecture: str, hidden_layers: tuple[int, ...], capture_after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_wanted_comes_back(architecture, hidden_layers, capture_after, monkeypatch) -> None:
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", capture_after)
     runner, _ = filled(tiny_model(architecture), [0, 2])
     tree = drafted(2)
@@ -194,9 +190,7 @@ BY_DEFAULT = {("llama", 1), ("gemma2", 2), ("gpt2", 2), ("qwen2_mixed_sliding", 
     [*sorted(BY_DEFAULT), *(complete(each, 2, strong=False) for each in ARCHITECTURES if (each, 2) not in BY_DEFAULT)],
 )
 @torch.inference_mode()
-def test_a_captured_forward_gives_what_the_model_gives(
-    architecture: str, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_captured_forward_gives_what_the_model_gives(architecture: str, batch: int, monkeypatch) -> None:
     model = tiny_model(architecture)
     eager = list(rounds(runner_of(model), batch, (-1, 2)))
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
@@ -256,9 +250,7 @@ def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
     assert len(recordings) == (change == "")
 
 
-def test_without_memory_for_a_capture_the_model_runs_as_it_is(
-    at_once: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_memory_for_a_capture_the_model_runs_as_it_is(at_once: None, monkeypatch, caplog) -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes.")
     monkeypatch.setattr(specdec.execution.forwards, "fuse", Mock(side_effect=error))
     model = tiny_model()

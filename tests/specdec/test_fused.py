@@ -83,9 +83,7 @@ def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
         *(complete(each, {}, strong=False) for each in ("qwen2", "gemma2", "phi3", "gpt2", "mistral_sliding")),
     ],
 )
-def test_greedy_tokens_are_those_of_the_models_own_code(
-    architecture: str, options: dict[str, Any], fuses: list[FusedExecutor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_tokens_are_those_of_the_models_own_code(architecture, options, fuses, monkeypatch) -> None:
     model = tiny_model(architecture, scale=4.0, layers=2)
     found = decoded(model, **options)
     assert len(fuses[0].recordings) > 1 and not fuses[0].recordings.refused
@@ -347,9 +345,7 @@ LACKS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("lacks", LACKS)
-def test_what_kernels_lack_is_said_once_and_torch_runs(
-    lacks: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_kernels_lack_is_said_once_and_torch_runs(lacks: str, monkeypatch, caplog) -> None:
     found, reason = LACKS[lacks]
     if isinstance(found, tuple):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: found)

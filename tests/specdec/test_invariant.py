@@ -54,9 +54,7 @@ from tests.verifiers.cases import complete
         *(complete(each, torch.bfloat16, strong=False) for each in ("mixtral", "gpt_oss")),  # experts; sinks
     ],
 )
-def test_a_tokens_logits_do_not_depend_on_the_forward(
-    architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokens_logits_do_not_depend_on_the_forward(architecture: str, dtype: torch.dtype, monkeypatch) -> None:
     monkeypatch.setattr(logical_order, "BLOCK", 16)  # so that a short sequence has blocks, and trees cross their ends
     model = model_in(dtype, architecture) if architecture in ARCHITECTURES else tiny(architecture).to(dtype)
     given = tokens()

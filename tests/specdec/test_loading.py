@@ -161,9 +161,7 @@ def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
         (FAST, torch.float32, torch.float32, "float32, as asked for"),
     ],
 )
-def test_auto_fits_the_machine(
-    monkeypatch: pytest.MonkeyPatch, saved: Path, facts: Cpu, asked: str | torch.dtype, dtype: torch.dtype, reason: str
-) -> None:
+def test_auto_fits_the_machine(monkeypatch, saved, facts, asked, dtype, reason) -> None:
     monkeypatch.setattr(machine, "cpu", lambda: facts)
     target = Target.from_pretrained(str(saved), dtype=asked, device="cpu")
     assert target.dtype is target.model.config.dtype is dtype and target.dtype_reason.startswith(reason)
@@ -217,9 +215,7 @@ def stored(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return make
 
 
-def test_a_missing_package_is_named_before_weights_are_read(
-    stored: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_before_weights_are_read(stored, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: None)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("the weights were read"))
     for settings, message in (
@@ -233,9 +229,7 @@ def test_a_missing_package_is_named_before_weights_are_read(
         assert folder in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_our_own_changes_of_weights_are_refused(
-    stored: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_own_changes_of_weights_are_refused(stored: Callable[[dict[str, Any]], str], monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: object())
     settings = {"quant_method": "gptq", "bits": 4}
     for option, value in (("quantization", "int8"), ("inflate", "110m")):

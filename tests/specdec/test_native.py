@@ -108,9 +108,7 @@ def test_it_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=["fails", "other encoding", "makes nothing", "makes something else"],
 )
-def test_a_compiler_that_fails_is_done_without(
-    script: str, compiler: Callable[[str], None], folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_compiler_that_fails_is_done_without(script, compiler, folder, caplog) -> None:
     compiler(script)
     with caplog.at_level(logging.INFO, logger=native.__name__):
         assert native_library.__wrapped__() is None

@@ -57,9 +57,7 @@ def forwards(model: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], An
     ("architecture", "layers"),
     [("llama", 4), ("llama_mqa_tied", 4), ("qwen2", 4), ("qwen3", 4), ("gemma2", 4), ("mistral_full", 4), ("gpt2", 3)],
 )
-def test_lists_give_the_bits_of_the_operations(
-    architecture: str, layers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_give_the_bits_of_the_operations(architecture: str, layers: int, dtype: torch.dtype, monkeypatch) -> None:
     model = tiny_model(architecture).to(dtype)
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 10**9)
     eager, kept, _ = forwards(model)

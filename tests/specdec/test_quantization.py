@@ -129,9 +129,7 @@ CASES = [(name, dtype) for name in METHODS for dtype in (torch.bfloat16, torch.f
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["C", "dequantized"])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_every_path_is_the_same_function(
-    name: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_path_is_the_same_function(name: str, dtype: torch.dtype, compiled: bool, monkeypatch) -> None:
     if not compiled:
         monkeypatch.setattr("specdec.execution.products.native_library", lambda: None)
     for (out, width), rows in itertools.product([(48, 64), (5, 16), (20, 97)], ROWS):

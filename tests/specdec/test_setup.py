@@ -69,9 +69,7 @@ def test_native_arithmetic() -> None:
         ("float32", CPU, None, "float32", ""),
     ],
 )
-def test_auto_is_what_is_fast(
-    checkpoint: str, device: torch.device, native: bool | None, dtype: str, lacking: str
-) -> None:
+def test_auto_is_what_is_fast(checkpoint, device, native, dtype, lacking) -> None:
     choice = choose_dtype(getattr(torch, checkpoint), device, native=native)
     why = f"because this {lacking} has no native {checkpoint} arithmetic (checkpoint: {checkpoint})"
     reason = f"auto: {dtype}, " + (why if lacking else "as in the checkpoint")

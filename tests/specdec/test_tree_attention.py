@@ -1,7 +1,6 @@
 """Attention over the cache against its definition in float64, and backends behind whole models."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from drafters.model import ModelDrafter
-from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
+from specdec import Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
 from specdec.checks.reference import reference_decode
 from specdec.kernels.attention import DTYPES, Tiles, choose_tiles
@@ -227,9 +226,7 @@ def _levels(model: PreTrainedModel) -> ModelDrafter:
     ],
     ids=["llama", "gemma2", "mistral"],
 )
-def test_the_kernel_decodes_as_the_model_itself(
-    architecture: str, layers: int, drafter: Callable[[PreTrainedModel], Drafter]
-) -> None:
+def test_the_kernel_decodes_as_the_model_itself(architecture, layers, drafter) -> None:
     """Prompts longer than the windows, a slot that is used twice, trees of the drafter's own shape."""
     model = tiny_model(architecture, layers=layers)
     made = drafter(model)
@@ -280,9 +277,7 @@ def test_what_the_kernel_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("change", "words"), [("key", "changes keys or values"), ("mask", "changes the mask")])
-def test_a_model_that_goes_behind_the_cache_is_noticed(
-    change: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_goes_behind_the_cache_is_noticed(change: str, words: str, monkeypatch) -> None:
     """The kernel reads the cache, so what a model does to keys or masks afterwards would be lost without a word."""
     model = tiny_model(layers=1)
     function = call.attention

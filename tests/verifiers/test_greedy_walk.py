@@ -124,9 +124,6 @@ def test_a_rule_speaks_for_its_own_laws_only() -> None:
     assert not any(rule.walks_greedily for rule in (CascadeVerifier, FLyVerifier, SharedNoiseVerifier))
 
 
-# ---------------------------------------------------------------- a round
-
-
 class _Bytes(TorchDispatchMode):
     """Counts the bytes of the largest tensor that an operation makes."""
 

@@ -172,9 +172,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in records if record.name.startswith("experiments.tracking")]
 
 
-def test_offline_everything_is_in_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_offline_everything_is_in_the_files(tmp_path, monkeypatch, caplog) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     use(WandbTracker("p", tags=["t"], trace=True, timeout=120), tmp_path)  # importing it can take long
@@ -251,9 +249,7 @@ def told(fake: FakeWandb | None, folder: Path, patch: pytest.MonkeyPatch, **sett
         (FakeWandb(slow="finish"), "finish", "no answer within"),
     ],
 )
-def test_trouble_is_one_warning_and_no_more_calls(
-    fake: FakeWandb | None, last: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_trouble_is_one_warning_and_no_more_calls(fake, last, said, tmp_path, monkeypatch, caplog) -> None:
     told(fake, tmp_path, monkeypatch)
     if fake is not None:
         assert fake.calls[-1][0] == last, "and a call that hangs is left behind"
@@ -265,9 +261,7 @@ def test_trouble_is_one_warning_and_no_more_calls(
 @pytest.mark.parametrize(
     "trouble", [{"logged_in": False}, {"broken": "login"}, {"slow": "login"}, {"broken": "online"}]
 )
-def test_online_where_a_run_cannot_begin_it_is_recorded_offline(
-    trouble: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_online_where_a_run_cannot_begin_it_is_recorded_offline(trouble, tmp_path, monkeypatch, caplog) -> None:
     fake = FakeWandb(**trouble)
     told(fake, tmp_path, monkeypatch, mode="online", timeout=0.5)
     assert dict(fake.calls)["init"] == "offline" and dict(fake.calls)["finish"] == 0
@@ -275,9 +269,7 @@ def test_online_where_a_run_cannot_begin_it_is_recorded_offline(
     assert "recorded offline" in warning
 
 
-def test_online_with_a_login_and_a_service_that_has_died_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_online_with_a_login_and_a_service_that_has_died_is_left(tmp_path, monkeypatch, caplog) -> None:
     fake = FakeWandb()
     told(fake, tmp_path, monkeypatch, mode="online")
     assert dict(fake.calls)["init"] == "online"
@@ -317,9 +309,6 @@ def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatc
         assert any(name.startswith("media/images/pictures/time") for name in each.files)
         assert each.exit_code == 0
     assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
-
-
-# ---------------------------------------------------------------- wandb sweep
 
 
 SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
