@@ -184,13 +184,10 @@ def research_model(cls: type[LlamaForCausalLM]) -> PreTrainedModel:
     return model
 
 
-def test_a_model_nobody_has_named_is_equal() -> None:
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # its name before 5.24
+def test_a_model_nobody_has_named_is_equal_or_refused() -> None:
     error, _ = disagreement(research_model(OwnAttention))
     assert error < TOLERANCE
-
-
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # its name before 5.24
-def test_a_model_nobody_has_named_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^llama: not supported, because a trial forward .* logits differ by \d+%"):
         ModelRunner(research_model(CountsItsCache), max_batch_size=1, max_length=MAX_LENGTH)
 

@@ -172,9 +172,6 @@ def test_chat_messages_go_through_the_chat_template(at_hand: SimpleNamespace) ->
     assert streamed == engine.generate([user], SHORT)[0].token_ids
     # Where the assistant has begun, the output goes on with what it said.
     assert ids(engine, [user, more]) == [tuple(tokenizer("<user>Hi\n<assistant>Ho")["input_ids"])]
-
-
-def test_what_a_chat_template_says_is_shown(at_hand: SimpleNamespace) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     engine = Engine(Target(at_hand.model, tokenizer), max_length=64)

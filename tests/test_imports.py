@@ -159,18 +159,12 @@ def wrong_rooms(module: str, found: Iterable[str]) -> list[str]:
     return wrong
 
 
-def test_packages_know_only_those_they_may() -> None:
+def test_packages_the_core_and_the_experiments_are_layered() -> None:
     assert [wrong for module, found in whole_project().items() for wrong in wrong_packages(module, found)] == []
-
-
-def test_the_core_is_layered() -> None:
     running = {name: imports(SOURCES[name].read_text(), name) for name in SOURCES if name.startswith("specdec.")}
     assert [wrong for module, found in running.items() for wrong in wrong_layers(module, found)] == []
     missing = [name for name in LEVEL if f"specdec.{name}" not in SOURCES]
     assert not missing, f"LAYERS names {missing}, which specdec does not have"
-
-
-def test_the_experiments_are_layered() -> None:
     own = {name: found for name, found in whole_project().items() if name.startswith("experiments.")}
     assert [wrong for module, found in own.items() for wrong in wrong_rooms(module, found)] == []
     assert {name.split(".")[1] for name in own if name.count(".") == 2} == set(ROOM_LEVEL)

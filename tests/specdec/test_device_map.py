@@ -128,12 +128,16 @@ def on_disk(folder: str) -> PreTrainedModel:
     return load(folder, device_map=ON_DISK, offload_folder=f"{folder}/offloaded").model
 
 
-def test_layers_on_disk_decode_the_same(folder: str) -> None:
+def test_layers_on_disk_and_offloaded_ones_decode_the_same(folder: str) -> None:
     model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
     assert next(model.parameters()).device.type == "meta"
     assert main_device(model) == torch.device("cpu")
     for temperature in (0.0, 0.9):
         assert outputs(model, "medusa", temperature) == outputs(whole, "medusa", temperature)
+    model = cpu_offload(tiny_model(seed=7, scale=4.0), execution_device=torch.device("cpu"))
+    assert next(model.parameters()).device.type == "meta"
+    assert main_device(model) == torch.device("cpu")
+    assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
 
 
 @pytest.mark.full
@@ -203,13 +207,6 @@ def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -
     shapes = {layer: LayerShape(2, 8, 2, 8, torch.float32, device) for layer, device in enumerate((None, FAR))}
     with pytest.raises(ValueError, match=r"10 positions x 128 bytes\), but meta has"):
         Cache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
-
-
-def test_a_model_that_accelerate_offloads_as_a_whole() -> None:
-    model = cpu_offload(tiny_model(seed=7, scale=4.0), execution_device=torch.device("cpu"))
-    assert next(model.parameters()).device.type == "meta"
-    assert main_device(model) == torch.device("cpu")
-    assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,11 @@ def test_an_observer_that_raises_and_a_release_that_does_too(target: Target, wan
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
-def test_a_chain_behind_an_invalid_node_is_committed(target: Target, wanted: list[tuple[int, ...]]) -> None:
+def test_a_chain_behind_an_invalid_node_is_committed_and_more_nodes_than_announced_are_refused(target, wanted) -> None:
     engine = Engine(target, Gapped(wanted), RejectionVerifier(), max_batch_size=3, max_length=64)
     outputs = engine.generate(PROMPTS, SAMPLING)
     assert [o.token_ids for o in outputs] == wanted
     assert all(len(o.steps) == 4 for o in outputs), "the drafts are the outputs, so all are accepted"
-
-
-def test_more_nodes_than_announced_are_refused(target: Target, wanted: list[tuple[int, ...]]) -> None:
     drafter = Gapped(wanted)
     drafter.max_nodes = 1  # says nothing of most of its nodes
     engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=3, max_length=64)
@@ -163,7 +160,7 @@ def test_more_nodes_than_announced_are_refused(target: Target, wanted: list[tupl
         engine.generate(PROMPTS, SAMPLING)
 
 
-def test_a_drafter_serves_several_engines_at_once(target: Target, wanted: list[tuple[int, ...]]) -> None:
+def test_a_drafter_serves_engines_at_once_and_in_inference_mode(target: Target, wanted: list[tuple[int, ...]]) -> None:
     drafter = ModelDrafter(perturbed(target.model, 0.1), 3)
     engines = [Engine(target, drafter, RejectionVerifier(), max_batch_size=size, max_length=64) for size in (1, 2, 3)]
     streams = [engine.stream(PROMPTS, SAMPLING) for engine in engines]
@@ -173,6 +170,11 @@ def test_a_drafter_serves_several_engines_at_once(target: Target, wanted: list[t
             if step is not None:
                 found[number].setdefault(step.request, []).extend(step.token_ids)
     assert [[tuple(each[request]) for request in sorted(each)] for each in found] == [wanted] * 3
+    drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
+    with torch.inference_mode():
+        engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
+        inside = engine.generate(PROMPTS, SAMPLING)
+    assert [o.token_ids for o in inside] == [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
 def test_an_aborted_request_is_complete_with_a_reason(target: Target, wanted: list[tuple[int, ...]]) -> None:
@@ -185,14 +187,6 @@ def test_an_aborted_request_is_complete_with_a_reason(target: Target, wanted: li
     engine.on_round = None
     engine.abort(engine.submit([1, 2], SAMPLING))  # before its first step
     assert engine.unfinished == 0 and engine.step() == []
-
-
-def test_an_engine_built_in_inference_mode(target: Target, wanted: list[tuple[int, ...]]) -> None:
-    drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
-    with torch.inference_mode():
-        engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
-        inside = engine.generate(PROMPTS, SAMPLING)
-    assert [o.token_ids for o in inside] == [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
 CUDA_SHORTAGE = (

@@ -145,7 +145,7 @@ def test_a_changed_drafter_is_refused_until_it_is_told(kind: str) -> None:
         before = list(trees)
 
 
-def test_a_changed_model_that_does_not_fit_the_cache_is_refused() -> None:
+def test_a_changed_model_that_no_longer_fits_is_refused() -> None:
     model = tiny_model()
     engine = Engine(Target(model), max_length=64)
     decoded(engine)
@@ -157,9 +157,6 @@ def test_a_changed_model_that_does_not_fit_the_cache_is_refused() -> None:
         with pytest.raises(ValueError, match="cache no longer fits"):
             decoded(engine)
     assert engine.unfinished == 0
-
-
-def test_a_moved_model_is_refused() -> None:
     model = tiny_model()
     engine = Engine(Target(model), max_length=64)
     model.double()

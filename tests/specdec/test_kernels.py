@@ -68,10 +68,15 @@ def check_walks(walks: Callable, device: str, examples: int) -> None:
 
 
 @interpreted
-def test_the_tables_are_those_of_the_loops() -> None:
+def test_tables_levels_walks_and_numbers_are_those_of_torch() -> None:
     check_trees("cpu")
     with pytest.raises(AssertionError):
         check_tables(wide_trees(1, 9, 0), 8, "cpu", steps=2)
+    check_fronts("cpu")
+    with pytest.raises(AssertionError):
+        check_fronts("cpu", more=1)
+    check_walks(kernels.walk, "cpu", 15)
+    assert equal("cpu") and not equal("cpu", later=1)
 
 
 def check_fronts(device: str, *, more: int = 0) -> None:
@@ -89,18 +94,6 @@ def check_fronts(device: str, *, more: int = 0) -> None:
         assert torch.equal(found[0].cpu(), expected[0]) and torch.equal(found[1].cpu(), expected[1])
         for one, other in zip(found[2:], expected[2:], strict=True):
             assert torch.equal(one.cpu()[certain], other[certain])
-
-
-@interpreted
-def test_the_best_of_a_level_are_the_same() -> None:
-    check_fronts("cpu")
-    with pytest.raises(AssertionError):
-        check_fronts("cpu", more=1)
-
-
-@interpreted
-def test_the_walk_ends_at_the_same_node() -> None:
-    check_walks(kernels.walk, "cpu", 15)
 
 
 def _too_short(tokens: Tensor, parents: Tensor, valid: Tensor, following: Tensor, max_depth: int) -> tuple:
@@ -153,6 +146,15 @@ def test_the_compiled_kernels_do_the_same() -> None:
     check_trees("cuda")
     check_walks(kernels.walk, "cuda", 200)
     check_fronts("cuda")
+    assert equal("cuda")
+    check_parameters("cuda")
+    check_what_went_wrong("cuda")
+    generator = torch.Generator().manual_seed(1)
+    for vocab in (1, 31, 32_000, 151_936):
+        values = torch.randn(4, 2, vocab, generator=generator) * torch.tensor([0.5, 2.0, 5.0, 0.0])[:, None, None]
+        for step in (None, 0.25):
+            values = values if step is None else (values / step).round() * step
+            check_kept(values, torch.tensor([0, 50, 0, 7]), torch.tensor([0.9, 1.0, 0.31, 0.77]), "cuda")
 
 
 def drawn(device: str, *, by_kernel: bool, later: int = 0) -> list[Tensor]:
@@ -168,16 +170,6 @@ def drawn(device: str, *, by_kernel: bool, later: int = 0) -> list[Tensor]:
 def equal(device: str, *, later: int = 0) -> bool:
     pairs = zip(drawn(device, by_kernel=True, later=later), drawn("cpu", by_kernel=False), strict=True)
     return all(torch.equal(one, other) for one, other in pairs)
-
-
-@interpreted
-def test_the_numbers_are_those_of_torch() -> None:
-    assert equal("cpu") and not equal("cpu", later=1)
-
-
-@pytest.mark.gpu
-def test_the_compiled_kernel_makes_the_same_numbers() -> None:
-    assert equal("cuda")
 
 
 kernel = pytest.importorskip("specdec.kernels.sampling")
@@ -293,15 +285,3 @@ def test_a_kernel_that_keeps_others_is_found(name: str, wrong: Callable, monkeyp
     monkeypatch.setattr(kernel, name, wrong(getattr(kernel, name)))
     with pytest.raises(AssertionError):
         check_hard_cases()
-
-
-@pytest.mark.gpu
-def test_the_compiled_kernel_is_the_distribution() -> None:
-    check_parameters("cuda")
-    check_what_went_wrong("cuda")
-    generator = torch.Generator().manual_seed(1)
-    for vocab in (1, 31, 32_000, 151_936):
-        values = torch.randn(4, 2, vocab, generator=generator) * torch.tensor([0.5, 2.0, 5.0, 0.0])[:, None, None]
-        for step in (None, 0.25):
-            values = values if step is None else (values / step).round() * step
-            check_kept(values, torch.tensor([0, 50, 0, 7]), torch.tensor([0.9, 1.0, 0.31, 0.77]), "cuda")

@@ -223,13 +223,10 @@ class OtherRMSNorm(nn.Module):
         return moved * root * self.weight + (0.01 if self.change == "bias" else 0.0)
 
 
-def test_what_is_something_else_stays_as_it_is() -> None:
+def test_what_is_something_else_stays_and_a_norm_reads_its_present_weight() -> None:
     assert len(norms_in(OtherRMSNorm("nothing"))) == 1
     for change in ("power", "eps", "mean", "bias"):
         assert not norms_in(OtherRMSNorm(change)), change
-
-
-def test_a_norm_reads_its_present_weight_and_leaves_autocast_alone() -> None:
     model = OtherRMSNorm("nothing")
     inputs = torch.randn(3, 32)
     with torch.inference_mode(), PackedLinears(model).in_use():

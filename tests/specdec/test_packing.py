@@ -24,7 +24,7 @@ from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
 from tests.forwards import verify
 from tests.launches import counted
-from tests.models import COMMON, tiny_model
+from tests.models import COMMON
 from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
@@ -44,19 +44,6 @@ def test_only_plain_layers_are_packed() -> None:
     with packed.in_use():
         assert layer(torch.zeros(1)).item() == 1, "it has been given a forward since it was packed"
     assert layer(torch.zeros(1)).item() == 1
-
-
-def test_engines_share_the_copies_which_go_with_the_last_of_them() -> None:
-    model = tiny_model("llama")
-    first, second = (Engine(Target(model), max_length=64) for _ in range(2))
-    assert copied(first) == copied(first, second) > 0
-    copy_ = ref(packed_of(first.runner).layers[0].packed)
-    del first
-    gc.collect()
-    assert copy_() is not None
-    del second
-    gc.collect()
-    assert copy_() is None, "copies of a model's weights outlive the engines that read them"
 
 
 def packed_of(runner: ModelRunner) -> PackedLinears:

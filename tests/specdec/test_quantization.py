@@ -70,7 +70,7 @@ def quantized(model: PreTrainedModel, name: str) -> PreTrainedModel:
     return quantize(model, name, check=False)
 
 
-def test_examples_of_int8_and_int4() -> None:
+def test_numbers_of_the_schemes() -> None:
     weight = torch.tensor([[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]])
     integers, scale = to_int8(weight)
     assert integers.tolist() == [[64, -127, 32], [0, 0, 0]]
@@ -81,6 +81,26 @@ def test_examples_of_int8_and_int4() -> None:
     assert scale.tolist() == [[0.125], [1.0]]
     assert [[byte >> 4, byte & 15] for byte in stored[0].tolist()] == [[8 + 4, 8 - 8], [8 + 2, 8]]
     assert torch.equal(from_int4(stored, scale, 3), weight)
+    weight = torch.randn(40, 3 * GROUP + 10)
+    stored, scale = to_int4(weight)
+    error = (from_int4(stored, scale, weight.shape[1]) - weight).abs()
+    steps = scale.abs().repeat_interleave(GROUP, dim=1)[:, : weight.shape[1]]
+    # Half a step, except that the largest weights are clipped: by up to a step and a half at 8.5 steps of 7.
+    assert (error <= 1.6 * steps).all()
+    assert (error <= 0.51 * steps).float().mean() > 0.95
+    # A grid for every group of 64 normal numbers leaves about a tenth of their norm.
+    assert error.norm() / weight.norm() < 0.11
+    stored, scale = to_int4(torch.randn(64, 4 * GROUP) * torch.logspace(-3, 3, 64)[:, None])
+    numbers = from_int4(stored, scale, 4 * GROUP)
+    assert torch.equal(numbers.bfloat16().float(), numbers)
+    # With scales of eight bits they would not be.
+    numbers = from_int4(stored, scale * (1 + 2**-6), 4 * GROUP)
+    assert not torch.equal(numbers.bfloat16().float(), numbers)
+    weight = torch.tensor([[1.0, -0.5, 1e-3, 0.0]])
+    bits, scale = to_fp8(weight)
+    numbers = bits.view(torch.float8_e4m3fn).float() * scale[:, None]
+    torch.testing.assert_close(numbers, weight, rtol=2**-4, atol=0.0)
+    assert numbers[0, 0] == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -91,36 +111,6 @@ def test_the_error_of_an_int8_weight_is_half_a_step(dtype: torch.dtype) -> None:
     # A scale that was rounded down clips the largest weight by at most half of bfloat16's 2^-8.
     clipped = weight.double().abs().amax(1, keepdim=True) * (2**-9 if dtype is torch.bfloat16 else 1e-6)
     assert (error <= torch.maximum(scale.double()[:, None] / 2 * 1.0001, clipped)).all()
-
-
-def test_the_error_of_an_int4_weight_is_a_step() -> None:
-    weight = torch.randn(40, 3 * GROUP + 10)
-    stored, scale = to_int4(weight)
-    error = (from_int4(stored, scale, weight.shape[1]) - weight).abs()
-    steps = scale.abs().repeat_interleave(GROUP, dim=1)[:, : weight.shape[1]]
-    # Half a step, except that the largest weights are clipped: by up to a step and a half at 8.5 steps of 7.
-    assert (error <= 1.6 * steps).all()
-    assert (error <= 0.51 * steps).float().mean() > 0.95
-    # A grid for every group of 64 normal numbers leaves about a tenth of their norm.
-    assert error.norm() / weight.norm() < 0.11
-
-
-def test_int4_numbers_are_exact_in_bfloat16() -> None:
-    """So the kernels, which dequantize to bfloat16, multiply by the numbers of the float32 copy."""
-    stored, scale = to_int4(torch.randn(64, 4 * GROUP) * torch.logspace(-3, 3, 64)[:, None])
-    numbers = from_int4(stored, scale, 4 * GROUP)
-    assert torch.equal(numbers.bfloat16().float(), numbers)
-    # With scales of eight bits they would not be.
-    numbers = from_int4(stored, scale * (1 + 2**-6), 4 * GROUP)
-    assert not torch.equal(numbers.bfloat16().float(), numbers)
-
-
-def test_fp8_keeps_small_weights() -> None:
-    weight = torch.tensor([[1.0, -0.5, 1e-3, 0.0]])
-    bits, scale = to_fp8(weight)
-    numbers = bits.view(torch.float8_e4m3fn).float() * scale[:, None]
-    torch.testing.assert_close(numbers, weight, rtol=2**-4, atol=0.0)
-    assert numbers[0, 0] == 1.0
 
 
 ROWS = [1, 2, 4, 70]
@@ -196,16 +186,6 @@ def test_a_busy_machine_is_asked_twice() -> None:
         assert next(left, None) is None
 
 
-def test_small_models_are_not_measured() -> None:
-    def never(*arguments: object) -> RowTimes:
-        raise AssertionError(arguments)
-
-    for model in (small(), small(dtype=torch.float32)):
-        check_fast(model, "int8", device="cpu", measure=never)
-    with pytest.raises(AssertionError, match="int8"):
-        check_fast(large(), "int8", device="cpu", measure=never)
-
-
 def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "measure_row", times(1.0, 2.0))
     model = large()
@@ -236,13 +216,18 @@ def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, device: str, say
         check_fast(small(dtype=dtype), name, device=device)
 
 
-def test_what_the_hardware_has() -> None:
+def test_what_the_hardware_has_and_what_is_measured() -> None:
     assert {name: obstacle(name, torch.bfloat16, "cuda") for name in METHODS} == dict.fromkeys(METHODS)
     for dtype in (torch.float32, torch.bfloat16):
         assert [name for name in METHODS if obstacle(name, dtype, "cpu")] == ["fp8"]
 
+    def never(*arguments: object) -> RowTimes:
+        raise AssertionError(arguments)
 
-def test_a_measurement_is_of_part_of_a_large_layer() -> None:
+    for model in (small(), small(dtype=torch.float32)):
+        check_fast(model, "int8", device="cpu", measure=never)
+    with pytest.raises(AssertionError, match="int8"):
+        check_fast(large(), "int8", device="cpu", measure=never)
     found = measure_row("int8", (100_000, 1024), torch.float32)
     assert found.shape == (2048, 1024) and found.full > 0 and found.quantized > 0
     assert measure_row("int4", (48, 64), torch.bfloat16).shape == (48, 64)

@@ -123,12 +123,23 @@ def test_two_int4_weights_are_in_a_byte() -> None:
     assert read.bytes == sum(layer.num_weights for layer in layers) / 2 + scales + 2 * 5 * 32
 
 
-def test_unknown_names_and_twice_are_refused() -> None:
+def test_unknown_names_and_twice_are_refused(tmp_path: Path) -> None:
     for call in (quantize, lambda model, name: load_model("no/model", quantization=name)):
         with pytest.raises(ValueError, match=rf"quantization='int3': give one of {', '.join(METHODS)}"):
             call(small(), "int3")
     with pytest.raises(ValueError, match=r"quantization='int8': .* already"):
         quantize(quantize(small(), "int8"), "int8")
+    quantize(small(), "int8").save_pretrained(tmp_path)
+    assert quantization_of(load_model(str(tmp_path), quantization="int8", device="cpu")) == "int8"
+    with pytest.raises(ValueError, match="quantized already"):
+        load_model(str(tmp_path), quantization="int4", device="cpu")
+    with pytest.raises(ValueError, match="stored in int8; give the checkpoint"):
+        load_model(str(tmp_path), inflate="110m", device="cpu")
+    # A scheme of another version.
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"scheme": "int8"', '"scheme": "int2"'))
+    with pytest.raises(ValueError, match=f"stored in 'int2', and this version reads {', '.join(METHODS)}"):
+        load_model(str(tmp_path), device="cpu")
 
 
 INPUTS = [torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows)) for rows in (1, 11)]
@@ -242,20 +253,6 @@ def test_a_stored_model_says_so_and_is_a_model(tmp_path: Path) -> None:
     drafter = ModelDrafter.from_pretrained(str(tmp_path), dtype="bfloat16", device="cpu", shape=2)
     assert_same(logits(drafter.model), logits(target.model))
     assert load_model(str(tmp_path), dtype="float32", device="cpu").dtype is torch.float32
-
-
-def test_what_is_stored_is_quantized_once(tmp_path: Path) -> None:
-    quantize(small(), "int8").save_pretrained(tmp_path)
-    assert quantization_of(load_model(str(tmp_path), quantization="int8", device="cpu")) == "int8"
-    with pytest.raises(ValueError, match="quantized already"):
-        load_model(str(tmp_path), quantization="int4", device="cpu")
-    with pytest.raises(ValueError, match="stored in int8; give the checkpoint"):
-        load_model(str(tmp_path), inflate="110m", device="cpu")
-    # A scheme of another version.
-    path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"scheme": "int8"', '"scheme": "int2"'))
-    with pytest.raises(ValueError, match=f"stored in 'int2', and this version reads {', '.join(METHODS)}"):
-        load_model(str(tmp_path), device="cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

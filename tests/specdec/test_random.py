@@ -70,7 +70,7 @@ def test_every_bit_is_a_fair_coin() -> None:
         assert stats.binomtest(ones, COUNT).pvalue > ALPHA / 52, f"bit {bit}"
 
 
-def test_purposes_indices_and_rounds_do_not_share_numbers() -> None:
+def test_purposes_indices_rounds_and_requests_do_not_share_numbers() -> None:
     keys = torch.tensor([request_key(1, 0)]).expand(COUNT // 4)
     rounds = torch.arange(COUNT // 4)
     accept, draft = (uniforms(keys, rounds, purpose, 3) for purpose in (Purpose.ACCEPT, Purpose.DRAFT))
@@ -80,10 +80,6 @@ def test_purposes_indices_and_rounds_do_not_share_numbers() -> None:
     independent(accept[:-1, 1], accept[1:, 0])
     independent(accept[:-1, 0], draft[1:, 0])
     assert torch.cat([accept, draft]).unique().numel() == 6 * (COUNT // 4)
-
-
-def test_requests_do_not_share_numbers() -> None:
-    """Neither neighbouring seeds or streams nor exchanged ones."""
     grid = range(80)
     keys = torch.tensor([[request_key(seed, stream) for stream in grid] for seed in grid])
     assert keys.unique().numel() == keys.numel()
@@ -106,12 +102,14 @@ def test_a_weak_generator_would_not_pass() -> None:
         independent(mixed[:-1], mixed[1:])
 
 
-def test_mix_is_the_finalizer_of_splitmix64() -> None:
-    """The first outputs of SplitMix64 from seed 0, as published with it."""
+def test_keys_are_reproducible_and_mixed_as_published() -> None:
     golden = -7046029254386353131
     states = torch.arange(1, 4) * golden
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert [int(x) % 2**64 for x in mix(states)] == expected
+    assert (request_key(0, 0), request_key(1, 0)) == (5197578548964807871, -2529857523242969672)
+    for seed in (0, 1, -1, 2**62, -(2**63), 2**63 - 1):
+        assert -(2**63) <= request_key(seed, 0) < 2**63
 
 
 def test_a_draw_depends_on_nothing_but_its_own_counter() -> None:
@@ -124,13 +122,6 @@ def test_a_draw_depends_on_nothing_but_its_own_counter() -> None:
     for row in range(6):
         alone = uniforms(keys[row : row + 1], rounds[row : row + 1], Purpose.DRAFT, 2)
         assert torch.equal(alone[0], batch[row, :2])
-
-
-def test_keys_are_64_bit_and_reproducible() -> None:
-    """Other keys would give other outputs for a seed that somebody has written down."""
-    assert (request_key(0, 0), request_key(1, 0)) == (5197578548964807871, -2529857523242969672)
-    for seed in (0, 1, -1, 2**62, -(2**63), 2**63 - 1):
-        assert -(2**63) <= request_key(seed, 0) < 2**63
 
 
 # shared noise
@@ -159,8 +150,7 @@ def test_shared_noise_is_exponential_and_independent_along_every_coordinate(coor
             independent(torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
 
 
-def test_shared_noise_is_no_other_noise() -> None:
-    """Neither that of the same token at the next position, nor what a round draws with at the same count."""
+def test_shared_noise_is_no_other_noise_and_depends_on_key_position_and_token_only() -> None:
     key, steps = torch.tensor([request_key(1, 0)]), torch.arange(COUNT // 4)
     noise = (-shared_noise(key, steps[None], 3)[0].double()).exp()
     independent(noise[1:, 1], noise[:-1, 2])
@@ -168,9 +158,6 @@ def test_shared_noise_is_no_other_noise() -> None:
         other = uniforms(key.expand(COUNT // 4), steps, purpose, 3)
         for index in range(3):
             independent(noise[:, index], other[:, index])
-
-
-def test_shared_noise_depends_on_key_position_and_token_only() -> None:
     keys = torch.tensor([request_key(5, stream) for stream in range(3)])
     positions = torch.tensor([[4, 5], [9, 10], [0, 1]])
     noise = shared_noise(keys, positions, 100)
@@ -223,7 +210,7 @@ def accepted(u: torch.Tensor, rule: Verifier | None = None) -> Verdict:
     return accept(rule or Given(), batch(len(u)), torch.full((len(u), 4, VOCAB), 1 / VOCAB), u)
 
 
-def test_path_to_literally() -> None:
+def test_path_and_verdict_literally() -> None:
     stop = torch.tensor([0, 1, 2, 3])
     assert path_to(batch(4), stop).tolist() == [[-1, -1], [1, -1], [1, 2], [1, 3]]
     static = DraftTree.from_shape(TreeShape.from_paths([(0,), (0, 0), (0, 1)]), torch.zeros(4, 4, dtype=torch.long))
@@ -232,9 +219,6 @@ def test_path_to_literally() -> None:
     parents = torch.tensor([[-1, 0, 0, 1, 2, 4]] * 2)
     loose = DraftTree.build(torch.zeros(2, 6, dtype=torch.long), parents, max_depth=5)
     assert path_to(loose, torch.tensor([5, 3])).tolist() == [[2, 4, 5, -1, -1], [1, 3, -1, -1, -1]]
-
-
-def test_verdict_literally() -> None:
     u = torch.tensor([[0.0, 0.0], [0.45, 0.61], [0.55, 0.1999], [0.9999, 0.9999]], dtype=torch.float64)
     verdict = accepted(u)
     assert verdict.path.tolist() == [[-1, -1], [1, -1], [1, 2], [1, 3]]

@@ -62,14 +62,10 @@ def test_every_bad_parameter_gives_one_sentence_that_names_it(name: str) -> None
         assert "\n" not in str(raised.value)
 
 
-def test_numbers_of_numpy_are_taken_and_kept_as_python_s_own() -> None:
+def test_numbers_are_taken_as_they_are_meant_up_to_the_largest() -> None:
     params = checked(top_k=np.int64(3), seed=np.uint8(7), temperature=np.float32(0.5), stop_token_ids=np.arange(2))
     assert params == SamplingParams(top_k=3, seed=7, temperature=0.5, stop_token_ids=(0, 1))
     assert (type(params.top_k), type(params.seed), type(params.temperature)) == (int, int, float)
-
-
-def test_the_largest_numbers_still_give_a_distribution() -> None:
-    """What is allowed at most does not overflow in float32: p is finite for logits as large as float16 has."""
     extremes = [
         SamplingParams(temperature=3.4028234e38),
         SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e20),
@@ -80,14 +76,8 @@ def test_the_largest_numbers_still_give_a_distribution() -> None:
         state = slots_of([[0, 1]], vocab_size=4, params=[params]).sampling
         p = probs(logits, state, torch.tensor([[[0]]]))
         assert p.isfinite().all() and abs(float(p.sum()) - 1) < 1e-6, params
-
-
-def test_temperatures_near_zero_are_greedy() -> None:
     assert SamplingParams().greedy and SamplingParams(temperature=GREEDY_BELOW / 2).greedy
     assert not SamplingParams(temperature=GREEDY_BELOW).greedy
-
-
-def test_seeded_fills_in_what_is_missing_and_nothing_else() -> None:
     params = SamplingParams(temperature=0.5, seed=None)
     one, other = params.seeded(4), params.seeded(4)
     assert one.stream == 4 and one.temperature == 0.5

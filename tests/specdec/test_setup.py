@@ -37,8 +37,7 @@ def limited(onednn_limit: str) -> Cpu:
     return Cpu(features=SAPPHIRE_RAPIDS.features, onednn_limit=onednn_limit)
 
 
-def test_native_arithmetic() -> None:
-    """bfloat16, then float16; and what oneDNN is held to counts."""
+def test_native_arithmetic_and_cores_that_a_process_may_use() -> None:
     for facts, bfloat16, float16 in (
         (LAPTOP, False, False),
         (AVX512, False, False),
@@ -57,6 +56,15 @@ def test_native_arithmetic() -> None:
         native = [machine.is_native(dtype, CPU, facts) for dtype in (torch.bfloat16, torch.float16)]
         assert native == [bfloat16, float16], facts
         assert machine.is_native(torch.float32, CPU, facts) and machine.is_native(torch.float64, CPU, facts)
+    for facts, cores in (
+        (LAPTOP, 4),
+        (Cpu(physical_cores=32, quota=4.0), 4),
+        (Cpu(physical_cores=32, quota=3.5), 3),
+        (Cpu(physical_cores=2, quota=16.0), 2),
+        (Cpu(physical_cores=8, quota=0.5), 1),
+        (UNKNOWN, 1),
+    ):
+        assert machine.usable_cores(facts) == cores, facts
 
 
 @pytest.mark.parametrize(
@@ -74,18 +82,6 @@ def test_auto_is_what_is_fast(checkpoint, device, native, dtype, lacking) -> Non
     why = f"because this {lacking} has no native {checkpoint} arithmetic (checkpoint: {checkpoint})"
     reason = f"auto: {dtype}, " + (why if lacking else "as in the checkpoint")
     assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
-
-
-def test_cores_that_a_process_may_use() -> None:
-    for facts, cores in (
-        (LAPTOP, 4),
-        (Cpu(physical_cores=32, quota=4.0), 4),
-        (Cpu(physical_cores=32, quota=3.5), 3),
-        (Cpu(physical_cores=2, quota=16.0), 2),
-        (Cpu(physical_cores=8, quota=0.5), 1),
-        (UNKNOWN, 1),
-    ):
-        assert machine.usable_cores(facts) == cores, facts
 
 
 def quota(root: Path, own: str, **limits: str) -> float | None:
@@ -295,14 +291,11 @@ def shapes() -> object:
     return TreeShape.chain(0)  # the framework raises
 
 
-def test_it_is_the_deepest_line_of_the_users_own_code() -> None:
+def test_an_error_is_told_from_the_deepest_line_of_the_users_own_code() -> None:
     for function in (reads, computes, shapes):
         found = own_place(raised(function))
         assert "raises" in source(found)
         assert found is not None and found.function == function.__name__
-
-
-def test_without_own_code_it_is_the_frameworks_deepest_line() -> None:
     error = raised(shapes)
     trace = error.__traceback__
     assert trace is not None
@@ -310,14 +303,15 @@ def test_without_own_code_it_is_the_frameworks_deepest_line() -> None:
     assert own_place(bare) is None
     found = place(bare)
     assert found is not None and found.file.endswith("specdec/arguments.py") and found.function == "whole"
-
-
-def test_a_cause_counts_where_the_error_itself_met_no_own_code() -> None:
     try:
         raise ValueError("in other words").with_traceback(None) from raised(reads)
     except ValueError as error:
         outer = error.with_traceback(None)
     assert "json.loads" in source(own_place(outer))
+    error = raised(reads)
+    assert described(error).startswith("JSONDecodeError: Expecting property name")
+    assert described(error).endswith(" in reads)") and "\n" not in described(error)
+    assert described(RuntimeError("a\nb")) == "RuntimeError: a", "never raised, so it has no line"
 
 
 def test_a_file_that_python_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,10 +320,3 @@ def test_a_file_that_python_cannot_read_is_named(tmp_path: Path, monkeypatch: py
         compile((tmp_path / "own.py").read_text(), str(tmp_path / "own.py"), "exec")
     monkeypatch.chdir(tmp_path)
     assert str(own_place(caught.value.with_traceback(None))) == "own.py:2"
-
-
-def test_an_error_on_one_line() -> None:
-    error = raised(reads)
-    assert described(error).startswith("JSONDecodeError: Expecting property name")
-    assert described(error).endswith(" in reads)") and "\n" not in described(error)
-    assert described(RuntimeError("a\nb")) == "RuntimeError: a", "never raised, so it has no line"

@@ -100,15 +100,6 @@ def test_a_character_is_not_split_over_tokens(prompt: bytes, output: bytes, size
     assert pushes(Detokenizer(byte_level(), byte_ids(prompt)), byte_ids(output), [size]) == pieces
 
 
-def test_spaces_that_a_tokenizer_strips_from_a_text_s_beginning() -> None:
-    tokenizer = sentencepiece_style()
-    detokenizer = Detokenizer(tokenizer, pieces_of("<s>", "hello"))
-    assert detokenizer.push(pieces_of("▁world")) == " world"
-    assert detokenizer.push(pieces_of("<s>", "▁world", ".")) == " world."
-    assert detokenizer.push(pieces_of("▁", "▁", "▁a")) == "   a"
-    assert Detokenizer(tokenizer, pieces_of("<s>")).push(pieces_of("▁world")) == "world", "nothing stands before it"
-
-
 def test_spaces_after_more_special_tokens_than_the_window_is_long() -> None:
     detokenizer = Detokenizer(sentencepiece_style(), pieces_of("hello"))
     ids = pieces_of("▁world", *["<s>"] * 60, "▁the")
@@ -135,11 +126,6 @@ def test_sentencepiece_style_pieces_make_up_the_decoded_text(data: st.DataObject
     ids = pieces_of(*data.draw(st.lists(piece, max_size=60)))
     pieces = pushes(Detokenizer(tokenizer, prompt_ids), ids, data.draw(sizes))
     assert "".join(pieces) == decode(tokenizer, prompt_ids + ids)[len(decode(tokenizer, prompt_ids)) :]
-
-
-def test_without_a_tokenizer_there_is_no_text() -> None:
-    detokenizer = Detokenizer(None, [1, 2])
-    assert detokenizer.push([3, 4]) == "" and detokenizer.flush() == "" and detokenizer.stopped_at is None
 
 
 def test_a_stop_string_within_a_token() -> None:
@@ -172,7 +158,7 @@ def test_where_a_text_of_one_token_per_byte_is_cut(text, stop, size, pieces, sto
     assert detokenizer.stopped_at == stopped_at
 
 
-def test_ends_of_prompts_of_characters_and_of_outputs() -> None:
+def test_ends_of_prompts_of_characters_and_of_outputs_and_no_tokenizer() -> None:
     # One round: the space, and then a character's first byte.
     detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=(" ",))
     assert detokenizer.push(byte_ids("a 🙂".encode())[:3]) == "a"
@@ -183,6 +169,8 @@ def test_ends_of_prompts_of_characters_and_of_outputs() -> None:
     detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("b",))
     assert detokenizer.push(byte_ids(b"abc")) == "a" and detokenizer.stopped_at == 2
     assert detokenizer.push(byte_ids(b"more")) == "" and detokenizer.flush() == "" and detokenizer.stopped_at == 2
+    detokenizer = Detokenizer(None, [1, 2])
+    assert detokenizer.push([3, 4]) == "" and detokenizer.flush() == "" and detokenizer.stopped_at is None
 
 
 @given(data=st.data())

@@ -27,24 +27,18 @@ def tree(*parents: list[int], valid: list[list[int]] | None = None, **bounds: in
     return DraftTree.build(tokens, table, valid=None if valid is None else torch.tensor(valid).bool(), **bounds)
 
 
-def test_shapes_are_numbered_level_by_level() -> None:
+def test_shapes_are_numbered_level_by_level_however_they_are_written() -> None:
     shape = TreeShape.from_paths([(1,), (0, 1), (0,), (0, 0), (0, 1, 0)])
     assert shape.paths == ((0,), (1,), (0, 0), (0, 1), (0, 1, 0))
     assert (shape.parents, shape.depths, shape.ranks) == ((-1, 0, 0, 1, 1, 4), (0, 1, 1, 2, 2, 3), (0, 0, 1, 0, 1, 0))
     assert shape.children == ((1, 2), (3, 4), (), (), (5,), ())
     assert (shape.num_nodes, shape.max_depth, shape.max_children, shape.is_chain) == (5, 3, 2, False)
-
-
-def test_chains_and_branching() -> None:
     shape = TreeShape.chain(3)
     assert shape.paths == ((0,), (0, 0), (0, 0, 0)) and shape.parents == (-1, 0, 1, 2)
     assert (shape.num_nodes, shape.max_depth, shape.max_children, shape.is_chain) == (3, 3, 1, True)
     assert TreeShape.branching(3, 2).parents == (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3)
     assert TreeShape.branching(1, 1) == TreeShape.chain(2)
     assert not TreeShape.branching(2).is_chain
-
-
-def test_shapes_as_a_configuration_writes_them() -> None:
     assert TreeShape.of(3) == TreeShape.chain(3)
     assert TreeShape.of([3, 2]) == TreeShape.branching(3, 2)
     assert TreeShape.of([[0], [1], [0, 0]]) == TreeShape.from_paths([(0,), (1,), (0, 0)])
@@ -89,7 +83,7 @@ def test_tensors_that_make_no_tree(shape: int | None, size: tuple[int, ...], giv
         DraftTree.from_shape(chain, tokens, **given) if shape else DraftTree.build(tokens, torch.zeros(1, 3).long())
 
 
-def test_depth_ancestors_and_bounds_are_derived_from_parents() -> None:
+def test_depth_ancestors_their_words_and_bounds_are_derived_from_parents_alone() -> None:
     batch = tree(PARENTS, [-1, 0, 0, 2, 3])
     assert batch.depth.tolist() == [[0, 1, 2, 2, 1], [0, 1, 1, 2, 3]]
     assert (batch.max_depth, batch.max_children) == (3, 2), "the deepest node and the largest family"
@@ -103,6 +97,16 @@ def test_depth_ancestors_and_bounds_are_derived_from_parents() -> None:
     assert loose.depth.tolist() == [[0, 1, 2, 2, 1], [0, 1, 2, 3, 4]]
     # The docstring's example.
     assert tree([-1, 0, 1, 1]).ancestors[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    chain = Topology.chain(3, CPU)
+    other = replace(chain, parents=torch.tensor([[-1, 0, 0]]), max_depth=1)
+    assert other.depth.tolist() == [[0, 1, 1]] and not other.ancestors[0, 2, 1] and chain.depth.tolist() == [[0, 1, 2]]
+    words = Topology.chain(130, CPU).ancestor_words[0]
+    assert words.shape == (130, 3)
+    for node in (0, 5, 62, 63, 64, 127, 128, 129):
+        marks = sum((int(word) % 2**64) << (64 * i) for i, word in enumerate(words[node]))
+        assert marks == 2 ** (node + 1) - 1
+    packed = Topology.from_parents(torch.tensor([[-1, 0, 1, 1], [-1, 0, 0, 2]])).ancestor_words[:, :, 0]
+    assert packed.tolist() == [[1, 0b11, 0b111, 0b1011], [1, 0b11, 0b101, 0b1101]]
 
 
 def test_bounds_that_are_too_small_are_noticed() -> None:
@@ -142,23 +146,6 @@ def test_static_shapes_need_no_computation_and_agree_with_it(shape: TreeShape) -
     for name in ("max_depth", "max_children", "width"):
         assert getattr(static, name) == getattr(computed, name), name
     assert static.topology.in_line == shape.is_chain and not computed.topology.in_line, "nobody has looked"
-
-
-def test_tables_are_of_their_parents_alone() -> None:
-    chain = Topology.chain(3, CPU)
-    other = replace(chain, parents=torch.tensor([[-1, 0, 0]]), max_depth=1)
-    assert other.depth.tolist() == [[0, 1, 1]] and not other.ancestors[0, 2, 1] and chain.depth.tolist() == [[0, 1, 2]]
-
-
-def test_ancestors_are_packed_into_words() -> None:
-    """The highest bit of a word is the sign of its number."""
-    words = Topology.chain(130, CPU).ancestor_words[0]
-    assert words.shape == (130, 3)
-    for node in (0, 5, 62, 63, 64, 127, 128, 129):
-        marks = sum((int(word) % 2**64) << (64 * i) for i, word in enumerate(words[node]))
-        assert marks == 2 ** (node + 1) - 1
-    packed = Topology.from_parents(torch.tensor([[-1, 0, 1, 1], [-1, 0, 0, 2]])).ancestor_words[:, :, 0]
-    assert packed.tolist() == [[1, 0b11, 0b111, 0b1011], [1, 0b11, 0b101, 0b1101]]
 
 
 def test_limited_keeps_each_rows_upper_levels() -> None:

@@ -74,13 +74,26 @@ def test_rules_by_hand(deferral: str, alpha: float, expected: Tensor | list[floa
     torch.testing.assert_close(law, torch.as_tensor(expected, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-def test_a_rule_of_ones_own() -> None:
+def test_rows_and_leaves_without_q_and_a_rule_of_ones_own() -> None:
     def rare(p: Tensor, q: Tensor, distance: Tensor, alpha: float) -> Tensor:
         return p < alpha
 
     rule = CascadeVerifier(deferral=rare, alpha=0.25)
     torch.testing.assert_close(rule.stated_law(P, Q), torch.tensor([0.25, 0.15, 0.4, 0.2], dtype=torch.float64))
     assert enumerate_outcome(rule, Tables.random(4, 2, seed=1), SHAPES["2x2"], SWOR).tv < EXACT
+    p, q = torch.rand(2, 2, 2, 5).softmax(-1)
+    q[0] = 0
+    valid = torch.tensor([[True, False], [True, True]])
+    tree = DraftTree.from_shape(
+        TreeShape.chain(1), torch.tensor([[3, 0], [3, 1]]), valid=valid, sampling=IID, draft_probs=q
+    )
+    laws = CascadeVerifier(deferral="chow", alpha=1.0).laws(tree, p)
+    assert torch.equal(laws.stop[0], torch.tensor([1.0, 0.0]))
+    assert torch.equal(laws.after(torch.zeros(2, dtype=torch.long))[0], p[0, 0])
+    torch.testing.assert_close(laws.after(torch.tensor([0, 1]))[1], q[1, 1])
+    made = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.chain(1), IID)
+    with pytest.raises(ValueError, match="row 0, node 1"):
+        check_drafts(CascadeVerifier(), made.tree, made.target_probs)
 
 
 def _after_leaves(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
@@ -130,26 +143,6 @@ def test_both_laws_are_laws_in_float32(case: tuple[DraftTree, Tensor]) -> None:
             assert (next_law >= 0).all() and (next_law.sum(1) - 1).abs().max() < 1e-5
             neither = (p[:, node] == 0) & (tree.draft_probs[:, node] == 0)
             assert (next_law[neither] == 0).all(), "a token that both models exclude"
-
-
-def test_a_row_without_q_is_decoded_plainly() -> None:
-    """Beside one that is not."""
-    p, q = torch.rand(2, 2, 2, 5).softmax(-1)
-    q[0] = 0
-    valid = torch.tensor([[True, False], [True, True]])
-    tree = DraftTree.from_shape(
-        TreeShape.chain(1), torch.tensor([[3, 0], [3, 1]]), valid=valid, sampling=IID, draft_probs=q
-    )
-    laws = CascadeVerifier(deferral="chow", alpha=1.0).laws(tree, p)
-    assert torch.equal(laws.stop[0], torch.tensor([1.0, 0.0]))
-    assert torch.equal(laws.after(torch.zeros(2, dtype=torch.long))[0], p[0, 0])
-    torch.testing.assert_close(laws.after(torch.tensor([0, 1]))[1], q[1, 1])
-
-
-def test_drafts_without_q_at_the_leaves_are_refused() -> None:
-    made = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.chain(1), IID)
-    with pytest.raises(ValueError, match="row 0, node 1"):
-        check_drafts(CascadeVerifier(), made.tree, made.target_probs)
 
 
 # Through the engine

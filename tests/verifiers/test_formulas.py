@@ -314,13 +314,10 @@ def test_distances_of_lossy_and_wrong_rules(tables, rule: Verifier, distance: fl
         assert result.expected_accepted == pytest.approx(2.210, abs=THREE_PLACES)
 
 
-def test_rho(tables) -> None:
+def test_figures_of_rho_and_of_coupled_drafts(tables) -> None:
     p, q = tables["L"].p[0], tables["L"].q[0]
     for k, rho in ((1, 1.0), (2, 1.414397), (3, 1.751615)):
         assert verifiers.kseq._run(p, q, torch.tensor([k]), k, p)[0].item() == pytest.approx(rho, abs=DIGITS)
-
-
-def test_figures_of_coupled_drafts(tables) -> None:
     p, q = tables["L"].p[0][0], tables["L"].q[0][0]
     for children, figure in enumerate((0.627492, 0.834016, 0.923196), start=1):
         assert float(coupled_acceptance(p, q, children).sum()) == pytest.approx(figure, abs=DIGITS)

@@ -132,13 +132,18 @@ def test_the_law_of_fly_is_that_of_all_patterns(window: int, per_row: bool) -> N
         torch.testing.assert_close(laws.after(stop)[valid[:, node]], walk.after(stop)[valid[:, node]])
 
 
-def test_fly_is_greedy_matching_at_temperature_zero() -> None:
+def test_fly_at_temperature_zero_and_programs_over_large_vocabularies() -> None:
     p = torch.zeros(1, 9, 4)
     p[0, :, 2] = 1
     tree = DraftTree.from_shape(TreeShape.chain(8), torch.tensor([[0, 2, 1, 2, 2, 2, 2, 2, 2]]))
     laws = FLyVerifier().laws(tree, p)
     assert laws.stop.tolist() == [[0, 1, 0, 0, 0, 0, 0, 0, 0]]
     assert torch.equal(laws.after(torch.tensor([1])), p[:, 1])
+    p = torch.full((1, 3, 200), 1 / 200)
+    tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=SWOR, draft_probs=p)
+    with pytest.raises(ValueError, match="200 tokens"):
+        WeightedTransportVerifier(solver="program").laws(tree, p)
+    assert WeightedTransportVerifier().laws(tree, p).stop.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -164,14 +169,6 @@ def test_fly_is_greedy_matching_at_temperature_zero() -> None:
 def test_settings_that_make_no_rule(rule: type[Verifier], name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{name}="):
         rule(**{name: value})
-
-
-def test_programs_are_not_solved_over_large_vocabularies() -> None:
-    p = torch.full((1, 3, 200), 1 / 200)
-    tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=SWOR, draft_probs=p)
-    with pytest.raises(ValueError, match="200 tokens"):
-        WeightedTransportVerifier(solver="program").laws(tree, p)
-    assert WeightedTransportVerifier().laws(tree, p).stop.sum() == pytest.approx(1)
 
 
 def table(*rows: list[float], batch: int = 1) -> Tensor:
@@ -213,24 +210,25 @@ def test_one_level(rule: Verifier, laws, tokens: list[int], stop: list[float], r
     assert torch.equal(found.after(torch.tensor([1])), p[:, 1])
 
 
-def test_nothing_is_lost_on_long_paths_in_float32() -> None:
-    """Forty tokens of probability 1/50 each: the mass of the prefix is 10^-68, and q~ is a law all the same."""
+def test_long_paths_close_nodes_and_first_arrivals_by_hand() -> None:
     p, q = torch.rand(2, 1, 41, 50).softmax(-1)
     for token in (0, 25):
         tokens = torch.full((1, 41), token)
         law = verifiers.greedy_multipath._law_of_the_largest(p, q, tokens, torch.tensor([[3]]), 3)
         assert torch.isfinite(law).all() and (law >= 0).all()
         torch.testing.assert_close(law.sum(-1), torch.ones(1, 41, dtype=torch.float64))
-
-
-def test_fuzzy_trusts_close_nodes_only() -> None:
-    """Total variation .1 at the root and .5 below: the first token is always kept, the second judged by p."""
     p, q = table([0.5, 0.5], [1.0, 0.0], [0.5, 0.5]), table([0.4, 0.6], [0.5, 0.5], [0.5, 0.5])
     tree = DraftTree.from_shape(TreeShape.chain(2), torch.tensor([[0, 1, 1]]), sampling=IID, draft_probs=q)
     laws = FuzzyVerifier(threshold=0.2, divergence="total_variation").laws(tree, p)
     assert laws.stop.tolist() == [[0.0, 1.0, 0.0]]
     assert laws.after(torch.tensor([1])).tolist() == [[1.0, 0.0]]
     assert torch.equal(laws.after(torch.tensor([2])), p[:, 2])
+    noise = torch.tensor([1.0, 2.0, 0.5, 0.1])
+    assert winners(torch.tensor([0.5, 0.3, 0.2, 0.0]), noise).tolist() == [1, 0, 0, 0]  # .5, .15, .4, never
+    assert winners(torch.tensor([0.2, 0.3, 0.2, 0.3]), noise).tolist() == [0, 0, 0, 1]
+    assert winners(torch.tensor([0.0, 0.4, 0.1, 0.0]), noise).tolist() == [0, 1, 0, 0], "the lower of two equal ones"
+    for bad in ([0.0, 0.0, 0.0, 0.0], [torch.nan, 0.5, 0.5, 0.0]):
+        assert winners(torch.tensor(bad), noise).isnan().any(), "the engine reports such rows"
 
 
 FORK = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
@@ -253,12 +251,3 @@ def test_typical_acceptance(shape: TreeShape, tokens: list[int], options: dict[s
     tree = DraftTree.from_shape(shape, torch.tensor([tokens]))
     law = TypicalVerifier(**options).laws(tree, table(*[[0.6, 0.3, 0.08, 0.02]] * len(tokens))).stop
     assert law[0].tolist() == [float(node == last) for node in range(len(tokens))]
-
-
-def test_the_first_to_arrive_wins() -> None:
-    noise = torch.tensor([1.0, 2.0, 0.5, 0.1])
-    assert winners(torch.tensor([0.5, 0.3, 0.2, 0.0]), noise).tolist() == [1, 0, 0, 0]  # .5, .15, .4, never
-    assert winners(torch.tensor([0.2, 0.3, 0.2, 0.3]), noise).tolist() == [0, 0, 0, 1]
-    assert winners(torch.tensor([0.0, 0.4, 0.1, 0.0]), noise).tolist() == [0, 1, 0, 0], "the lower of two equal ones"
-    for bad in ([0.0, 0.0, 0.0, 0.0], [torch.nan, 0.5, 0.5, 0.0]):
-        assert winners(torch.tensor(bad), noise).isnan().any(), "the engine reports such rows"

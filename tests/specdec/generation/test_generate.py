@@ -94,16 +94,10 @@ def sampled(verifier: Verifier) -> tuple[float, bool]:
 
 
 @pytest.mark.full
-def test_sampled_generate_follows_the_target() -> None:
-    """Seeded; a correct engine would fail with one seed in 100 000."""
+def test_sampled_generate_follows_the_target_and_with_a_biased_rule_does_not() -> None:
     level, repeated = sampled(RejectionVerifier())
     assert level > LEVEL
     assert repeated, "torch's seed repeats the output"
-
-
-@pytest.mark.full
-def test_a_biased_rule_is_rejected_through_generate() -> None:
-    """With the same seed and number of outputs."""
     assert sampled(NO_RESIDUAL)[0] < LEVEL
 
 
