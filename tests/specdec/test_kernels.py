@@ -1,6 +1,6 @@
 """The kernels on trees, of random numbers and of p, against torch's operations: interpreted, and on a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors
 from specdec.sampling import distribution as by_torch
 from tests.specdec.test_sampling import PARAMS, by_sorting, logits, rows, tensors
+from tests.verifiers.cases import complete
 from tests.verifiers.test_greedy_walk import differing, greedy_rounds
 
 triton = pytest.importorskip("triton")
@@ -191,12 +192,12 @@ def check_kept(values: Tensor, top_k: Tensor, top_p: Tensor, device: str) -> Non
     assert float((found.sum(-1) - 1).abs().max()) < 1e-5
 
 
-def check_parameters(device: str) -> None:
+def check_parameters(device: str, params: Sequence[SamplingParams] = PARAMS) -> None:
     """Every parameter, greedy rows among sampled ones, parts of wider tables, rows that are the same everywhere."""
-    values = logits(len(PARAMS), 1, seed=2)
+    values = logits(len(params), 1, seed=2)
     wide = torch.nn.functional.pad(values, (0, 3), value=9.0)
     part, alike = wide.to(device)[..., : values.shape[2]], values[::3].to(device, torch.bfloat16).expand(-1, 2, -1)
-    for table, state in ((part, tensors(PARAMS)), (alike, tensors(PARAMS[::3]))):
+    for table, state in ((part, tensors(params)), (alike, tensors(params[::3]))):
         expected, found = by_torch(table.cpu().float(), state), by_kernel(table, state, device)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
         if table.dtype is torch.float32:  # others have ties, of which min-p keeps all
@@ -213,19 +214,16 @@ def check_what_went_wrong(device: str) -> None:
 
 
 @interpreted
-def test_the_kernel_is_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [complete([PARAMS[i] for i in (1, 4, 6, 9, 12, 13)], strong=True), complete(PARAMS, strong=False)],
+    ids=["few", "all"],
+)
+def test_the_kernel_is_the_distribution(params: Sequence[SamplingParams], monkeypatch: pytest.MonkeyPatch) -> None:
     check_what_went_wrong("cpu")
     monkeypatch.setattr(kernel, "_PIECE", 32)  # two pieces to a row, the last one not full
     monkeypatch.setattr(kernel, "_COLUMNS", 4)
-    check_parameters("cpu")
-
-
-@settings(max_examples=8, deadline=None)
-@given(rows(), st.sampled_from([4, 64]))
-def _kept_by_sorting(case: tuple[Tensor, Tensor, Tensor], block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_PIECE", block)
-        check_kept(*case, "cpu")
+    check_parameters("cpu", params)
 
 
 KEPT = (
@@ -246,8 +244,16 @@ def check_hard_cases() -> None:
 
 
 @interpreted
-def test_the_same_tokens_stay_as_by_sorting() -> None:
-    _kept_by_sorting()
+@pytest.mark.parametrize("examples", [4, complete(8, strong=False)])
+def test_the_same_tokens_stay_as_by_sorting(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(rows(), st.sampled_from([4, 64]))
+    def check(case: tuple[Tensor, Tensor, Tensor], block: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel, "_PIECE", block)
+            check_kept(*case, "cpu")
+
+    check()
     check_hard_cases()
     none = kernel.distribution(
         torch.tensor([[[0.0, 1.0, 1.0]]]), torch.ones(1), torch.zeros(1).long(), torch.zeros(1), torch.zeros(1)

@@ -83,7 +83,7 @@ def test_capped_drafts_stay_capped_where_slots_have_gaps() -> None:
     assert not padded.drafting[3] and padded.lengths.tolist() == [2, 2, 2, 1]
 
 
-WARM = ("model_chain_iid", "ngram", *(complete(each, strong=False) for each in ("eagle3_expansion", "suffix")))
+WARM = ("ngram", *(complete(each, strong=False) for each in ("model_chain_iid", "eagle3_expansion", "suffix")))
 
 
 @pytest.mark.parametrize("drafter", WARM)

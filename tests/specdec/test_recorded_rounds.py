@@ -24,7 +24,7 @@ from specdec.execution.recorder import (
 )
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
-from tests.gpu.dry.fake_cuda import overlaps_itself
+from tests.gpu.dry.fake_tensors import overlaps_itself
 from tests.launches import counted
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping

@@ -271,6 +271,7 @@ def test_outputs_of_hybrid_drafts_follow_the_target() -> None:
     assert p_value(small(), kind, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=1000, slots=250) > LEVEL
 
 
+@pytest.mark.full
 def test_a_hybrid_drafts_for_attention_and_keeps_the_contract() -> None:
     """Outputs, laws, slots, beginnings, recorded rounds: all that ``check_drafter`` asks."""
     target = Target(tiny_model("llama", vocab_size=64))

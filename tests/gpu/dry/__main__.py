@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.gpu.dry.fake_cuda import ROOT
+from tests.gpu.dry.fake_tensors import ROOT
 
 CPUS = 2
 

@@ -6,12 +6,10 @@ overlaps itself. Waits of the host and launches are counted (``Device``).
 """
 
 import contextlib
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +19,7 @@ import pytest
 import torch
 import triton
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import InterpretedFunction
@@ -35,8 +33,8 @@ from specdec.counting import depends_on_values
 from specdec.engine.intake import Intake
 from specdec.execution.recorder import CudaGraphRecorder, Stage
 from specdec.requests import SamplingParams
+from tests.gpu.dry.fake_tensors import overlaps_itself, patch_tensors, place, where
 
-ROOT = Path(__file__).parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: tables that are made once for a device are made of its tensors."""
@@ -77,10 +75,10 @@ class Device:
     def waited(self, what: str) -> None:
         """Count a wait, which breaks off a capture."""
         if self.capturing:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {what} at {_where()}")
-        self.waits[f"{what} at {_where()}"] += 1
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what} at {where()}")
+        self.waits[f"{what} at {where()}"] += 1
         if self.sync_debug_mode == "warn":
-            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, *_place())
+            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, *place())
 
 
 @contextlib.contextmanager
@@ -93,7 +91,7 @@ def fake_cuda(capability: int = 90, *, compiles: bool = False) -> Iterator[Devic
     device = Device(capability=capability, compiles=compiles)
     with pytest.MonkeyPatch.context() as monkeypatch, MODE:
         _patch_cuda(monkeypatch, device)
-        _patch_tensors(monkeypatch, device)
+        patch_tensors(monkeypatch, device)
         _patch_project(monkeypatch, device)
         _patch_grammars(monkeypatch, device)
         with _Launches(device):
@@ -160,9 +158,9 @@ class _Launches(TorchDispatchMode):
             if waits or way == "to":
                 self._device.waited(f"a copy {way} the host")
             elif self._device.capturing:
-                raise RuntimeError(f"not repeated by a replay: a copy {way} the host at {_where()}")
+                raise RuntimeError(f"not repeated by a replay: a copy {way} the host at {where()}")
         elif on_gpu and any(each.device.type == "cpu" and each.dim() > 0 for each in given):
-            raise RuntimeError(f"{name} of tensors on two devices at {_where()}")
+            raise RuntimeError(f"{name} of tensors on two devices at {where()}")
         if any(each.device.type == "cuda" for each in made) and not _only_looks(name, given, made, func):
             self._device.launched(name)
         if made and all(each.numel() <= _SMALL for each in made):
@@ -278,7 +276,7 @@ def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
 
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
         if any(isinstance(each, Tensor) and each.device.type != "cuda" for each in (*args, *named.values())):
-            raise RuntimeError(f"{kernel.fn.__name__} was given a tensor of the host at {_where()}")
+            raise RuntimeError(f"{kernel.fn.__name__} was given a tensor of the host at {where()}")
         device.launched(f"triton {kernel.fn.__name__}")
         if device.compiles:
             with unset_fake_temporarily():
@@ -345,129 +343,3 @@ def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     monkeypatch.setattr(Matchers, "answer", answer)
     monkeypatch.setattr(Matchers, "_now", now)
     monkeypatch.setattr(specdec.engine.read_back, "Fetch", question_class)
-
-
-def _active() -> bool:
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-
-
-def _patch_tensors(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
-    """Do what fake tensors leave to the C++ of a build for CUDA, and remember constants."""
-    tensor, from_numpy = torch.tensor, torch.from_numpy
-
-    def made(real: Tensor, place: Any) -> Tensor:
-        fake = torch.empty(real.shape, dtype=real.dtype, device="cpu")
-        fake = fake if place is None else fake.to(place)
-        vars(fake)["numbers"] = real
-        return fake
-
-    def fake_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
-        if not _active():
-            return tensor(data, dtype=dtype, device=device)
-        with unset_fake_temporarily():
-            real = tensor(data, dtype=dtype, device="cpu")
-        return made(real, device)
-
-    def fake_from_numpy(array: np.ndarray) -> Tensor:
-        if not _active():
-            return from_numpy(array)
-        with unset_fake_temporarily():
-            real = from_numpy(np.array(array))
-        return made(real, None)
-
-    def read(self: Tensor, otherwise: Any = None) -> Any:
-        if self.device.type == "cuda":
-            device.waited("a read of values")
-        if "numbers" in vars(self):
-            with unset_fake_temporarily():
-                return vars(self)["numbers"].tolist()
-        if otherwise is None:
-            raise RuntimeError(f"the host reads numbers that nobody knows here, at {_where()}")
-        return otherwise
-
-    monkeypatch.setattr(torch, "tensor", fake_tensor)
-    monkeypatch.setattr(torch, "from_numpy", fake_from_numpy)
-    for name, function in {
-        "__getitem__": _getitem,
-        "__setitem__": _setitem,
-        "__invert__": lambda self: _aten.bitwise_not(self),
-        "tolist": read,
-        "item": lambda self: read(self, 1),
-        "__int__": lambda self: int(read(self, 1)),
-        "__index__": lambda self: int(read(self, 1)),
-        "__float__": lambda self: float(read(self, 1)),
-        "__bool__": lambda self: bool(read(self, 1)),
-        "copy_": _copy,
-        "contiguous": _contiguous,
-        "data_ptr": lambda self: self.untyped_storage()._cdata + self.storage_offset() * self.element_size(),
-    }.items():
-        monkeypatch.setattr(FakeTensor, name, function, raising=False)
-
-
-def overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether several elements stand at one place, as after ``expand``."""
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if overlaps_itself(self):
-        raise RuntimeError("more than one element of the written-to tensor refers to a single memory location")
-    return _aten.copy_(self, source, non_blocking)
-
-
-def _contiguous(self: Tensor, memory_format: Any = None) -> Tensor:
-    return self if self.is_contiguous() else _aten.clone(self, memory_format=torch.contiguous_format)
-
-
-def _viewed(self: Tensor, item: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the view that integers, slices and None in an index give, and the tensors that are left of it."""
-    items = list(item) if isinstance(item, tuple) else [item]
-    if any(each is Ellipsis for each in items):
-        at = next(number for number, each in enumerate(items) if each is Ellipsis)
-        items[at : at + 1] = [slice(None)] * (self.dim() + 1 - sum(each is not None for each in items))
-    view, dim = self, 0
-    tensors: dict[int, Tensor] = {}
-    for each in items:
-        if each is None:
-            view = _aten.unsqueeze(view, dim)
-        elif isinstance(each, (int, np.integer)) and not isinstance(each, bool):
-            view = _aten.select(view, dim, int(each))
-            continue
-        elif isinstance(each, slice):
-            if each != slice(None):  # torch makes no view of everything
-                view = _aten.slice(view, dim, each.start, each.stop, each.step or 1)
-        else:
-            tensors[dim] = each if isinstance(each, Tensor) else torch.tensor(each, device=self.device)
-        dim += 1
-    return view, [tensors.get(dim) for dim in range(max(tensors) + 1)] if tensors else []
-
-
-def _getitem(self: Tensor, item: Any) -> Tensor:
-    view, tensors = _viewed(self, item)
-    if tensors:
-        return _aten.index(view, tensors)
-    return _aten.alias(view) if view is self else view
-
-
-def _setitem(self: Tensor, item: Any, value: Any) -> None:
-    view, tensors = _viewed(self, item)
-    if not isinstance(value, Tensor):
-        value = _aten.full([], value, dtype=self.dtype, device=self.device)
-    if tensors:
-        _aten.index_put_(view, tensors, value.to(view.dtype))
-    else:
-        _copy(view, value)
-
-
-def _where() -> str:
-    file, line = _place()
-    return f"{file}:{line}"
-
-
-def _place() -> tuple[str, int]:
-    """Return the file and the line of the project that asked for this."""
-    for frame in reversed(traceback.extract_stack()):
-        path = Path(frame.filename)
-        if path.is_relative_to(ROOT) and "tests" not in path.parts and path.name != "counting.py":
-            return str(path.relative_to(ROOT)), frame.lineno or 0
-    return "no file of this project", 0

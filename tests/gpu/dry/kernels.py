@@ -38,7 +38,8 @@ from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.attention import launch, paged, problem, quantized
-from tests.gpu.dry.fake_cuda import CUDA, ROOT, fake_cuda, move
+from tests.gpu.dry.fake_cuda import CUDA, fake_cuda, move
+from tests.gpu.dry.fake_tensors import ROOT
 from tests.kernel_compiler import MODELS, SHARED, compile_for
 from verifiers.rejection import RejectionVerifier
 

@@ -24,7 +24,7 @@ import yaml
 from torch import Tensor
 
 import specdec.engine.recording
-import tests.gpu.dry.fake_cuda as fake_cuda_module
+import tests.gpu.dry.fake_tensors as fake_tensors_module
 from specdec.cache.pages import Paging
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
@@ -34,7 +34,8 @@ from specdec.requests import Grammar, SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, READS_NODES, fitting
-from tests.gpu.dry.fake_cuda import ROOT, Device, fake_cuda, move
+from tests.gpu.dry.fake_cuda import Device, fake_cuda, move
+from tests.gpu.dry.fake_tensors import ROOT
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -190,7 +191,7 @@ MUTANTS: dict[str, tuple[Case, Any, str]] = {
     "a second wait in a round": (_wrong(Unrecorded, lambda p: int(p.argmax())), nullcontext(), "waits 2 times"),
     "a tensor of the host": (_wrong(Changed, lambda p: p + torch.ones(1)), nullcontext(), "two devices"),
     "outputs as stages return them": (
-        Case("a mutant", CHAIN), patch.object(fake_cuda_module, "_contiguous", _SAME), "stride 0"
+        Case("a mutant", CHAIN), patch.object(fake_tensors_module, "_contiguous", _SAME), "stride 0"
     ),
     "a pool that is kept when its graphs are dropped": (
         Case("a mutant", CHAIN), patch.object(recorder.CudaGraphRecorder, "clear", _KEPT), "graphs that are all gone"
