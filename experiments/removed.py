@@ -65,6 +65,8 @@ OPTIONS = {
     "check max_minutes": "a check says which case it is at; give a smaller vocab where it takes too long",
     "check every_rule": "check verifier=… tries a rule, and audit drafter=… verifier=… their outputs",
     "check contexts": "run experiment=context measures acceptance by length of the context",
+    "replay old": "measure trees beside each other: run drafter=none +drafter@methods.old=model +drafter@methods.new=…",
+    "replay measure": "give the tree to a run: run drafter=… tree=NAME --config-dir FOLDER",
     "compare published": "put a published length beside the row of comparison.csv",
     "compare exports": "records.jsonl of a run has the tokens that every round accepted and proposed",
 }

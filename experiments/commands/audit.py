@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel
 
 from experiments.config.kinds import did_you_mean
-from experiments.config.pairs import check_files
 from experiments.config.sections import build, locate, plain_whole
 from experiments.datasets.prompt import Prompt, choose
 from experiments.measuring.gathered import (
@@ -83,7 +82,6 @@ def audit(config: DictConfig) -> Figures:
             f"sampling.{beyond[0]}={getattr(sampling, beyond[0])}: the law of sampled outputs is computed without it, "
             f"so leave it out, or audit at temperature 0"
         )
-    check_files(config)
     target, name, subject = _sides(config)
     horizon = config.horizon or max(2, config.undrafted + config.drafted + 1)
     setting = _Setting(

@@ -5,7 +5,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
 from experiments.measuring.calibrating import Plan
 from experiments.measuring.calibrating import calibrate as measured
@@ -28,7 +27,6 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
     settle(config)
     drafts = config.drafter.get("_target_") is not None
     check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))
-    check_files(config)
     target: Target = build(config, "target")
     drafter: Drafter | None = build(config, "drafter") if drafts else None
     plan = plan_of(config, target, drafter)

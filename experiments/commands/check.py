@@ -8,7 +8,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain, sections
 from experiments.reporting import checks, terminal
 from experiments.reporting.progress import steps_shown
@@ -41,7 +40,6 @@ def check_drafter(config: DictConfig) -> list[Any]:
 
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "sampling"))
-    check_files(config)
     engine, sampling = plain(config, "engine"), build(config, "sampling")
     target: Target = build(config, "target")
 
@@ -149,7 +147,6 @@ def inspect_drafter(config: DictConfig) -> Any:
         config.drafter = _by_its_files(config.drafter.get("name"))
     check_components(config, {"": "drafter"}, ("target",))
     options = plain(config, "drafter")
-    check_files(config)
     first: Drafter = build(config, "drafter")
     check_one_model(first.describe())
     chain = {"shape": config.depths or min(first.max_depth, _DEEPEST), "sampling": "iid"}

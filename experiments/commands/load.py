@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, choice, job_overrides, plain, plain_whole
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.load.accepted import Accepted
@@ -171,7 +170,6 @@ def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
     loads, planned = _plan(config)
     overload: Overload = build(config, "overload")
     chosen, _ = choose(build(config, "dataset"))
-    check_files(config)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     room = min(contender.engine.max_length for contender in contenders)
     planned, cut = fitted(planned, room, config.lengths.scale)

@@ -17,6 +17,7 @@ from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.figures import RAN, figures, orderings
 from experiments.tracing.scoring import score
+from experiments.tracing.trace import FOLDER, shards
 from specdec.interfaces import Verifier
 
 
@@ -68,3 +69,18 @@ def named_verifiers(given: Any) -> dict[str, Verifier]:
     """
     found = sections("verifier", given)
     return {label: build(OmegaConf.create({"verifier": section}), "verifier") for label, section in found.items()}
+
+
+def traced(folder: Path) -> Path:
+    """A folder of a job that left a trace."""
+    if not shards(folder / FOLDER):
+        raise ValueError(f"{folder} has no trace: give trace=true")
+    return folder
+
+
+def replay_jobs(
+    folders: Sequence[Path], out: Path, *, missing: Sequence[str], verifiers: Any = None, baseline: str = "rejection"
+) -> None:
+    """Ask rules, by default all, about the drafts of a sweep's jobs."""
+    print("\n".join(missing), end="\n" * bool(missing))
+    replay_runs(folders, named_verifiers(verifiers), out, baseline=baseline, bootstrap=Bootstrap())

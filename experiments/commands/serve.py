@@ -5,7 +5,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from experiments.config.pairs import check_files
 from experiments.config.sections import build
 from experiments.session.engines import assemble, settle
 from experiments.session.methods import check_components
@@ -28,7 +27,6 @@ def serve(config: DictConfig) -> None:
     settle(config)
     methods = {config.method: "drafter"}
     check_components(config, methods, ("target", "verifier", "sampling"))
-    check_files(config)
     target, contenders = assemble(config, methods)
     engine = contenders[-1].engine
     assert isinstance(engine, Engine), "no other engines are assembled"

@@ -197,14 +197,6 @@ class ReplaySettings(Settings):
     max_depth: Count | None
     costs: Text
     rounds: Count
-    old: Any
-    measure: bool
-    target: Section
-    drafter: Section
-    verifier: Section
-    sampling: Section
-    dataset: Section
-    engine: Section
     bootstrap: Section
     title: bool = True
 

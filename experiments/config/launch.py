@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments import removed
-from experiments.config import pairs, ranks, words
+from experiments.config import ranks, words
 from experiments.config.kinds import did_you_mean
-from experiments.config.sections import CONF, check_settings, in_sweep
+from experiments.config.sections import CONF, check_pair, check_settings, in_sweep
 from experiments.reporting import style
 from specdec.origin import at, own_place, place
 
@@ -61,7 +61,7 @@ class Command:
 
     def __call__(self, config: DictConfig) -> Any:
         """Do the work of a composed configuration, and return its result."""
-        pairs.check_choices()
+        check_pair()
         check_settings(config, self.settings)
         name = self.name if self.work is None else self.work(config)
         return getattr(import_module(f"experiments.commands.{name}"), name)(config)

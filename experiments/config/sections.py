@@ -77,6 +77,25 @@ def choice(group: str) -> str | None:
     return HydraConfig.get().runtime.choices.get(group) if HydraConfig.initialized() else None
 
 
+def check_pair() -> None:
+    """Refuse another target or drafter beside ``pair=NAME``, whose names would be given to it."""
+    pair = choice("pair")
+    for group, wanted in choices_of(TABLES["pair"].get(pair, {})).items():
+        if choice(group) != wanted:
+            raise ValueError(
+                f"pair={pair} brings its own {group}, and {group}={choice(group)} is chosen beside it: leave "
+                f"one out (target=hf target.name=… takes the pair's target for another drafter)"
+            )
+
+
+def choices_of(pair: Mapping[str, Any]) -> dict[str, str]:
+    """The options of target and drafter that a pair chooses, by group."""
+    chosen = {
+        str(key).rpartition("/")[2]: option for entry in pair.get("defaults", ()) for key, option in entry.items()
+    }
+    return {group: option for group, option in chosen.items() if group in ("target", "drafter")}
+
+
 # ---------------------------------------------------------------- the options of a group
 
 

@@ -1,8 +1,8 @@
 """The report of an optimized tree: rates, the best tree of every size, the chosen one, predicted beside measured."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from experiments.reporting import style, terminal
 from experiments.reporting.formats import write_texts
-from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
+from experiments.reporting.table import Col, Table
 from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
@@ -27,9 +27,7 @@ _SIZES = frozenset(2**power for power in range(13))
 class Optimized:
     """The best tree at a temperature, and the trees it was chosen among: the best of every size.
 
-    Without ``costs`` it was chosen by its tokens alone. ``old`` is the tree it is compared with, as ``drafter.shape``
-    takes it; ``measured`` has a row for each tree that was run, ``"old"`` and ``"new"``: expected ``tokens_per_round``,
-    given the drafts, in rounds that the output's end did not cut, ``speedup``, both with intervals, and ``prompts``.
+    Without ``costs`` it was chosen by its tokens alone.
     """
 
     temperature: float
@@ -38,59 +36,29 @@ class Optimized:
     planned: Sequence[PlannedShape]
     costs: RoundCosts | None
     best: PlannedShape
-    old: Any
-    measured: Mapping[str, Row] = field(default_factory=dict)
-
-    @property
-    def old_tree(self) -> TreeShape | None:
-        """The old shape, if it is a static one."""
-        try:
-            return TreeShape.of(self.old)
-        except ValueError:
-            return None
-
-    @property
-    def same(self) -> bool:
-        """The new shape is the old one."""
-        return self.old_tree == self.best.shape
-
-    @property
-    def trees(self) -> dict[str, TreeShape | None]:
-        """The old and the new tree, by name."""
-        return {"old": self.old_tree, "new": self.best.shape}
-
-    def predicted(self, shape: TreeShape | None) -> tuple[float | None, float | None]:
-        """Tokens per round and speedup of a tree; None for what is not known."""
-        try:
-            tokens = None if shape is None else self.rates.tokens_per_round(shape)
-        except ValueError:
-            tokens = None
-        if tokens is None or shape is None or self.costs is None:
-            return tokens, None
-        return tokens, tokens * self.costs.plain / self.costs.of(shape.num_nodes, shape.max_depth)
 
     def seconds(self, planned: PlannedShape) -> float | None:
         """The time of a round with a tree; None without costs."""
         return None if self.costs is None else self.costs.of(planned.nodes, planned.depth)
 
-    def advice(self) -> tuple[str, str]:
-        """``"new"``, ``"old"`` or ``"none"``, for the tree to take, and the reason in a sentence."""
-        at, new = f"at T={self.temperature:g}", f"best tree at T={self.temperature:g}, {self.best.nodes} nodes"
-        predicted = {name: self.predicted(tree) for name, tree in self.trees.items()}
-        run = {name: row["speedup"] for name, row in self.measured.items() if row["speedup"] is not None}
-        speeds = {name: speed for name, (_, speed) in predicted.items() if speed is not None}
-        said, speeds = ("measured", run) if "new" in run else ("predicted", speeds)
-        if not speeds:
-            old, best = predicted["old"][0], predicted["new"][0]
-            if old is not None and best is not None and old >= best:
-                return "old", f"keep the old tree {at}: the best one found has no more tokens per round ({best:.2f})"
-            return "new", f"{new}:"
-        name, speed = max(speeds.items(), key=lambda known: (known[1], known[0] == "old"))
-        if speed <= 1:
-            return "none", f"none pays here: {at} the fastest tree is {said} at {speed:.2f}x, so decode plainly"
-        if name == "old" and not self.same:
-            return "old", f"keep the old tree {at}: {said} at {speed:.2f}x, the best one found at {speeds['new']:.2f}x"
-        return "new", f"{new}, {said} at {speed:.2f}x:"
+    def speedup(self, planned: PlannedShape) -> float | None:
+        """The predicted speedup of a tree; None without costs."""
+        return None if self.costs is None else planned.tokens * self.costs.plain / self.seconds(planned)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the best tree is faster than plain decoding, as far as that is known."""
+        speedup = self.speedup(self.best)
+        return speedup is None or speedup > 1
+
+    @property
+    def advice(self) -> str:
+        """The tree to take, if one pays, in a sentence."""
+        at, speedup = f"at T={self.temperature:g}", self.speedup(self.best)
+        if not self.pays:
+            return f"none pays here: {at} the fastest tree is predicted at {speedup:.2f}x, so decode plainly"
+        predicted = "" if speedup is None else f", predicted at {speedup:.2f}x"
+        return f"best tree {at}, {self.best.nodes} nodes{predicted}:"
 
 
 def written_shape(shape: TreeShape) -> str:
@@ -141,7 +109,7 @@ def sizes_table(optimized: Optimized) -> Table:
     best_of[optimized.best.nodes] = optimized.best
     rows = [
         {"nodes": nodes, "depth": planned.depth, "tokens": planned.tokens, "seconds": optimized.seconds(planned)}
-        | {"speedup": optimized.predicted(planned.shape)[1], "best.nodes": planned is optimized.best}
+        | {"speedup": optimized.speedup(planned), "best.nodes": planned is optimized.best}
         for nodes, planned in sorted(best_of.items())
         if nodes in _SIZES or nodes in (optimized.best.nodes, max(best_of))
     ]
@@ -152,40 +120,6 @@ def sizes_table(optimized: Optimized) -> Table:
     ]
     title = f"The best trees at T={optimized.temperature:g}"
     return Table.of(rows, columns, title=title, notes=["predicted; bold: chosen"])
-
-
-def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
-    """The old and the new tree, and how one compares with the other: predicted and measured."""
-    rows: list[Row] = []
-    for name, measured in optimized.measured.items():
-        tree = optimized.trees[name]
-        tokens, speedup = optimized.predicted(tree)
-        bounds = None if tokens is None or tree is None else optimized.recorded.tokens_interval(tree, bootstrap)
-        size = {} if tree is None else {"nodes": tree.num_nodes, "depth": tree.max_depth}
-        predicted = {"predicted": tokens, **ends("predicted", bounds), "predicted_speedup": speedup}
-        rows.append({"tree": name, **size, **predicted, **measured})
-    for row in rows:
-        row["difference"] = row["tokens_per_round"] / row["predicted"] - 1 if row["predicted"] else None
-    few, many = min(row["prompts"] for row in rows), len(optimized.recorded.prompts)
-    notes = [
-        f"measured on {few} prompts, predicted from {many}" if few != many else f"{many} prompts",
-        f"tokens per round: in rounds that the end of the output did not cut; intervals at {bootstrap.confidence:.0%} "
-        f"over prompts; predicted speedups count rounds alone, measured ones the prompts' prefill, too",
-    ]
-    columns = [
-        *(words("tree", "tree"), Col("nodes", "nodes", "d"), Col("depth", "depth", "d")),
-        *(Col("tokens per round\npredicted", "predicted"), Col("\nmeasured", "tokens_per_round")),
-        Col("\ndifference", "difference", "+.1%"),
-        *(Col("speedup\npredicted", "predicted_speedup", ".2fx"), Col("\nmeasured", "speedup", ".2fx")),
-    ]
-    table = Table.of(rows, columns, title=f"Predicted and measured at T={optimized.temperature:g}", notes=notes)
-    if len(rows) > 1:
-        gains = [
-            f"{rows[-1][name] / rows[0][name] - 1:+.1%}" if rows[0][name] and rows[-1][name] else NOTHING
-            for name in ("predicted", "tokens_per_round", "predicted_speedup", "speedup")
-        ]
-        table.add(Cell("gain", emphasis=Emphasis.BEST), "", "", *gains[:2], "", *gains[2:])
-    return table
 
 
 def remarks(optimized: Optimized) -> list[str]:
@@ -218,35 +152,22 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
     """Print the rates, the sizes and the best tree, and write it as an option of ``tree=``, figures and pictures."""
     terminal.show(console, rates_table(optimized, bootstrap), sizes_table(optimized))
     terminal.say(console, *remarks(optimized))
-    _print_advice(console, optimized)
+    terminal.say(console, optimized.advice)
+    if optimized.pays:
+        shape = written_shape(optimized.best.shape)
+        console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
     name, shape = f"T{optimized.temperature:g}", optimized.best.shape
     tokens = f"{optimized.best.tokens:.2f} tokens per round predicted at T={optimized.temperature:g}"
     comments = [
         about,
         f"{shape.num_nodes} nodes, {shape.max_depth} deep: {tokens}.",
-        f"{optimized.advice()[1].rstrip(':')}.",
+        f"{optimized.advice.rstrip(':')}.",
         f"Take it with: --config-dir {out} tree={name}",
     ]
     lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {written_shape(shape)}"]
     written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines) + "\n"})
     written += [tree_plot(optimized, out / f"{name}_tree.png", about)]
     terminal.list_written(console, [*written, *_write_figures(optimized, out, bootstrap, about)])
-
-
-def report_measured(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
-    """Print what the trees have brought, and which to take; write the figures anew."""
-    terminal.show(console, measured_table(optimized, bootstrap))
-    _print_advice(console, optimized)
-    _write_figures(optimized, out, bootstrap, about)
-
-
-def _print_advice(console: Console, optimized: Optimized) -> None:
-    """Print which tree to take, the new one as an override."""
-    choice, reason = optimized.advice()
-    terminal.say(console, reason)
-    if choice == "new":
-        shape = written_shape(optimized.best.shape)
-        console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
 
 
 def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> list[Path]:
@@ -265,13 +186,8 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
         "rates": _rates(optimized, bootstrap),
         "planned": [{"tokens": planned.tokens, "shape": listed(planned.shape)} for planned in optimized.planned],
         "best": listed(optimized.best.shape),
-        "old": optimized.old,
-        "predicted": {
-            name: dict(zip(("tokens_per_round", "speedup"), optimized.predicted(tree), strict=True))
-            for name, tree in optimized.trees.items()
-        },
-        "measured": optimized.measured,
-        "advice": optimized.advice()[0],
+        "speedup": optimized.speedup(optimized.best),
+        "pays": optimized.pays,
         "remarks": remarks(optimized),
     }
     return write_texts(out, {f"T{optimized.temperature:g}.json": content})

@@ -11,7 +11,6 @@ import torch
 from omegaconf import DictConfig
 
 from experiments.config import ranks
-from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, in_sweep, job_overrides, plain, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
@@ -61,7 +60,6 @@ def measure_methods(
     sampling, dataset = build(config, "sampling"), build(config, "dataset")
     samplings = [dataclasses.replace(sampling, temperature=each) for each in temperatures] or [sampling]
     chosen, spare = choose(dataset, spare=config.warmup_prompts)
-    check_files(config)
     facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
         check_facts(before, folder, **facts)

@@ -7,10 +7,9 @@ import json
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,22 +21,16 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from experiments.config.launch import ERROR, RESULTS, show
 from experiments.config.sections import in_sweep
 
-Result = TypeVar("Result")
 _COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 
-# ---------------------------------------------------------------- a line per job
-
-
 class JobLines(Callback):
-    """Says a line about every job of a sweep when it has ended: its main figures, its time, and that of the rest.
+    """Says a line about every job of a sweep when it has ended, and at the end which ones failed.
 
     A job's tables are in its folder, which is below ``out`` if the sweep was given one.
     """
 
     def __init__(self) -> None:
-        self._first = self._began = time.monotonic()
-        self._started = time.time()
         self._total: int | None = None
         self._fixed: set[str] = set()
 
@@ -53,7 +46,7 @@ class JobLines(Callback):
         swept = [override for override in last if override.is_sweep_override()]
         if all(override.value_type in _COUNTED for override in swept):
             self._total = math.prod(len(list(override.sweep_iterator())) for override in swept)
-        self._total, self._first = config.hydra.sweeper.get("n_trials", self._total), time.monotonic()
+        self._total = config.hydra.sweeper.get("n_trials", self._total)
         written: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         for out in self._fixed.intersection(written):
             if out.startswith("out="):  # one folder for all jobs, whatever they are: the sweep's
@@ -75,11 +68,17 @@ class JobLines(Callback):
         label = " ".join(text for text in config.hydra.overrides.task if text not in self._fixed)
         failed = (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
         figures = _figures(Path(str(config.out)), failed_since=self._started if failed else 0.0)
-        now, done = time.monotonic(), int(config.hydra.job.num) + 1
-        rest = 0 if self._total is None else self._total - done
         of = "" if self._total is None else f" of {self._total}"
-        left = f", about {duration((now - self._first) / done * rest)} left" if rest > 0 else ""
-        print(f"job {done}{of}, {label}: {figures}; {duration(now - self._began)}{left}", flush=True)
+        took = duration(time.monotonic() - self._began)
+        print(f"job {int(config.hydra.job.num) + 1}{of}, {label}: {figures}; {took}", flush=True)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        jobs = [path.parent.parent for path, _ in _job_folders(folder)]
+        failed = [job.name for job in jobs if (job / ERROR).exists()]
+        if failed:
+            which = f"{len(failed)} of {len(jobs)} jobs failed"
+            show(ValueError(f"{which}: {ERROR} of {', '.join(failed)} in {folder} says why"))
 
 
 def _figures(folder: Path, *, failed_since: float) -> str:
@@ -91,15 +90,14 @@ def _figures(folder: Path, *, failed_since: float) -> str:
         summary = json.loads(file.read_text(encoding="utf-8"))
         if "runs" in summary:
             return "; ".join(_under_load(run) for run in summary["runs"] if run["group"] == "all")
-        plain, *methods = [row for row in summary["rows"] if row["category"] == "all"]
-        parts = [_method(method, several=len(methods) > 1) for method in methods]
-        parts = parts or [f"{plain['tokens_per_second']:.1f} tokens/s"]
+        rows = [row for row in summary["rows"] if row["category"] == "all"]
+        parts = [_method(row, named=len(rows) > 2) for row in rows[1:] or rows]
     except (StopIteration, KeyError, TypeError, ValueError):
         return "NO RESULT"
-    failed = sum(method["failed"] for method in (plain, *methods))
+    failed = sum(row["failed"] for row in rows)
     parts += [f"{failed} prompts FAILED"] if failed else []
     parts += [] if summary["complete"] else ["INCOMPLETE"]
-    parts += ["NOISY TIMINGS"] if plain.get("noisy") else []
+    parts += ["NOISY TIMINGS"] if rows[0].get("noisy") else []
     return "; ".join(parts)
 
 
@@ -110,139 +108,61 @@ def _under_load(run: Mapping[str, Any]) -> str:
     return f"{run['method']} at {run['rate']:.3g}: {figure if good is None else f'goodput {good:.3g}/s'}"
 
 
-def _method(method: Mapping[str, Any], *, several: bool) -> str:
+def _method(row: Mapping[str, Any], *, named: bool) -> str:
     from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
 
     forms = {"mean_acceptance_length": "length {:.2f}", "speedup": "speedup {:.2f}x"}
     forms |= {"tokens_per_second": "{:.1f} tokens/s"}
-    parts = [form.format(method[name]) for name, form in forms.items() if method[name] is not None]
-    if method["exactness"] is not None and not promises_exact(method["exactness"]):
-        parts.append(str(method["exactness"]))
-    if method["lossless"] == "not lossless":
-        parts.append("NOT LOSSLESS")
-    name = f"{method['method']} at T={method['temperature']:g}: " if several else ""
+    parts = [form.format(row[name]) for name, form in forms.items() if row[name] is not None]
+    if row["exactness"] is not None and not promises_exact(row["exactness"]):
+        parts.append(str(row["exactness"]))
+    parts += ["NOT LOSSLESS"] * (row["lossless"] == "not lossless")
+    name = f"{row['method']} at T={row['temperature']:g}: " if named else ""
     return name + (", ".join(parts) or "no figures")
 
 
-# ---------------------------------------------------------------- reports over all jobs
+class Report(Callback):
+    """Gives the results of a sweep's jobs to a function when all have ended.
 
+    Args:
+        function: Its dotted name. It takes the results, the sweep's folder, and ``missing``: a sentence on each job
+            without a result.
+        read: Dotted name of what reads a job's result from its folder, or raises ValueError; by default ``load_run``.
+        single: Whether a run that is no job of a sweep is reported on, too.
+        options: More arguments of the function.
+    """
 
-class SweepReport(Callback, ABC):
-    """Reports on a sweep when all its jobs have ended."""
+    def __init__(
+        self, function: str, read: str = "experiments.results.runs.load_run", *, single: bool = False, **options: Any
+    ):
+        self.function, self.read, self.single = function, read, single
+        self.options: Any = OmegaConf.to_container(OmegaConf.create(options))
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Report on a single run."""
+        if self.single:
+            self._report(config, Path(config.hydra.run.dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the report into the sweep's folder."""
+        self._report(config, Path(config.hydra.sweep.dir))
+
+    def _report(self, config: DictConfig, folder: Path) -> None:
         job: Any = HydraConfig.instance()
         before, job.cfg = job.cfg, config  # which has the sweep's search path
         try:
-            self.report(Path(config.hydra.sweep.dir))
+            results, missing = _collect(folder, get_method(self.read))
+            if results:
+                get_method(self.function)(results, folder, missing=missing, **self.options)
+            else:
+                print("\n".join([*missing, f"no job in {folder} has results, so there is nothing to report"]))
         except ValueError as error:  # Hydra would turn it into a warning of its own
             show(error)
         finally:
             job.cfg = before
 
-    @abstractmethod
-    def report(self, folder: Path) -> None:
-        """Report on the jobs below a sweep's folder. Raises ValueError: there is nothing to report on."""
 
-
-class CompareJobs(SweepReport):
-    """Compares a sweep's jobs, and lists those that left no result.
-
-    A sweep over targets, datasets or dtypes is compared all the same, because the user asked for just that.
-
-    Args:
-        loads: The jobs are studies of load, whose runs come into one table.
-    """
-
-    def __init__(self, *, loads: bool = False):
-        self.loads = loads
-
-    def report(self, folder: Path) -> None:
-        from experiments.load.studies import Study
-        from experiments.reporting.comparison import report_comparison
-        from experiments.reporting.load import report_studies
-        from experiments.results.runs import load_run
-
-        read: Callable[[Path], Any] = Study.read if self.loads else load_run
-        report: Callable[..., object] = report_studies if self.loads else report_comparison
-        found: list[Any]
-        found, missing = collect(folder, read)
-        jobs = [path.parent.parent for path, _ in job_folders(folder)]
-        failed = [job.name for job in jobs if (job / ERROR).exists()]
-        if failed:
-            which = f"{len(failed)} of {len(jobs)} jobs failed"
-            show(ValueError(f"{which}: {ERROR} of {', '.join(failed)} in {folder} says why"))
-        if found:
-            report(found, folder, allow_mixed=True, missing=missing)
-        else:
-            print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
-
-
-class RunsReport(SweepReport):
-    """Gives the runs of a sweep's jobs to a function.
-
-    Args:
-        function: Its dotted name. It takes the runs, the sweep's folder, and a sentence on each job without a result.
-    """
-
-    def __init__(self, function: str):
-        self.function = function
-
-    def report(self, folder: Path) -> None:
-        from experiments.results.runs import load_run
-
-        runs, missing = collect(folder, load_run)
-        get_method(self.function)(runs, folder, missing)
-
-
-class Lengths(SweepReport):
-    """Puts the tokens per round of a run's methods, or of a sweep's jobs, into one table and one picture.
-
-    Args:
-        rows, about, columns: As ``report_lengths`` takes them.
-    """
-
-    def __init__(self, rows: str, about: str, columns: Mapping[str, str] | None = None):
-        self.options = {"rows": rows, "about": about, "columns": columns or {}}
-
-    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write the report of a single run beside its results."""
-        self.report(Path(config.hydra.run.dir), single=True)
-
-    def report(self, folder: Path, *, single: bool = False) -> None:
-        from experiments.reporting.studies.lengths import report_lengths
-        from experiments.results.runs import load_run
-
-        runs, missing = collect(folder, load_run)
-        if runs:
-            report_lengths(runs, runs[0].folder if single else folder, missing=missing, **self.options)
-
-
-class ReplayJobs(SweepReport):
-    """Asks every rule about the drafts of all jobs of a sweep that left a trace.
-
-    Args:
-        verifiers: Names of ``conf/verifier``; None for all.
-        baseline: The rule that differences are over.
-    """
-
-    def __init__(self, verifiers: Sequence[Any] | None = None, baseline: str = "rejection"):
-        self.verifiers, self.baseline = verifiers, baseline
-
-    def report(self, folder: Path) -> None:
-        from experiments.commands.replay import named_verifiers, replay_runs
-        from experiments.results.statistics import Bootstrap
-        from experiments.tracing.trace import FOLDER, shards
-
-        rules = named_verifiers(None if self.verifiers is None else list(self.verifiers))
-        traced = [found for _, found in job_folders(folder) if shards(found / FOLDER)]
-        if not traced:
-            raise ValueError(f"no job of the sweep in {folder} left a trace: give trace=true")
-        replay_runs(traced, rules, folder, baseline=self.baseline, bootstrap=Bootstrap())
-
-
-def job_folders(sweep: Path) -> list[tuple[Path, Path]]:
+def _job_folders(sweep: Path) -> list[tuple[Path, Path]]:
     """Each job's configuration file, by the job's number, and the folder that has its results."""
     from experiments.results.runs import by_number
 
@@ -255,19 +175,18 @@ def job_folders(sweep: Path) -> list[tuple[Path, Path]]:
     return found
 
 
-def collect(sweep: Path, read: Callable[[Path], Result]) -> tuple[list[Result], list[str]]:
+def _collect(sweep: Path, read: Callable[[Path], Any]) -> tuple[list[Any], list[str]]:
     """The results of a sweep's jobs as they are read from their folders, and a sentence on each job that has none."""
-    runs: list[Result] = []
-    missing: list[str] = []
-    folders = job_folders(sweep)
+    results, missing = [], []
+    folders = _job_folders(sweep)
     given = {path: [str(text) for text in OmegaConf.load(path.with_name("overrides.yaml"))] for path, _ in folders}
     shared = set.intersection(*map(set, given.values())) if len(given) > 1 else set()
     for path, folder in folders:
         try:
-            runs.append(read(folder))
+            results.append(read(folder))
         except ValueError as error:
             own = " ".join(text for text in given[path] if text not in shared)
             note = path.parent.parent / ERROR
             reason = note.read_text(encoding="utf-8").splitlines()[0] if note.exists() else error
             missing.append(f"NO RESULT of job {path.parent.parent.name} ({own}): {reason}")
-    return runs, missing
+    return results, missing

@@ -17,7 +17,13 @@ from experiments.results.timing import gain_over
 
 
 def report_lengths(
-    runs: Sequence[Run], folder: Path, *, rows: str, about: str, columns: Mapping[str, str], missing: Sequence[str] = ()
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    rows: str,
+    about: str,
+    columns: Mapping[str, str] = {},
+    missing: Sequence[str] = (),
 ) -> None:
     """Print a table per temperature, and write it with its heat map into a folder: ``lengths.md``, ``lengths.png``.
 

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 
 from drafters.heads.training import TrainedHead
 from experiments.config.kinds import EngineSettings, check_arguments, parameters_of
-from experiments.config.pairs import check_reachable, overrides_of
-from experiments.config.sections import CONF, TABLES, bootstrap_of, build, component_of, plain, typed
+from experiments.config.sections import CONF, TABLES, bootstrap_of, build, choices_of, component_of, plain, typed
 from experiments.contenders.base import OtherEngine
 from experiments.exporting.kinds import kind_of
 from experiments.reporting.table import Table, words
@@ -229,7 +228,7 @@ def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configur
     assert component_of(config, "target")[0].__self__ is Target
     names = [config.target.name, *([] if name.endswith("_mtp") else [config.drafter.name])]
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", each) for each in names)
-    assert overrides_of(TABLES["pair"][name]).keys() == {"target", "drafter"}
+    assert choices_of(TABLES["pair"][name]).keys() == {"target", "drafter"}
     assert about_pair(name)
 
 
@@ -243,19 +242,10 @@ def test_a_module_in_the_targets_own_files_is_found(configure: Configure, tmp_pa
     assert config.drafter.name is None and build(config, "drafter").max_nodes == 3
 
 
-def test_a_pair_that_is_not_here_says_how_it_is_downloaded(configure: Configure, saved: Path) -> None:
-    """Tests are offline: a hub that is asked says so at once."""
-    check_reachable("mine", [str(saved / "target"), str(saved / "eagle")])
-    config = configure("run", "pair=llama31_8b_eagle3")
-    with pytest.raises(ValueError, match="are not on this machine, and the hub cannot be reached") as caught:
-        check_reachable("llama31_8b_eagle3", [config.target.name, config.drafter.name])
-    assert "'hf download yuhuili/EAGLE3-LLaMA3.1-Instruct-8B'" in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_the_documentation_lists_every_pair() -> None:
     table = Table([words(title) for title in ("`pair=`", "target", "drafter", "what it is")])
     for name, given in sorted(TABLES["pair"].items()):
-        kind = overrides_of(given)["drafter"]
+        kind = choices_of(given)["drafter"]
         head = (given.get("drafter") or {}).get("name")
         note = about_pair(name)
         shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.sweep.callbacks import Lengths
+from experiments.sweep.callbacks import Report
 from tests.experiments.made_runs import made
 from tests.experiments.results.outputs import output
 
+LENGTHS = "experiments.reporting.studies.lengths.report_lengths"
 LABELS = {"a": "chain: none", "b": "chain: Markov", "c": "drawn tree: none"}
 ACCEPTED = {"a": (0, 1), "b": (1, 1), "c": (2, 2)}
 
@@ -35,7 +36,7 @@ def run(job: Path, *overrides: str, more: int = 0) -> None:
 
 def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: Path) -> None:
     run(tmp_path)
-    report = Lengths(rows="head", about="Heads")
+    report = Report(LENGTHS, single=True, rows="head", about="Heads")
     report.on_run_end(OmegaConf.create({"hydra": {"run": {"dir": str(tmp_path)}}}))
     text = (tmp_path / "lengths.md").read_text()
     assert text.startswith(
@@ -59,7 +60,7 @@ def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.Ca
     run(tmp_path / "2", "mask=maybe")
     (tmp_path / "2" / "records.jsonl").unlink()
     columns = {"sampling=code": "code", "mask=true": "masked", "mask=false": "free"}
-    report = Lengths(rows="drafts", about="Masks", columns=columns)
+    report = Report(LENGTHS, single=True, rows="drafts", about="Masks", columns=columns)
     report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     text = (tmp_path / "lengths.md").read_text()
     assert "stdlib, 3 prompts, seed 0 or stdlib, 3 prompts, seed 1, 4 new" in text
