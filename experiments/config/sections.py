@@ -80,7 +80,7 @@ def choice(group: str) -> str | None:
 def check_pair() -> None:
     """Refuse another target or drafter beside ``pair=NAME``, whose names would be given to it."""
     pair = choice("pair")
-    for group, wanted in choices_of(TABLES["pair"].get(pair, {})).items():
+    for group, wanted in choices_of(TABLES["pair"].get(pair or "", {})).items():
         if choice(group) != wanted:
             raise ValueError(
                 f"pair={pair} brings its own {group}, and {group}={choice(group)} is chosen beside it: leave "

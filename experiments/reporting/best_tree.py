@@ -43,7 +43,8 @@ class Optimized:
 
     def speedup(self, planned: PlannedShape) -> float | None:
         """The predicted speedup of a tree; None without costs."""
-        return None if self.costs is None else planned.tokens * self.costs.plain / self.seconds(planned)
+        seconds = self.seconds(planned)
+        return None if self.costs is None or seconds is None else planned.tokens * self.costs.plain / seconds
 
     @property
     def pays(self) -> bool:
