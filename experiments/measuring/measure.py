@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from experiments.contenders.base import OtherEngine
-from experiments.measuring.accounting import Account, Accountant
+from experiments.measuring.accounting import Accountant
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
-from experiments.measuring.meters import EnergyMeter, LoadMeter, counters_of
+from experiments.measuring.meters import LoadMeter, joules_of
 from experiments.measuring.rounds import now
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
@@ -137,18 +137,17 @@ def _measure_batch(
 
 @dataclass(frozen=True)
 class _Answer:
-    """The outcome of one turn; ``row`` is its place in the call, and ``error`` why it counts for nothing."""
+    """The outcome of one turn; ``error`` says why it counts for nothing."""
 
     job: Job
     done: Completion | None = None
     error: str | None = None
     traceback: str | None = None
-    row: int = 0
     seconds: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     load: Mapping[str, float] = field(default_factory=dict)
-    account: Account = field(default_factory=Account)
+    work: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -207,11 +206,12 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
     now(device)
     try:
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
-            load, energy = LoadMeter(), EnergyMeter(counters_of(device) if own else ())
+            load, before = LoadMeter(), joules_of(device) if own else None
             watch.began = now(device)
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             seconds = now(device) - watch.began - watch.seconds
-            watch.joules = energy.stop() if not watch.seconds else None  # looking uses energy, too
+            after = None if before is None or watch.seconds else joules_of(device)  # looking uses energy, too
+            watch.joules = None if before is None or after is None else after - before
             busy = load.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         if isinstance(engine, Engine) and engine.runner.agreement.shared:
@@ -221,12 +221,9 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
     if COMPLETION in stages:  # our engine's begin with the checks of its prompts
         stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
-    account = Account() if contender.accountant is None else contender.accountant.of_call(completions)
-    shared = {"seconds": seconds, "stage_seconds": stages, "watch": watch, "load": busy, "account": account}
-    return {
-        row: _Answer(job, done, row=place, **shared)
-        for place, ((row, job), done) in enumerate(zip(jobs.items(), completions, strict=True))
-    }
+    work = {} if contender.accountant is None else contender.accountant.of_call(completions)
+    shared = {"seconds": seconds, "stage_seconds": stages, "watch": watch, "load": busy, "work": work}
+    return {row: _Answer(job, done, **shared) for (row, job), done in zip(jobs.items(), completions, strict=True)}
 
 
 def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | None) -> Record:
@@ -264,9 +261,7 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
         distance_tv=_rounded([each.tv for each in far], 6),
         distance_kl=_rounded([each.kl for each in far], 6),
-        work={name: float(f"{value:.6g}") for name, value in answer.account.work.items()},
-        round_seconds=_rounded(answer.account.seconds[answer.row] if answer.account.seconds else (), 7),
-        predicted_seconds=_rounded(answer.account.predicted[answer.row] if answer.account.predicted else (), 7),
+        work={name: float(f"{value:.6g}") for name, value in answer.work.items()},
     )
 
 

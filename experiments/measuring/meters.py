@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -20,90 +19,28 @@ from specdec.target.runner import ModelRunner
 
 # ---------------------------------------------------------------- energy
 
-POWERCAP = Path("/sys/class/powercap")
-"""Where Linux has the counters of the processor's packages (RAPL). Reading them often needs rights."""
-
-Counter = tuple[Callable[[], float | None], float]
-"""A function that returns the joules counted so far (None where that is not known), and how many joules are counted
-before the counter begins anew at 0."""
-
-
-class EnergyMeter:
-    """Measures energy between two moments by a device's counters; it is never estimated from the rated power.
-
-    An NVIDIA GPU counts its own energy, and its counter moves every 20 to 100 ms. A processor's package counts that of
-    all programs on it. So only sums over seconds mean something.
-    """
-
-    def __init__(self, counters: Sequence[Counter]):
-        self._counters = counters
-        self._start = [read() for read, _ in counters]
-
-    def stop(self) -> float | None:
-        """Return the joules since the meter was made, over all counters; None where one of them is not known."""
-        total = 0.0
-        for (read, full), start in zip(self._counters, self._start, strict=True):
-            end = read()
-            if start is None or end is None:
-                return None
-            total += end - start if end >= start else end - start + full
-        return total if self._counters else None
-
 
 @cache
-def counters_of(device: torch.device) -> tuple[Counter, ...]:
-    """Return the counters of a device; none where there are none, or where they may not be read."""
-    if device.type == "cuda":
-        return _gpu_counter(device.index or 0)
-    return packages(POWERCAP) if device.type == "cpu" else ()
-
-
-def packages(folder: Path) -> tuple[Counter, ...]:
-    """Return the counters of the processor's packages in a folder; none if any of them cannot be read."""
-    # `intel-rapl:0` is a package (AMD's too), `intel-rapl:0:1` a part of it, which would count twice. `psys` is the
-    # whole board, and `intel-rapl-mmio` the same package again.
-    counters: list[Counter] = []
-    for zone in sorted(folder.glob("intel-rapl:*")):
-        if zone.name.count(":") != 1 or not (_text(zone / "name") or "").startswith("package"):
-            continue
-        full = _joules(zone / "max_energy_range_uj")
-        if full is None or _joules(zone / "energy_uj") is None:
-            return ()
-        counters.append((lambda path=zone / "energy_uj": _joules(path), full))
-    return tuple(counters)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
-
-
-def _joules(path: Path) -> float | None:
-    """A counter's file, which is in millionths of a joule."""
-    text = _text(path)
-    return int(text) / 1e6 if text is not None and text.isdigit() else None
-
-
-def _gpu_counter(index: int) -> tuple[Counter, ...]:
-    """The counter of an NVIDIA GPU, if the package ``nvidia-ml-py`` is there and the GPU has one (since Volta)."""
+def _counter(device: torch.device) -> Callable[[], float | None]:
+    """The energy counter of an NVIDIA GPU, if the package ``nvidia-ml-py`` is there and the GPU has one."""
     try:
         import pynvml  # pyright: ignore[reportMissingImports]
 
         pynvml.nvmlInit()
         # By its own name: CUDA_VISIBLE_DEVICES may give the devices other numbers here than there.
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
-
-        def read() -> float | None:
-            try:
-                return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
-            except pynvml.NVMLError:
-                return None
-
-        return () if read() is None else ((read, float("inf")),)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception:  # no package, no driver, a device without a counter: energy is then not measured, and said so
-        return ()
+        return lambda: None
+    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+
+
+def joules_of(device: torch.device) -> float | None:
+    """Return the joules that an NVIDIA GPU has counted so far; None for another device, or without a counter.
+
+    The counter moves every 20 to 100 ms, so that only differences over seconds mean something.
+    """
+    return _counter(device)() if device.type == "cuda" else None
 
 
 # ---------------------------------------------------------------- load
@@ -243,20 +180,16 @@ class PeakMeter:
             pass
         self._before = psutil.Process().memory_info().rss
 
-    def peak(self) -> dict[str, Any]:
+    def peak(self) -> dict[str, int]:
         """Return the most so far.
 
         Returns:
             ``used`` bytes: on a GPU those in tensors; elsewhere the process's resident memory beyond what it had
-            ``before``. On a GPU, what the allocator had ``reserved``, and its ``fragmentation``, which no tensor used;
-            None elsewhere.
+            ``before``.
         """
         if self._device.type == "cuda":
-            used = torch.cuda.max_memory_allocated(self._device)
-            reserved = torch.cuda.max_memory_reserved(self._device)
-            return {"used": used, "reserved": reserved, "before": 0, "fragmentation": reserved - used}
-        used = max(0, _peak_of_process() - self._before)
-        return {"used": used, "reserved": None, "before": self._before, "fragmentation": None}
+            return {"used": torch.cuda.max_memory_allocated(self._device), "before": 0}
+        return {"used": max(0, _peak_of_process() - self._before), "before": self._before}
 
 
 def _peak_of_process() -> int:

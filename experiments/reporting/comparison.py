@@ -11,7 +11,7 @@ from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.formats import USUAL, csv_text, document, write_formats, write_texts
 from experiments.reporting.run_plots import acceptance_lines, length_and_speedup
-from experiments.reporting.run_tables import prompts_needed, warnings_of
+from experiments.reporting.run_tables import prompts_needed
 from experiments.reporting.studies.two_way import report_two_way
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.terminal import short
@@ -178,7 +178,6 @@ def remarks(runs: Sequence[Run]) -> list[Note]:
         done = " and ".join(f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key])
         room = f"(room for {facts['room']} tokens)"
         notes.append(Note(f"Prompts that were too long: of {facts['of']}, {done} {room}."))
-    notes += [Note(f"{short(run.folder)}: {text}") for run in runs for text in warnings_of(run)]
     for licenses in filter(None, (run.manifest.get("licenses") for run in runs)):
         listed = "; ".join(f"{name} ({count})" for name, count in licenses.items())
         notes.append(Note(f"Licences of the prompts: {listed}."))

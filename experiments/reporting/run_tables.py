@@ -14,12 +14,10 @@ from experiments.reporting.verdicts import place
 from experiments.results.lossless import divergences_of, explained
 from experiments.results.noise import notes as noise_words
 from experiments.results.records import PLAIN
-from experiments.results.requests import broken_timestamps
 from experiments.results.rows import Row, family, interval
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
 from experiments.results.timing import STAGES
-from experiments.results.utilization import IMPOSSIBLE
 from experiments.results.utilization import STAGES as MODEL_STAGES
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
@@ -179,7 +177,7 @@ def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     if not known:
         return None
     silent = ", ".join(row["label"] for row in timed if row not in known)
-    notes = [*warnings_of(run), cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"]
+    notes = [cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"]
     notes += [f"limits: {known[0]['limits']}"] if known[0]["limits"] else []
     notes += [f"left out, because they do not tell when tokens come: {silent}"] if silent else []
     notes.append(f"intervals: {known[0]['confidence']:.0%}, over prompts")
@@ -191,72 +189,32 @@ def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
-def warnings_of(run: Run) -> list[str]:
-    """A sentence on each method whose timestamps cannot be right."""
-    found = [(row["label"], broken_timestamps(row)) for row in run.rows if row["requests"] is not None]
-    return [f"{name}: {warning}" for name, warning in found if warning is not None]
-
-
 # ---------------------------------------------------------------- the device
 
 DEVICE = "Use of the device"
-_PREDICTED = [
-    Col("  useful MFU", "useful_mfu", ".0%"),
-    Col("wasted nodes", "wasted", ".0%"),
-    Col("predicted rounds; outside of the costs", "prediction.rounds", ".0f", also="prediction.outside"),
-    Col("  predicted time of all of them, off by", "predicted_error", "+.1%"),
-    Col("  error of a round: median; 95 %", "prediction.median_error", ".0%", also="prediction.p95_error"),
-    *(
-        Col(f"  measured less predicted, {said}, ms per round", f"prediction.{part}", "+.3f", 1e3)
-        for part, said in {"draft": "draft", "verify": "verify", "judge": "accept and commit"}.items()
-    ),
-    Col("  prefill, off by", "prediction.prefill_error", "+.1%"),
-]
 
 
 def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
     """A row per figure, a column per method; None where no work was counted, or with nothing to compare it with."""
-    known = [row for row in run.rows if family(row, "mbu") or row.get("prediction.rounds") is not None]
+    known = [row for row in run.rows if family(row, "mbu")]
     if not known:
         return None
     lines: list[Col] = []
     for stage in MODEL_STAGES:
         lines += [
-            Col(f"{stage}: MBU", lambda row, stage=stage: _use(row, stage)),
+            Col(f"{stage}: MBU", f"mbu.{stage}", ".0%"),
             Col("  MFU", f"mfu.{stage}", ".0%"),
             Col("  of printed peaks", f"mbu_printed.{stage}", ".0%", also=f"mfu_printed.{stage}"),
             Col("  time / least", f"of_least.{stage}", ".3g"),
         ]
-    notes = ["what the device does at best was not measured (peaks=none)"]
-    if any(family(row, "mbu") for row in known):
-        notes = ["MBU: bytes of weights, keys and values that had to move, over what the memory could have moved"]
-        notes.append("MFU: operations of all verified nodes, over what the device could have computed meanwhile")
-        notes.append(
-            "useful: of committed tokens alone; both of the measured peaks; time over the least that these allow"
-        )
-        if any(_cached(row, stage) for row in known for stage in MODEL_STAGES):
-            notes.append("(caches): so little data that the caches may hold it, for which the memory is no bound")
-    return Table.upright(known, labels_of(known), [*lines, *_PREDICTED], title=title, notes=notes)
-
-
-def _use(row: Row, stage: str) -> str:
-    return Col("", f"mbu.{stage}", ".0%").cell(row).text + " (caches)" * _cached(row, stage)
-
-
-def _cached(row: Row, stage: str) -> bool:
-    doubt = row.get(f"suspicion.{stage}") or ""
-    return bool(doubt) and not doubt.startswith(IMPOSSIBLE)
-
-
-def above_roof(run: Run) -> list[str]:
-    """Sentences on times that are shorter than the device allows."""
-    return [
-        f"{row['method']}'s {stage} would be faster than physics: it took {row[f'of_least.{stage}']:.0%} of the least "
-        f"time that the measured peaks allow, so that the time, the peaks, or the count of the work is wrong"
-        for row in run.rows
-        for stage, doubt in family(row, "suspicion").items()
-        if doubt.startswith(IMPOSSIBLE)
+    notes = [
+        "MBU: bytes of weights, keys and values that had to move, over what the memory could have moved",
+        "MFU: operations of all verified nodes, over what the device could have computed meanwhile",
+        "useful: of committed tokens alone; both of the measured peaks; time over the least that these allow",
+        "less than the least time: caches hold what is read, or time, peaks or the count of the work are wrong",
     ]
+    lines += [Col("  useful MFU", "useful_mfu", ".0%"), Col("wasted nodes", "wasted", ".0%")]
+    return Table.upright(known, labels_of(known), lines, title=title, notes=notes)
 
 
 def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -270,11 +228,8 @@ def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def memory_table(held: Mapping[str, Any], peak: Mapping[str, Any]) -> Table:
     """The bytes that engines hold, and what the peak of the memory has beyond them."""
-    if peak["fragmentation"] is None:
-        note = f"the peak is that of the process, without the {_mb(peak['before'])} MB that it had before"
-    else:
-        loose = f"of which {_mb(peak['fragmentation'])} MB in no tensor"
-        note = f"the allocator had {_mb(peak['reserved'])} MB at most, {loose}"
+    note = f"the peak is that of the process, without the {_mb(peak['before'])} MB that it had before"
+    note = note if peak["before"] else "the peak is that of tensors on the device"
     parts = {
         "weights": "weights", "drafter": "drafter", "kv": "KV\ncache", "drafter_kv": "drafter's\nKV",
         "scratch": "draft\nnodes", "copies": "copies",

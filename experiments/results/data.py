@@ -50,7 +50,7 @@ category: prompt category
 int64: turn sample round accepted
 float64: expected_accepted
 int64: proposed_depth proposed_nodes
-float64: distance_tv distance_kl seconds predicted_seconds emitted_at
+float64: distance_tv distance_kl emitted_at
 Int64: emitted
 """)
 

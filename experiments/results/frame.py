@@ -18,7 +18,6 @@ slot_time      5                               finished - admitted: how long it 
 chunk_gap      1, 2                            gaps between deliveries (inter-token latency by chunk)
 token_gap      1/3, 1/3, 1/3, 1, 1             each delivery's gap in equal parts for its tokens; those of the first
                                                delivery have none before them
-in_order       True                            nothing happened before what must come first
 ============== =============================== ==================================================================
 
 Latencies are empty where the engine does not tell its moments; those that need the end, where the request failed.
@@ -42,14 +41,11 @@ Outputs = Iterable[Record] | Frame
 """Records, or the frame that was made of them."""
 
 
-ROUND_COLUMNS = {
-    name: "round_seconds" if name == "seconds" else name
-    for name in (
-        *("accepted", "expected_accepted", "proposed_depth", "proposed_nodes", "distance_tv", "distance_kl"),
-        *("seconds", "predicted_seconds", "emitted_at", "emitted"),
-    )
-}
-"""The columns of ``rounds_of`` that a round has for itself, and the fields of the record that hold them as lists."""
+ROUND_COLUMNS = (
+    *("accepted", "expected_accepted", "proposed_depth", "proposed_nodes", "distance_tv", "distance_kl"),
+    *("emitted_at", "emitted"),
+)
+"""The columns of ``rounds_of`` that a round has for itself; the record's fields of these names hold them as lists."""
 KEYS = ("run", "method", "temperature", "prompt", "category", "turn", "sample")
 """The columns that a round shares with its output."""
 
@@ -98,18 +94,12 @@ def _with_latencies(frame: Frame) -> Frame:
         tuple(gap / count for gap, count in zip(own, counts[1:], strict=False) for _ in range(count))
         for own, counts in zip(gaps, frame.emitted, strict=True)
     )
-    moments = zip(frame.arrived, frame.admitted, frame.prefilled, frame.emitted_at, end, strict=True)
     return frame.assign(
         told=told,
         **{name: values.where(told) for name, values in latencies.items()},
         chunk_gap=column(gaps, object),
         token_gap=column(by_token, object),
-        in_order=column((_in_order([a, b, c, *seen, last]) for a, b, c, seen, last in moments), bool),
     )
-
-
-def _in_order(moments: Iterable[float]) -> bool:
-    return not any(after < before for before, after in pairwise(each for each in moments if each == each))
 
 
 def rounds_of(frame: Frame) -> Frame:
@@ -118,9 +108,9 @@ def rounds_of(frame: Frame) -> Frame:
     counts = good.rounds.to_numpy()
     rounds = good.loc[good.index.repeat(counts), list(KEYS)].reset_index(drop=True)
     rounds["round"] = list(chain.from_iterable(map(range, counts)))
-    for name, field in ROUND_COLUMNS.items():
+    for name in ROUND_COLUMNS:
         # Some columns may be shorter: a stop string may have cut all tokens of the last round, say.
-        padded = ((*own[:count], *[None] * (count - len(own))) for own, count in zip(good[field], counts, strict=True))
+        padded = ((*own[:count], *[None] * (count - len(own))) for own, count in zip(good[name], counts, strict=True))
         values = pandas.Series(list(chain.from_iterable(padded)), dtype=object)
         rounds[name] = values.astype(_WHOLE.get(name, "float64"))
     return rounds

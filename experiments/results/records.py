@@ -50,9 +50,7 @@ class Record:
         margin: How far the lower of the two is below the largest logit there, in nats: near 0, a tie of this dtype.
             None if one output ends where the other goes on, or if a token is impossible there.
         tie_bound: The largest margin that this dtype explains at that place (``specdec.checks.ties``).
-        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``).
-        round_seconds: Seconds of every round without prefill. Rows that share a round have the same.
-        predicted_seconds: What calibrated costs say of every round; None outside of their box, empty without costs.
+        work: What the batch had to do, by stage (``experiments.measuring.accounting``).
     """
 
     prompt: str
@@ -94,8 +92,6 @@ class Record:
     margin: float | None = None
     tie_bound: float | None = None
     work: Mapping[str, float] = field(default_factory=dict)
-    round_seconds: tuple[float, ...] = ()
-    predicted_seconds: tuple[float | None, ...] = ()
 
     @property
     def failed(self) -> bool:

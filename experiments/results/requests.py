@@ -4,7 +4,6 @@ The latencies of single requests are columns of the frame (``frame.py``).
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -22,8 +21,6 @@ GAPS = ("chunk_gap", "token_gap")
 """Those of which a request has several values."""
 LEVELS = (50, 90, 95, 99)
 """The percentiles of a distribution."""
-LITTLE_TOLERANCE = 0.01
-"""The largest share by which the two sides of Little's law may differ: the clocks are read at different moments."""
 LEAST_SECONDS = 10.0
 """Energy of a shorter time is not told: counters move in steps of up to 100 ms, and devices warm up."""
 _POINTS = 300
@@ -39,10 +36,9 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
     Returns:
         ``LATENCIES`` (``ttft.p50``, see ``spread``; ``chunk_gap`` over deliveries, ``token_gap`` over tokens),
         ``requests`` that ended well, rates over the time of all calls, what one user sees (1 / TPOT at the median),
-        requests in slots (``concurrency``), ``waiting`` and expected by Little's law, ``disordered`` requests, whose
-        timestamps are in an impossible order, ``goodput``, hours of the device, price and energy of tokens,
-        ``phase_share`` of e2e (queue, prefill, decode), ``stage_share`` of the calls' time and of ingestion before
-        them, and what caches and preemption did (``memory.hit_rate``).
+        requests in slots (``concurrency``) and ``waiting``, ``goodput``, hours of the device, price and energy of
+        tokens, ``phase_share`` of e2e (queue, prefill, decode), ``stage_share`` of the calls' time and of ingestion
+        before them, and what caches and preemption did (``memory.hit_rate``).
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna()]
@@ -61,8 +57,7 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
         row |= {"limits": str(terms.limits), "attainment": attainment, "goodput": kept}
     in_flight = concurrency(timed) if len(told) == len(good) else None
     if in_flight is not None:
-        row |= {"concurrency": in_flight.running, "waiting": in_flight.waiting}
-        row["concurrency_expected"] = in_flight.expected
+        row |= {"concurrency": in_flight[0], "waiting": in_flight[1]}
     hours = 1e6 / (3600 * tokens / seconds) if tokens else None
     measured = calls.joules.notna().all() and tokens and seconds >= LEAST_SECONDS
     ended = told[told.e2e.notna()]
@@ -76,7 +71,6 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
     return {
         **row,
         "requests": len(good),
-        "disordered": int((~told.in_order).sum()),
         "requests_per_second": len(good) / seconds,
         "output_tokens_per_second": tokens / seconds,
         "total_tokens_per_second": (tokens + int(good.prompt_tokens.sum())) / seconds,
@@ -89,19 +83,6 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
         **{f"memory.{name}": value for name, value in did.items()},
         "memory.hit_rate": did["reused"] / queried if queried else None,
     }
-
-
-def broken_timestamps(row: Mapping[str, Any]) -> str | None:
-    """Return why a row's timestamps cannot be right; None if nothing speaks against them."""
-    if row["disordered"]:
-        requests = f"{row['disordered']} of {row['requests']} requests"
-        return f"BROKEN TIMESTAMPS: moments of {requests} are in an impossible order"
-    if row["concurrency"] is None:
-        return None
-    there, expected = row["concurrency"] + row["waiting"], row["concurrency_expected"]
-    if abs(there - expected) <= LITTLE_TOLERANCE * expected:
-        return None
-    return f"BROKEN TIMESTAMPS: {there:.3f} requests were in flight on average, and Little's law expects {expected:.3f}"
 
 
 def goodput(requests: Frame, limits: Limits, *, arrived: int, seconds: float) -> tuple[float, float]:
@@ -121,20 +102,8 @@ def goodput(requests: Frame, limits: Limits, *, arrived: int, seconds: float) ->
     return (int(kept.sum()) / seconds if seconds else 0.0), int(kept.sum()) / arrived
 
 
-class InFlight(NamedTuple):
-    """Requests in slots (``running``) and in the queue (``waiting``), as averages over time.
-
-    Little's law has ``expected`` of both together: requests per second times the mean time that one is there. It holds
-    where all that arrived have left, unless timestamps are wrong.
-    """
-
-    running: float
-    waiting: float
-    expected: float
-
-
-def concurrency(frame: Frame) -> InFlight | None:
-    """Return the requests in flight over all calls, one call after another; None if nothing is known.
+def concurrency(frame: Frame) -> tuple[float, float] | None:
+    """Return how many requests were in slots and in the queue, as averages over all calls; None if nothing is known.
 
     A request's moments are seconds since its call began. What lies outside of its call is not counted.
     """
@@ -144,7 +113,7 @@ def concurrency(frame: Frame) -> InFlight | None:
         return None
     arrived, admitted, finished = (ended[name].clip(0.0, ended.seconds) for name in ("arrived", "admitted", "finished"))
     running, waiting = ((finished - admitted).clip(lower=0.0).sum(), (admitted - arrived).clip(lower=0.0).sum())
-    return InFlight(float(running / total), float(waiting / total), float(ended.e2e.sum() / total))
+    return float(running / total), float(waiting / total)
 
 
 def spread(values: Frame, bootstrap: Bootstrap) -> Row:

@@ -41,10 +41,10 @@ float64: noise_spread own_cores other_cores cores
 boolean: noisy
 int64: timed_prompts
 float64: seconds tokens_per_second speedup speedup_low speedup_high distinct_4_gram_rate
-float64: wasted useful_mfu predicted_error
-Int64: requests disordered
+float64: wasted useful_mfu
+Int64: requests
 float64: requests_per_second output_tokens_per_second total_tokens_per_second user_tokens_per_second
-float64: concurrency waiting concurrency_expected attainment goodput
+float64: concurrency waiting attainment goodput
 string: limits
 float64: device_hours_per_million_tokens price_per_million_tokens joules_per_token
 Int64: equal_to_plain compared_with_plain
@@ -53,8 +53,7 @@ Int64: divergences unexplained
 float64: largest_margin tie_bound
 boolean: best.*
 float64: stage_seconds.* mbu.* mfu.* mbu_printed.* mfu_printed.* of_least.*
-string: suspicion.*
-float64: prediction.* memory.*
+float64: memory.*
 float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.* stage_share.*
 Int64: finish.*
 float64: acceptance_at.* acceptance_low_at.* acceptance_high_at.*

@@ -34,7 +34,6 @@ from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
-from specdec.physics.calibrated import CalibratedRounds
 from specdec.requests import SamplingParams
 from specdec.target.loading import resolve_device
 from specdec.target.spelling import token_bytes
@@ -69,9 +68,8 @@ def measure_methods(
     folder.mkdir(parents=True, exist_ok=True)
     meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
-    costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
-    contenders = accounted(contenders, costs, str(config.get("costs")))
+    contenders = accounted(contenders)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     facts["loading_seconds"] = round(time.perf_counter() - begin, 3)

@@ -117,16 +117,14 @@ def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, veri
     return Engine(target, drafter, verifier if drafter is not None else None, **options)
 
 
-def accounted(contenders: Sequence[Contender], costs: CalibratedRounds | None, path: str) -> list[Contender]:
+def accounted(contenders: Sequence[Contender]) -> list[Contender]:
     """The methods with what works out their calls; other engines than ours have none."""
-    found = []
-    for each in contenders:
-        if isinstance(engine := each.engine, Engine):
-            if costs is not None and not found:
-                check_conditions(costs.conditions, conditions_of(engine.target, engine.runner), path, drafter=False)
-            each = replace(each, accountant=Accountant.of(engine, speculate=each.speculate, costs=costs))
-        found.append(each)
-    return found
+    return [
+        replace(each, accountant=Accountant.of(each.engine, speculate=each.speculate))
+        if isinstance(each.engine, Engine)
+        else each
+        for each in contenders
+    ]
 
 
 def peaks_of(target: Target) -> Mapping[str, float]:

@@ -14,13 +14,11 @@ from experiments.measuring.meters import PeakMeter
 from experiments.reporting import terminal
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.run_tables import (
-    above_roof,
     errors_of,
     memory_table,
     not_recorded,
     print_troubles,
     utilization_table,
-    warnings_of,
 )
 from experiments.reporting.studies.policies import calibration_table
 from experiments.reporting.table import Table
@@ -173,8 +171,7 @@ class Measurement:
                 path = plot(run, self.folder / name, self.title)
                 written += [path] if path is not None else []
         print_troubles(console, run)
-        terminal.say(console, *warnings_of(run))
-        for warning in [*above_roof(run), *not_recorded(recordings)]:
+        for warning in not_recorded(recordings):
             console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)
         print_verdicts(console, run)

@@ -144,11 +144,10 @@ def _check_setups(config: DictConfig, known: Sequence[str]) -> None:
         own = _with_setup(config, name)
         check_arguments(EngineSettings, plain(own, "engine"), f"{where}.engine")
         component_of(own, "target")
-    for setting in ("contenders", "costs") if setups else ():
-        if config.get(setting):
-            raise ValueError(
-                f"{setting} and setups are both given, and {setting} need one target and engine: leave one of them out"
-            )
+    if setups and config.get("contenders"):
+        raise ValueError(
+            "contenders and setups are both given, and contenders need one target and engine: leave one of them out"
+        )
 
 
 def revisions_of(config: DictConfig, drafters: Mapping[str, str]) -> dict[str, str | None]:

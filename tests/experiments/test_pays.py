@@ -11,7 +11,6 @@ import pytest
 from experiments.inspecting.mistakes import USUAL
 from experiments.plan import plan
 from experiments.reporting.pays import AT_ONCE, break_even, heads, verdict
-from experiments.results.records import read_records
 from experiments.run import run
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.rounds import TimedRounds
@@ -108,14 +107,10 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
     shown = " ".join(capsys.readouterr().out.split())
     assert "Step costs of" in shown and "held out" in shown and "every forward was timed 3 times only" in shown
 
-    options = ["threads=1", "dataset.count=2", "sampling.max_new_tokens=8", "warmup_prompts=0", f"costs={file}"]
-    options += ["method=model", "dataset.too_long=cut", "engine.max_length=200"]
+    options = ["threads=1", "dataset.count=2", "sampling.max_new_tokens=8", "warmup_prompts=0", f"policy.costs={file}"]
+    options += ["policy=cost_aware", "method=model", "dataset.too_long=cut", "engine.max_length=200"]
     for row in run(configure("run", *models, *options, f"out={tmp_path}/run")).rows:
-        predicted = row["prediction.rounds"]
-        assert predicted + row["prediction.outside"] == row["rounds"] and predicted > 0
         assert row["mbu.prefill"] is not None and row["mbu.verify"] is not None
-    records = read_records(tmp_path / "run" / "records.jsonl")
-    assert all(len(record.predicted_seconds) == len(record.accepted) for record in records)
     assert "Use of the device" in capsys.readouterr().out
 
     # The same file elsewhere.

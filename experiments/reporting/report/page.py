@@ -14,7 +14,7 @@ from experiments.reporting.comparison import pictures, remarks
 from experiments.reporting.report.data import as_script, choose_prompts, run_data
 from experiments.reporting.report.figures import facts_of, figures_table, findings, names_of
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot, requests_plot
-from experiments.reporting.run_tables import DEVICE, REQUESTS, above_roof, requests_table, run_table, utilization_table
+from experiments.reporting.run_tables import DEVICE, REQUESTS, requests_table, run_table, utilization_table
 from experiments.reporting.table import Table
 from experiments.results.comparison import differences, entries_of, title
 from experiments.results.origin import replace_text
@@ -62,7 +62,6 @@ def write_page(
     data = [run_data(*of_run) for of_run in zip(names, runs, outputs, texts, strict=True)]
     style, code = _resource("style.css"), "\n".join(_resource(name) for name in _CODE)
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
-    mixed += [f"Above the roof: {text}." for run in runs for text in above_roof(run)]
     categories = [row["category"] for run in runs for row in run.all_rows]
     named = {output.record.category for own in outputs for output in own} | {*categories}
     pages = Environment(

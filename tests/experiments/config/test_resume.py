@@ -16,8 +16,8 @@ TIMES = (
     "best.", "seconds", "tokens_per_second", "speedup", "stage_", "phase_", "noise_", "own_cores", "other_cores",
     "cores", "started", "resumed", "folder", "out", "load", "noisy", "user_", "total_", "device_hours_", "joules_",
     "requests_per_", "concurrency", "waiting", "ttft.", "engine_ttft.", "queue.", "tpot.", "chunk_gap.", "token_gap.",
-    "e2e.", "mbu", "mfu", "of_least.", "suspicion.", "useful_mfu", "arrived", "admitted", "prefilled", "finished",
-    "emitted_at", "ingestion", "round_seconds",
+    "e2e.", "mbu", "mfu", "of_least.", "useful_mfu", "arrived", "admitted", "prefilled", "finished",
+    "emitted_at", "ingestion",
 )  # fmt: skip
 """How the names begin of what no two runs have alike."""
 
