@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from experiments.config.sections import build
 from experiments.plan import plan
+from specdec import Target
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
 from specdec.physics.costs import Errors, PartCost, StepCost, TokenRange
 from specdec.physics.speculation import best_length
@@ -81,11 +83,19 @@ def test_drafters(drafter: str, said: str, longest: int, planned: Any) -> None:
     assert made.speculations[0].best.speedup > 1
 
 
-def test_a_head_that_is_here_has_its_own_sizes(configure: Configure, tmp_path: Path) -> None:
-    """The bundled head for the bundled target: its 4,096 tokens are those of its file."""
-    made = plan(configure("plan", "drafter=eagle", "pictures=false", f"out={tmp_path}"))
-    assert made.asked.drafter is not None and "sizes from bundled/eagle3" in made.asked.drafter.title
-    assert made.asked.drafter.model is not None and made.asked.drafter.model.shape.vocab == 4096
+@pytest.mark.parametrize(("drafter", "borrowed"), [("eagle", False), ("block", True), ("medusa", False)])
+def test_a_head_that_is_here_has_its_own_sizes(
+    drafter: str, borrowed: bool, configure: Configure, tmp_path: Path
+) -> None:
+    """The bundled heads for the bundled target: the bytes of what the engine loads, and the target's output layer."""
+    config = configure("plan", f"drafter={drafter}", "pictures=false", f"out={tmp_path}", "target.dtype=float32")
+    made = plan(config)
+    assert made.asked.drafter is not None and made.asked.drafter.model is not None
+    assert "sizes from bundled/" in made.asked.drafter.title
+    shape, target = made.asked.drafter.model.shape, Target.from_pretrained("bundled/target", dtype="float32")
+    assert shape.vocab == (4096 if drafter == "eagle" else target.vocab_size) and shape.borrowed == borrowed
+    (module,) = build(config, "drafter").describe(target).parts
+    assert shape.weights == sum(each.numel() for each in {*module.parameters()})
 
 
 CHAINS = CalibratedRounds(

@@ -145,12 +145,12 @@ def test_sizes_of_published_models_and_heads() -> None:
     assert LLAMA_70B.weights == pytest.approx(70.55e9, rel=1e-3)
     assert LLAMA_8B.active_weights + LLAMA_8B.output_weights == LLAMA_8B.weights - LLAMA_8B.table_weights
     # A layer over twice the width, a projection of three states, and an output layer over 32,000 tokens.
-    head = heads.eagle3(LLAMA_8B)
+    head = heads.eagle(LLAMA_8B)
     qkv, output, mlp = 8192 * (4096 + 1024 + 1024), 4096 * 4096, 3 * 4096 * 14336
     assert head.weights == qkv + output + mlp + 3 * 4096 * 4096 + 4096 * 32_000
     assert head.kept_per_position * 32 == LLAMA_8B.kept_per_position, "one layer"
     # Borrowed output layers take no memory and are read.
-    for head in (heads.eagle(LLAMA_8B), heads.mtp(LLAMA_8B), heads.block(LLAMA_8B)):
+    for head in (heads.mtp(LLAMA_8B), heads.block(LLAMA_8B)):
         assert head.output_weights == LLAMA_8B.output_weights
         assert head.weights == head.dense_weights
     assert heads.medusa(LLAMA_8B, heads=3).weights == 3 * 4096 * (4096 + 128_256)
