@@ -245,7 +245,6 @@ class RunSettings(MeasuredSettings):
     compared_with: Text | None
     temperatures: Temperatures | None
     race: Text | None
-    costs: Text | None
     peaks: Literal["measured", "none"]
     trace: bool
     trace_dropped: Dropped
