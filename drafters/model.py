@@ -43,7 +43,6 @@ class ModelFiles(Where, total=False):
     """Where the files of a small model are, and how they are read; see ``Target.from_pretrained``."""
 
     device_map: str | Mapping[str, Any] | None
-    max_memory: Mapping[Any, Any] | None
     trust_remote_code: bool
     adapter: str | None
     dtype: str | torch.dtype

@@ -210,7 +210,7 @@ def _attention(target: Target, peaks: Peaks, seconds: float) -> Iterator[tuple[s
             options: dict[str, Any] = {"max_batch_size": rows, "max_length": context, "max_nodes": nodes}
             runner = ModelRunner(target.model, **options, kv_cache=keys)
             point = Forward(batch=rows, queries=nodes, context=context)
-            (seconds_of[context],), size = _seconds(runner, [point], seconds / 4), runner.bytes_per_token
+            (seconds_of[context],), size = _seconds(runner, [point], seconds / 4), runner.cache.bytes_per_position
         taken.append(seconds_of[long] - seconds_of[short])
         if keys is None:
             yield "attention at the longest / copy's speed", size * rows * (long - short) / taken[0] / peaks.copy

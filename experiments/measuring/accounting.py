@@ -41,7 +41,7 @@ class ModelWork:
         shape = None if runner is None else shape_of(runner.model)
         if shape is None or runner is None:
             return None
-        return cls.of(shape, weight_bytes=runner.weight_bytes(), kv_bytes=runner.bytes_per_token)
+        return cls.of(shape, weight_bytes=runner.weights_read().bytes, kv_bytes=runner.cache.bytes_per_position)
 
     def rows(self, **sizes: Any) -> StepWork:
         """Return the work of rows, one by one, with all weights for each; sizes as in ``step_work``."""

@@ -77,8 +77,8 @@ def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
         return None
     windowed = any(part.window is not None for layer in shape.layers for part in layer.attending)
     return LeastWork(
-        weight_bytes=0.0 if shape.is_mixture else float(runner.weight_bytes()),
-        kv_bytes=0.0 if windowed else float(runner.bytes_per_token),
+        weight_bytes=0.0 if shape.is_mixture else float(runner.weights_read().bytes),
+        kv_bytes=0.0 if windowed else float(runner.cache.bytes_per_position),
         token_flops=2.0 * (shape.active_weights + shape.output_weights),
         pair_flops=0.0 if windowed else float(shape.pair_flops),
     )

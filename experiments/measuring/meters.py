@@ -132,7 +132,7 @@ def drafter_cache(engine: Engine) -> dict[str, int | None]:
     own = [part for part in parts if isinstance(part, ModelRunner) and part.cache is not engine.runner.cache]
     windows = [reach.window or reach.chunk for part in own for reach in part.facts.distinct_reaches]
     return {
-        "bytes_per_position": sum({part.cache: part.bytes_per_token for part in own}.values()),
+        "bytes_per_position": sum({part.cache: part.cache.bytes_per_position for part in own}.values()),
         "window": None if None in windows else max((size for size in windows if size is not None), default=None),
     }
 

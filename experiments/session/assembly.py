@@ -205,9 +205,9 @@ def facts_of(
         "target": {
             "name": target.name,
             "parameters": target.num_parameters,
-            "bytes_per_weight": round(baseline.runner.bytes_per_weight, 4),
+            "bytes_per_weight": round(baseline.runner.weights_read().bytes_per_weight, 4),
             "kv_cache": baseline.runner.kv_cache,
-            "kv_bytes_per_position": baseline.runner.bytes_per_token,
+            "kv_bytes_per_position": baseline.runner.cache.bytes_per_position,
         },
         "drafter_cache": {
             each.method: drafter_cache(each.engine)

@@ -1,10 +1,12 @@
 """The part of transformers' ``Cache`` that every stand-in of ours implements, and its name among arguments."""
 
+import sys
 from collections.abc import Container
 from functools import lru_cache
 from inspect import signature
 
 from transformers import Cache as TransformersCache
+from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 
@@ -59,6 +61,13 @@ def cache_argument(parameters: Container[str]) -> str:
 
 CACHE = cache_argument(signature(create_causal_mask).parameters)
 """The name of the cache among the parameters of transformers' mask functions and attention layers."""
+
+
+def own_cache_class(model: PreTrainedModel) -> type:
+    """Return the class of caches that a model's own code defines; transformers' general one if it defines none."""
+    module = type(model).__module__
+    classes = [each for each in vars(sys.modules[module]).values() if isinstance(each, type)]
+    return next((c for c in classes if issubclass(c, TransformersCache) and c.__module__ == module), TransformersCache)
 
 
 def of_class(cache: OwnLayout, wanted: type) -> OwnLayout:

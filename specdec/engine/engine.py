@@ -141,7 +141,7 @@ class Engine:
                     if not isinstance(refused, NoRoomError):
                         raise
                     # Say what would fit together with the target's cache.
-                    own = SlotMemory(per_position=self.runner.bytes_per_token, drafted=drafter.max_nodes)
+                    own = SlotMemory(per_position=self.runner.cache.bytes_per_position, drafted=drafter.max_nodes)
                     raise refused.beside(own, self.runner.device) from error
                 check_session(self.session, drafter, layers=target.num_layers)
                 mode = Mode.speculative(drafter, self.session, verifier)

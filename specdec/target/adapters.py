@@ -1,14 +1,12 @@
 """LoRA adapters of a target (Hu et al. 2021, arXiv 2106.09685), in the layout of peft.
 
-One adapter can be merged into the weights, as fast as without. Several can stand beside them, and every request, or
-even every token of a forward, chooses among them: all their low-rank products are computed in one, and those of other
-adapters are multiplied by zero.
+One adapter can be merged into the weights. Several can stand beside them, and every request, or even every token of a
+forward, chooses among them: all low-rank products are computed in one, and those of other adapters multiplied by zero.
 """
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,8 +69,7 @@ class AdaptedLinear(nn.Module):
         """Return the layer's output, with the chosen adapter's for each token."""
         chosen = self._choice.now
         if inputs.dim() != 3 and chosen.numel() > 1:
-            needs = "adapters per request need layers that take rows of tokens, and this model's take a list"
-            raise ValueError(f"{needs}: merge one into the weights with Target.from_pretrained(…, adapter=…)")
+            raise ValueError("requests choose no adapters where layers take lists of tokens: merge one (adapter=…)")
         low = torch.nn.functional.linear(inputs.to(self.down.dtype), self.down) * (chosen[..., None] == self.owner)
         return self.base(inputs) + torch.nn.functional.linear(low, self.up).to(inputs.dtype)
 
@@ -131,9 +128,7 @@ def matrices(model: PreTrainedModel, folder: str) -> Matrices:
     others = [name for name in tensors if not name.endswith(_SIDES) or name.startswith(heads)]
     if others or config.use_dora or config.fan_in_fan_out or config.bias != "none":
         what = f"has {others[0]}" if others else "changes more than linear layers"
-        raise ValueError(
-            f"the adapter {folder!r} {what}, which no request can choose: merge it into the weights with adapter="
-        )
+        raise ValueError(f"the adapter {folder!r} {what}, which no request can choose: merge it with adapter=")
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name in (name.removesuffix(_SIDES[0]) for name in tensors if name.endswith(_SIDES[0])):
         layer, (down, up) = name.removeprefix(_PREFIX), (tensors[name + side] for side in _SIDES)
@@ -150,17 +145,15 @@ def config_of(folder: str) -> Any:
     except ImportError as error:
         raise ValueError("adapters need peft: pip install 'specdec-research[peft]'") from error
     folder = text("adapter", folder)
-    with _there(folder):
-        config = PeftConfig.from_pretrained(folder)
+    config = _from(folder, PeftConfig.from_pretrained)
     if config.peft_type != PeftType.LORA:
         raise ValueError(f"the adapter {folder!r} is of type {config.peft_type}: give a LoRA")
     return config
 
 
-@contextmanager
-def _there(folder: str) -> Iterator[None]:
+def _from(folder: str, read: Callable[..., Any], **options: Any) -> Any:
     try:
-        yield
+        return read(folder, **options)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"no adapter at {folder!r}: {first_sentence(error).rstrip('.')}") from error
 
@@ -170,8 +163,7 @@ def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
     config = config_of(folder)
     from peft.utils import load_peft_weights
 
-    with _there(folder):
-        tensors = load_peft_weights(folder, device="cpu")
+    tensors = _from(folder, load_peft_weights, device="cpu")
     layers = dict(model.named_modules())
     for name, tensor in tensors.items():
         layer, side = next(((name.removesuffix(side), side) for side in _SIDES if name.endswith(side)), (name, ""))

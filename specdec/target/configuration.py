@@ -13,15 +13,11 @@ from specdec.attention.facts import Reach
 # Layer types of transformers' configurations. Sparse layers that select single positions work: they follow the mask.
 # Those that select blocks of positions do not: they count blocks along the cache, where a tree's nodes stand side by
 # side.
-MASKED = (
-    "full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", "sliding_attention",
-    "chunked_attention",
-)  # fmt: skip
+MASKED = {"full_attention", "attention", "indexed_attention", "deepseek_sparse_attention"}
+MASKED |= {"sliding_attention", "chunked_attention"}
 STATELESS = ("mlp", "moe", "dummy")
-RECURRENT = ("linear", "conv", "mamba", "recurrent", "rwkv", "ssm")
-"""How the types of layers begin that keep a state and have no attention."""
-BOTH = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
-"""Layers with a state and with attention, and how far that sees."""
+RECURRENT = ("linear", "conv", "mamba", "recurrent", "rwkv", "ssm")  # how types begin that have states, no attention
+BOTH = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}  # layers with states and attention
 ALIBI = "ALiBi derives positions from the mask's columns, which a tree's nodes do not follow; not supported"
 
 
@@ -100,9 +96,7 @@ def _read(config: Any, name: str) -> Any:
     try:
         return getattr(config, name, None)
     except RuntimeError as error:  # how transformers answers for a field that is set per layer
-        raise ValueError(
-            f"{config.model_type}: {name} differs from layer to layer, which the masks do not follow"
-        ) from error
+        raise ValueError(f"{config.model_type}: {name} differs from layer to layer; not supported") from error
 
 
 def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach | None]:
@@ -131,12 +125,8 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach | None]:
     if not asked or sizes <= asked:
         return found
     if len(sizes) > 1 or len(asked) > 1:
-        said, made = (
-            ", ".join(str(size) for size in sorted(each, key=lambda size: size or 0)) for each in (sizes, asked)
-        )
-        raise ValueError(
-            f"{kind}: its configuration speaks of windows {said}, but its code makes masks with {made}; not supported"
-        )
+        named, made = (sorted(each, key=lambda size: size or 0) for each in (sizes, asked))
+        raise ValueError(f"{kind}: its configuration has windows {named}, but its code makes masks with {made}")
     # All layers are alike, and the code counts: the window has another name, or it is not used.
     (size,) = asked
     return {t: reach and Reach(window=size) for t, reach in found.items()}

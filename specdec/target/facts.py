@@ -6,9 +6,8 @@ No list of models is needed: ``find`` compares a forward over the cache with the
 import inspect
 import itertools
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +16,18 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import Cache as TransformersCache
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.cache.formats import check_format
-from specdec.cache.layout import LayerShape
 from specdec.cache.paged import cache_of
 from specdec.cache.pages import Paging
-from specdec.cache.states import States, StateView
+from specdec.cache.probe import ShapeProbe
+from specdec.cache.states import States
 from specdec.cache.storage import Cache
-from specdec.cache.transformers_cache import OwnLayout, UnsupportedError, cache_argument, of_class
+from specdec.cache.transformers_cache import UnsupportedError, cache_argument, of_class, own_cache_class
 from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
@@ -52,13 +50,10 @@ TRIAL_SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
 TRIAL_PATH = [0, 2, 4]
 
 EXPERTS = ("grouped_mm", "eager")
-"""How experts are run if they were loaded as ``eager``: by a kernel that does not wait for the device at every layer,
-or, if that does not work, by their own loop."""
+"""How experts are run that were loaded as ``eager``: by a kernel that does not wait for the device; else by a loop."""
 
-# Smaller differences from the model's own forward are rounding: TF32 in single precision; in half precision or
-# quantized a few percent, and sometimes another expert. A wrong position or mask gives 30% and more.
-TOLERANCE = 1e-2
-HALF_TOLERANCE = 0.3
+# Smaller differences from the model's own forward are rounding. A wrong position or mask gives 30% and more.
+TOLERANCE, HALF_TOLERANCE = 1e-2, 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,44 +64,6 @@ class Found:
     backend: AttentionBackend
     name: str
     reason: str
-
-
-class ShapeProbe(OwnLayout):
-    """Passes keys and values through and notes their shapes.
-
-    Attributes:
-        shapes: One shape per layer that stores keys and values. (A layer may store none, or use another layer's.)
-        indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
-        states: The states of recurrent layers, which find nothing here that came before.
-    """
-
-    def __init__(self, num_layers: int, device: torch.device):
-        super().__init__(num_layers)
-        self._device = device  # layers that run there have no device of their own in their shape
-        self.shapes, self.indexers = dict[int, LayerShape](), dict[int, LayerShape]()
-        self.states = view = StateView(None)
-        self.get_conv_state, self.get_recurrent_state = view.get_conv_state, view.get_recurrent_state
-        self.update_conv_state, self.update_recurrent_state = view.update_conv_state, view.update_recurrent_state
-        self.get_linear_cache, self.set_linear_cache = view.get_linear_cache, view.set_linear_cache
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
-        sizes: Any = *key_states.shape[1::2], *value_states.shape[1::2], key_states.dtype
-        self.shapes[layer_idx] = LayerShape(*sizes, device=self._elsewhere(key_states))
-        return key_states, value_states
-
-    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
-        width, dtype = indexer_key_states.shape[2], indexer_key_states.dtype
-        self.indexers[layer_idx] = LayerShape(1, width, 0, 0, dtype, self._elsewhere(indexer_key_states))
-        return indexer_key_states
-
-    def _elsewhere(self, tensor: Tensor) -> torch.device | None:
-        return None if tensor.device == self._device else tensor.device
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
 
 
 def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
@@ -167,13 +124,6 @@ def make_cache(
     return cache
 
 
-def own_cache_class(model: PreTrainedModel) -> type:
-    """Return the class of caches that a model's own code defines; transformers' general one if it defines none."""
-    module = type(model).__module__
-    classes = [each for each in vars(sys.modules[module]).values() if isinstance(each, type)]
-    return next((c for c in classes if issubclass(c, TransformersCache) and c.__module__ == module), TransformersCache)
-
-
 @torch.inference_mode()
 def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "batch position vocab"]]:
     """Run the model on its own, which shows what it keeps in a cache and which masks it makes."""
@@ -197,7 +147,13 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
         with Attributes(model) as attributes:
             output = run(tokens, probe)
             stateful = bool(probe.states.now or attributes.appeared(len(tokens)))
-        mixers = _mixers(model, config, vocab_size, run) if stateful else ()
+        mixers: tuple[Mixer, ...] = ()
+        if stateful:
+            tokens = trial_tokens(config, vocab_size, device, rows=ROWS, length=TOKENS)
+            if tokens.shape[1] < TOKENS:
+                raise UnsupportedError(f"recurrent layers are tried with {TOKENS} tokens, more than it has positions")
+            probe_of_states = ShapeProbe(len(probe.layers), device)
+            mixers = find_mixers(model, lambda: run(tokens, probe_of_states), probe_of_states.states)
     facts = Facts(
         model_type=model.config.model_type, experts=experts, reaches=reaches(config, asked), layers=probe.shapes,
         indexers=probe.indexers, vocab_size=vocab_size, dtype=model.dtype, device=device, mixers=mixers,
@@ -206,21 +162,10 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
     return facts, output.logits
 
 
-def _mixers(
-    model: PreTrainedModel, config: PreTrainedConfig, vocab_size: int, run: Callable[[Tensor, ShapeProbe], Any]
-) -> tuple[Mixer, ...]:
-    """Return the recurrent layers of a model that has some."""
-    probe = ShapeProbe(getattr(config, "num_hidden_layers", 1), main_device(model))
-    tokens = trial_tokens(config, vocab_size, main_device(model), rows=ROWS, length=TOKENS)
-    if tokens.shape[1] < TOKENS:
-        raise UnsupportedError(f"its recurrent layers are tried with {TOKENS} tokens, more than it has positions")
-    return find_mixers(model, lambda: run(tokens, probe), probe.states)
-
-
 def trial_tokens(
     config: PreTrainedConfig, vocab_size: int, device: torch.device, *, rows: int = 2, length: int = TRIAL_LENGTH
 ) -> Int[Tensor, "batch position"]:
-    """Return rows of distinct tokens, without the first and last ids, which may be special tokens."""
+    """Return rows of distinct tokens without the first ids, which may be special tokens."""
     length = min(length, position_limit(config) or length)
     ids = torch.arange(rows * length, device=device).view(rows, length)
     return (101 + 37 * ids) % min(vocab_size, config.vocab_size)
@@ -340,7 +285,6 @@ def explain(model: PreTrainedModel, finding: str) -> str:
         f"{forward} takes no position_ids, so that a tree's tokens cannot be placed; not supported": (
             "position_ids" not in parameters and not stateful
         ),
-        "the model is in training mode, where dropout changes every forward: call model.eval()": model.training,
         f"not supported, because a trial forward over the KV cache failed: {finding}": True,
     }
     return f"{model.config.model_type}: {next(reason for reason, holds in reasons.items() if holds)}"

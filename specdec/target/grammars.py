@@ -19,12 +19,10 @@ from specdec.arguments import shown
 from specdec.origin import first_sentence
 from specdec.requests import Grammar, Matcher
 
-MOST_COMPILED = 64
-"""Compiled grammars that are kept."""
-_MOST_TRIED = 2_000
-"""Tokens that are tried to spell one text of a grammar."""
+MOST_COMPILED = 64  # grammars that are kept
+_MOST_TRIED = 2_000  # tokens, to spell one text of a grammar
+# The time and the line of C++ before xgrammar's messages.
 _PLACE = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?")
-"""The time and the line of C++ before xgrammar's messages."""
 
 
 class Grammars:
@@ -48,9 +46,7 @@ class Grammars:
 
     def _compile(self, grammar: Grammar, stop_ids: frozenset[int]) -> Any:
         if not stop_ids:
-            raise ValueError(
-                "a grammar needs a token that ends the output: leave out ignore_eos, or give stop_token_ids"
-            )
+            raise ValueError("a grammar needs a token that ends the output: no ignore_eos, or give stop_token_ids")
         compiler = self._compiler(stop_ids)
         try:
             if grammar.json_schema is not None:
@@ -64,10 +60,8 @@ class Grammars:
             raise ValueError(f"cannot read the grammar {shown(grammar.written)}: {reason}") from None
         found = dead_end(compiled)
         if found is not None:
-            raise ValueError(
-                f"the tokenizer cannot spell the grammar {shown(grammar.written)}: "
-                f"no token goes on after {found!r}; give a grammar of characters that its tokens have"
-            )
+            reason = f"no token goes on after {found!r}; give a grammar of characters that its tokens have"
+            raise ValueError(f"the tokenizer cannot spell the grammar {shown(grammar.written)}: {reason}")
         return compiled
 
     @lru_cache(maxsize=4)  # noqa: B019 (as many as a target has kinds of ends; it lives as long as the target)

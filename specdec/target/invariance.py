@@ -1,13 +1,10 @@
 """Makes sure that a model's logits do not depend on what else is in a forward, by trying it on the model itself.
 
-The invariant executor fixes the order and the shapes of everything that is computed. Two things remain for the kernels:
-
-* A row of a block must get the same bits at every place of the block. Torch's elementwise functions on a CPU divide a
-  tensor among threads, and compute what does not fill a vector at the end of each part by other code, which rounds
-  differently. ``_threads`` finds a number of threads that leaves no such ends.
-* Everything else, matrix products above all, is tried: the same tokens at other places, in other pieces and in trees.
-
-Where a block of many rows fails, blocks of one token are tried: then every token goes through the model alone.
+The invariant executor fixes the order and the shapes of all that is computed. Torch's elementwise functions on a CPU
+still divide a tensor among threads, and round what does not fill a vector at the end of each part in another way:
+``_threads`` finds a number of threads that leaves no such ends. Everything else, matrix products above all, is tried:
+the same tokens at other places, in other pieces and in trees. Where a block of many rows fails, every token goes
+through the model alone.
 """
 
 import itertools
@@ -36,10 +33,8 @@ from specdec.tree import TreeShape
 
 logger = logging.getLogger(__name__)
 
-_VECTOR = 64
-"""Numbers that a vectorized loop of torch takes at once, at most: two vectors of 512 bits of 16-bit numbers."""
-_GRAIN = 32768
-"""Numbers from which on torch divides an elementwise function among threads, at least so many for each."""
+_VECTOR = 64  # numbers that a loop of torch takes at once, at most: two vectors of 512 bits of 16-bit numbers
+_GRAIN = 32768  # numbers from which on torch divides an elementwise function among threads, at least so many for each
 
 # Functions that every way of computing them rounds alike: one operation, correctly rounded, or none at all.
 # fmt: off
@@ -60,8 +55,7 @@ def settle(executor: InvariantExecutor) -> None:
     """Find the block size (``rows``) and the ``threads`` at which an executor keeps its promise for a model.
 
     Raises:
-        ValueError: The model does not take an attention function, or the promise cannot be kept; names the model's type
-            and what differs.
+        ValueError: The promise cannot be kept; names the model's type and what differs.
     """
     model, facts = executor.model, executor.facts
     kind = facts.model_type

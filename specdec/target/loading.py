@@ -28,32 +28,20 @@ from specdec.quantization.checkpoint import check_alone, check_packages, quantiz
 from specdec.target import parallel
 from specdec.target.adapters import config_of, merge
 
-HUB_OPTIONS = (
-    "revision", "code_revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "proxies",
-    "trust_remote_code",
-)  # fmt: skip
-"""Options of ``from_pretrained`` that say where files come from and who may read them. The configuration, the weights
+HUB_OPTIONS = {"revision", "code_revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only"}
+HUB_OPTIONS |= {"proxies", "trust_remote_code"}
+"""Options of ``from_pretrained`` that say where files come from and who may read them: the configuration, the weights
 and the tokenizer are all given the same ones."""
-
-_TOKENIZERS = re.compile(r"token|vocab|merges|piece|bpe|spm|tekken")
-"""What the names of tokenizers' files have in common."""
-
-_DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")
-"""The names of drafters' tensors that are stored with their target."""
-
-
+_TOKENIZERS = re.compile(r"token|vocab|merges|piece|bpe|spm|tekken")  # in the names of tokenizers' files
+_DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")  # of drafters stored with their target
 _ONE_DEVICE = "the whole model must be on one device, with its weights as they were trained"
+_DIVIDED = ("device_map", "tensor_parallel")
 _EXCLUDED = {
     ("device", "device_map"): "both say where the model goes",
     ("device_map", "tensor_parallel"): "both say where the model's parts go",
     ("device", "tensor_parallel"): "every process uses its own device",
-    ("quantization", "device_map"): _ONE_DEVICE,
-    ("quantization", "tensor_parallel"): _ONE_DEVICE,
-    ("inflate", "device_map"): _ONE_DEVICE,
-    ("inflate", "tensor_parallel"): _ONE_DEVICE,
-    ("adapters", "device_map"): _ONE_DEVICE,
-    ("adapters", "tensor_parallel"): _ONE_DEVICE,
     ("adapters", "inflate"): _ONE_DEVICE,
+    **{(one, map): _ONE_DEVICE for one in ("quantization", "inflate", "adapters") for map in _DIVIDED},
 }
 """Options that exclude each other, and why."""
 
@@ -74,17 +62,12 @@ def load(
     quantization_check: bool = True,
     inflate: str | Mapping[str, int] | LlamaShape | None = None,
     device_map: str | Mapping[str, Any] | None = None,
-    max_memory: Mapping[Any, Any] | None = None,
     tensor_parallel: bool | int | None = None,
     adapter: str | None = None,
     adapters: Sequence[str] = (),
     **options: Any,
 ) -> Loaded:
-    """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``.
-
-    Raises:
-        ValueError: The model cannot be found, loaded, inflated or quantized.
-    """
+    """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``."""
     if quantization is not None:
         check_quantization(quantization)
     if inflate is not None:
@@ -100,8 +83,6 @@ def load(
         config_of(folder)
     if device_map is not None:
         check_device_map(device_map)
-    elif max_memory is not None:
-        raise ValueError("max_memory limits what device_map='auto' gives to a device: give that too")
     # The device whose arithmetic counts: the one that was asked for, or the main one of a map.
     where = device_of_map(device_map) if isinstance(device_map, Mapping) else resolve_device(device)
     asked = resolve_dtype(dtype)
@@ -124,7 +105,6 @@ def load(
             options |= parallel.join(size)
         elif device_map is not None:
             options |= {"device_map": device_map if isinstance(device_map, str) else dict(device_map)}
-            options |= {"max_memory": dict(max_memory)} if max_memory is not None else {}
         elif method is not None:  # quantized weights go to their device while they are read; some cannot be moved later
             options["device_map"] = {"": where}
         choice = _choice(asked, getattr(config, "dtype", None) if method is None else None, where)
@@ -139,10 +119,7 @@ def load(
                 model, report = _read(path, dtype=choice.dtype, **options)
         _check_complete(type(model).__name__, report, packed=method is not None)
         if stored is not None and is_spread(model):  # device_map="auto" has found no room on one device
-            raise ValueError(
-                f"it is stored in this project's {stored}, whose layers have to be on one device: give device instead "
-                f"of device_map, or the checkpoint that it was made of"
-            )
+            raise ValueError(f"it is stored in {stored}, whose layers are on one device: give device, not device_map")
         if size == 1 and "device_map" not in options:
             model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
     # A missing package (flash-attn, say) is an ImportError, an option that the model does not have a TypeError; a
@@ -218,10 +195,8 @@ def _check_complete(kind: str, report: Mapping[str, Any], *, packed: bool) -> No
     parts = {"missing": report.get("missing_keys", ()), "of another shape": shapes, "of another model": more}
     wrong = [f"{what}: {listed(sorted(names))}" for what, names in parts.items() if names]
     if wrong:
-        raise ValueError(
-            f"as {kind} {'; '.join(wrong)}; give the files of a whole model as it was saved, and those of a head to "
-            f"its own drafter (eagle, block, mtp, medusa)"
-        )
+        whole = "give the files of a whole model, and those of a head to its own drafter (eagle, block, mtp, medusa)"
+        raise ValueError(f"as {kind} {'; '.join(wrong)}; {whole}")
 
 
 def listed(names: Sequence[str]) -> str:

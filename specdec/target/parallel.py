@@ -31,28 +31,24 @@ def check_processes(tensor_parallel: Any) -> int:
 
     True stands for all processes. None, False and 1 mean that every process has the whole model.
     """
-    if tensor_parallel is None or tensor_parallel is False:
-        return 1
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    wanted = started
+    started = wanted = int(os.environ.get("WORLD_SIZE", "1"))
     if tensor_parallel is not True:
-        wanted = whole("tensor_parallel", tensor_parallel, least=1, remedy="give the number of processes, or True")
-    if wanted == 1 and tensor_parallel is not True:
-        return 1
+        given = 1 if tensor_parallel is None or tensor_parallel is False else tensor_parallel
+        wanted = whole("tensor_parallel", given, least=1, remedy="give the number of processes, or True")
+        if wanted == 1:
+            return 1
     missing = next((name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ), None)
     if wanted == 1 or wanted != started or missing is not None:
         there = f"{missing} is not set" if wanted == started > 1 else f"the number of processes is {started}"
-        number = max(wanted, 2)
-        raise ValueError(
-            f"tensor_parallel={tensor_parallel}: {there}; start the program with torchrun --nproc-per-node {number}"
-        )
+        start = f"start the program with torchrun --nproc-per-node {max(wanted, 2)}"
+        raise ValueError(f"tensor_parallel={tensor_parallel}: {there}; {start}")
     return wanted
 
 
 def check_shares(config: PreTrainedConfig, size: int) -> None:
     """Refuse a model that cannot be split into so many equal shares."""
     if stored_scheme(config) is not None:
-        raise ValueError("it is quantized by this project, and tensor_parallel cannot split that: load its checkpoint")
+        raise ValueError("it is quantized by this project, which tensor_parallel cannot split: load its checkpoint")
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None)
     if not plan:
@@ -96,10 +92,9 @@ def accelerator() -> str:
 class Agreement:
     """Keeps processes that share a model in step: what the first of them decides counts for all.
 
-    All play the round with the same random numbers and the same bits, unless a kernel is not deterministic. One token
-    of difference would give them trees and lengths of their own, and their next common forward would hang. So the first
-    process sends three small things in every round: the tree before it is verified, the verdict, and what the host is
-    told. What stays apart (q, hidden states, a drafter's cache) decides nothing.
+    All play the round with the same numbers, unless a kernel is not deterministic. One token of difference would give
+    them trees of their own, and their next common forward would hang. So the first process sends the tree before it is
+    verified, the verdict, and what the host is told.
 
     Args:
         group: The processes, a group of ``torch.distributed``; None for a model that this process has for itself.
@@ -120,16 +115,10 @@ class Agreement:
         """
         if not self.shared:
             return tree
-        if fixed:
-            parents = [] if tree.is_static else [tree.parents]
-            tokens, valid, *parents = self.on_numbers(torch.stack([tree.tokens, tree.valid.long(), *parents]))
-            topology = tree.topology
-            if parents:
-                bounds = {"max_depth": tree.max_depth, "max_children": tree.max_children}
-                topology = Topology.from_parents(parents[0], **bounds)
-            return tree if self._leads else replace(tree, tokens=tokens, valid=valid.bool(), topology=topology)
-        bounds = torch.tensor([tree.width, tree.max_depth, tree.max_children], device=tree.tokens.device)
-        width, depth, children = self.on_numbers(bounds).tolist()
+        width, depth, children = tree.width, tree.max_depth, tree.max_children
+        if not fixed:
+            sizes = torch.tensor([width, depth, children], device=tree.tokens.device)
+            width, depth, children = self.on_numbers(sizes).tolist()
         mine = torch.stack([tree.tokens, tree.parents, tree.valid.long()])
         if self._leads:
             self.on_numbers(mine)
@@ -138,7 +127,9 @@ class Agreement:
         valid = valid.bool()
         if width != tree.width:
             return DraftTree.build(tokens, parents, valid=valid, max_depth=depth, max_children=children)
-        topology = Topology.from_parents(parents, max_depth=depth, max_children=children)
+        topology = tree.topology
+        if not (fixed and tree.is_static):
+            topology = Topology.from_parents(parents, max_depth=depth, max_children=children)
         return replace(tree, tokens=tokens, topology=topology, valid=valid)
 
     def on_verdict(self, verdict: Verdict) -> Verdict:
@@ -160,7 +151,3 @@ class Agreement:
         sent = (numbers.long() if marks else numbers).clone(memory_format=torch.contiguous_format)
         torch.distributed.broadcast(sent, group=self._group, group_src=0)
         return sent.bool() if marks else sent
-
-
-ALONE = Agreement()
-"""How a process agrees with itself."""

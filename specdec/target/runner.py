@@ -29,7 +29,7 @@ class ModelRunner:
     """A model, its KV cache, and the one forward that decoding needs.
 
     The model's own code is used unchanged: it is given a cache object that stores keys and values in our layout,
-    complete masks, and explicit position ids. Settings that are switched for a forward are switched back after it.
+    complete masks, and explicit position ids.
 
     Args:
         model: A loaded causal LM.
@@ -38,8 +38,7 @@ class ModelRunner:
         max_nodes: The largest number of drafted nodes in a tree.
         attention: Name of a backend (``specdec.attention``), or ``"auto"`` for the first one that the model takes.
         optimize: Use the device's fastest executor (``specdec.execution``); False runs the model's own code throughout.
-        kv_cache: ``"int8"`` or ``"fp8"`` stores keys and values in one byte per number (``specdec.cache.formats``),
-            which changes the model's distribution a little; None stores them in the model's dtype.
+        kv_cache: ``"int8"`` or ``"fp8"`` stores keys and values in one byte per number (``specdec.cache.formats``).
         paging: The size and the number of the cache's pages; None for a row per slot.
         invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower.
         adapters: The adapters beside the model's weights; None if there are none.
@@ -50,9 +49,8 @@ class ModelRunner:
         agreement: Keeps the processes that share the model in step.
 
     Raises:
-        ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
-            and the reason), it has fewer positions than ``max_length``, the cache does not fit into memory, or an
-            invariant model was asked for and a trial shows that this one is not.
+        ValueError: An argument is out of its range, the model cannot be supported (with its type and the reason), or
+            the cache does not fit into memory.
     """
 
     def __init__(
@@ -76,10 +74,7 @@ class ModelRunner:
         max_nodes = whole("max_nodes", max_nodes, least=0)
         optimize, self.invariant = flag("optimize", optimize), flag("invariant", invariant)
         if self.invariant and attention != "auto":
-            raise ValueError(
-                f"attention={attention!r} with invariant=True, which computes attention in a way of its own: "
-                f"leave attention at 'auto'"
-            )
+            raise ValueError(f"attention={attention!r}: invariant=True computes attention in its own way; leave it out")
         check_format(kv_cache)
         self.model, self.kv_cache, self._adapters = model, kv_cache, adapters
         with torch.inference_mode(False):
@@ -98,7 +93,8 @@ class ModelRunner:
             self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)
             self.agreement = Agreement(group_of(model))
             self._version = 0
-            self._settle()
+            if isinstance(self.executor, InvariantExecutor):
+                settle(self.executor)
 
     @property
     def vocab_size(self) -> int:
@@ -108,11 +104,6 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         return self.facts.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The bytes of KV cache per position and slot."""
-        return self.cache.bytes_per_position
 
     @property
     def version(self) -> int:
@@ -126,15 +117,6 @@ class ModelRunner:
         with self._lock:
             self._look()
             return weights_read(self.model, self.executor.copies())
-
-    def weight_bytes(self) -> int:
-        """Return the bytes of ``weights_read``."""
-        return self.weights_read().bytes
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """The bytes that a forward of one token reads per weight."""
-        return self.weights_read().bytes_per_weight
 
     def run(self, batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
         """Run one forward, which leaves the keys and values of its nodes in the runner's cache, or in another one.
@@ -195,16 +177,11 @@ class ModelRunner:
         if (self.model.dtype, device) != (before.dtype, before.device):
             raise ValueError(f"{changed}, and moved to {self.model.dtype} on {device}: build a new engine")
         facts = find(self.model, attention=self.attention_name).facts
-        missing = {layer for layer, shape in facts.layers.items() if before.layers.get(layer) != shape}
-        if missing or facts.indexers != before.indexers or facts.vocab_size != before.vocab_size:
-            no_longer = "its cache no longer fits (other layers, heads or vocabulary)"
-            raise ValueError(f"{changed}, and {no_longer}: build a new engine")
+        other = any(before.layers.get(layer) != shape for layer, shape in facts.layers.items())
+        if other or (facts.indexers, facts.vocab_size) != (before.indexers, before.vocab_size):
+            raise ValueError(f"{changed}, and its cache no longer fits: build a new engine")
         self.facts = facts
         self.executor.read_again(facts)
         self._version += 1
-        self._settle()
-
-    def _settle(self) -> None:
-        """Try whether an invariant executor keeps its promise for this model."""
         if isinstance(self.executor, InvariantExecutor):
             settle(self.executor)

@@ -9,16 +9,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""How SentencePiece vocabularies name the token of a single byte."""
-_SPACE = "\u2581"
-"""How they write a space."""
-_PIECE = re.compile(r"\s*\S+|\s+")
-"""A word with the white space before it: tokens hardly ever go beyond its end."""
-_LETTER = "a"
-"""Stands before a piece from the middle of a text, so that it is not taken for the beginning of one."""
-_PIECES = 1 << 16
-"""The pieces whose tokens are remembered."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how SentencePiece vocabularies name the token of a single byte
+_SPACE = "\u2581"  # how they write a space
+_PIECE = re.compile(r"\s*\S+|\s+")  # a word with the white space before it: tokens hardly ever go beyond its end
+_LETTER = "a"  # stands before a piece from the middle of a text, so that it is not taken for the beginning of one
+_PIECES = 1 << 16  # whose tokens are remembered
 
 
 def token_bytes(tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
@@ -55,8 +50,7 @@ class Spelling:
 
     Attributes:
         bytes: The text of every token inside a longer text; empty for special tokens, and for ids that are none.
-        tokens: The token of a text that one token spells. Of several it is the one that is no byte token, then the
-            lowest.
+        tokens: The token of a text that one token spells; of several one that is no byte token, then the lowest.
         special: The special tokens by their names.
     """
 

@@ -34,8 +34,6 @@ class Target:
         eos_token_ids: The EOS tokens of the generation config, the model's config and the tokenizer.
         vocab_size: The width of the logits, padding included.
 
-    Raises:
-        ValueError: The model or the tokenizer is something else, such as a name (``from_pretrained`` takes those).
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class Target:
         quantization_check: bool = True,
         inflate: str | Mapping[str, int] | LlamaShape | None = None,
         device_map: str | Mapping[str, Any] | None = None,
-        max_memory: Mapping[Any, Any] | None = None,
         tensor_parallel: bool | int | None = None,
         tokenizer: str | None = None,
         adapter: str | None = None,
@@ -83,34 +80,26 @@ class Target:
         """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
 
         Args:
-            name_or_path: What ``AutoModelForCausalLM.from_pretrained`` takes, or ``bundled/…``. A quantized model that
-                was saved with ``save_pretrained`` is quantized again.
+            name_or_path: What ``AutoModelForCausalLM.from_pretrained`` takes, or ``bundled/…``.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``; or ``"auto"`` for the checkpoint's own where the
                 machine has native arithmetic for it, and the fastest that it has otherwise (``dtype_reason`` says).
             device: ``"auto"`` for the GPU if there is one.
-            quantization: ``"int8"``, ``"int4"`` or another name of ``specdec/quantization``; None leaves the weights
-                as they are. The target is the quantized model then: outputs follow its distribution.
+            quantization: A name of ``specdec/quantization``, such as ``"int8"``: the target is that quantized model.
             quantization_check: Refuse a scheme that is not faster than full precision on the device.
             inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers). The model then costs what that
                 shape costs and computes what it computes now (``specdec/inflate.py``).
-            device_map: ``"auto"`` spreads the layers over all GPUs, then the CPU's memory, then the disk; a dict says
-                which module goes where (``{"model.layers.0": 0, …, "lm_head": "cpu"}``). Not together with ``device``.
-            max_memory: With ``device_map="auto"``, what every device may be given: ``{0: "20GiB", "cpu": "60GiB"}``.
-            tensor_parallel: The number of processes that share the model, each with a part of every layer; they are
-                started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
-            tokenizer: A folder or a name on the hub with a tokenizer, for a model that comes without one; None for its
-                own. A folder that has no file of a tokenizer gives a target that takes and returns token ids.
+            device_map: ``"auto"`` spreads the layers over all devices; a dict says which module goes where
+                (``{"model.layers.0": 0, …, "lm_head": "cpu"}``). Not together with ``device``.
+            tensor_parallel: The number of processes that share the model, which torchrun has started; True for all.
+            tokenizer: A folder or a name on the hub with a tokenizer, for a model that comes without one. Without any,
+                the target takes and returns token ids.
             adapter: A folder or a name on the hub with a LoRA adapter (peft's layout), to be merged into the weights.
             adapters: Such adapters by names of your choice, among which every request chooses.
-            **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
-                ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
-
-        Raises:
-            ValueError: The model cannot be found, loaded, inflated or quantized.
+            **kwargs: Passed on to the model's ``from_pretrained``; ``HUB_OPTIONS`` also to the tokenizer's.
         """
         loaded = load(
             name_or_path, dtype=dtype, device=device, quantization=quantization, quantization_check=quantization_check,
-            inflate=inflate, device_map=device_map, max_memory=max_memory, tensor_parallel=tensor_parallel,
+            inflate=inflate, device_map=device_map, tensor_parallel=tensor_parallel,
             adapter=adapter, adapters=tuple((adapters or {}).values()), **kwargs,
         )  # fmt: skip
         found = find_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
@@ -141,7 +130,7 @@ class Target:
 
     @property
     def bytes_per_weight(self) -> float:
-        """The bytes per weight as stored: 2 in bfloat16, little more than 1 in int8; an engine may read fewer."""
+        """The bytes per weight as stored; an engine may read fewer."""
         return weights_read(self.model).bytes_per_weight
 
     @property

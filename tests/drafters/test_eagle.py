@@ -251,7 +251,7 @@ def test_a_head_drafts_in_fewer_bits_and_the_output_is_the_targets(name: str) ->
         with Engine(Target(model), drafter, TargetWalkVerifier(), max_length=64) as engine:
             assert engine.generate([[1, 2, 3, 4]], sampling)[0].token_ids == wanted
             (runner,) = [each for each in engine.session.models if isinstance(each, ModelRunner)]  # type: ignore[union-attr]
-            sizes[quantization] = runner.weight_bytes()
+            sizes[quantization] = runner.weights_read().bytes
     assert sizes[name] < 0.6 * sizes[None]  # norms and a bias stay in 32 bits
     assert type(model.lm_head) is torch.nn.Linear and head.lm_head is None
     assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())

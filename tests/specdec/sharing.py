@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     found["key heads"] = engine.runner.facts.layers[0].key_heads
     found["executor"] = type(engine.runner.executor).__name__
     found["recorded"] = engine._rounds.recorder.recordings is not None
-    found["bytes"] = engine.runner.weight_bytes()
+    found["bytes"] = engine.runner.weights_read().bytes
     found["together"] = every(shared, CASES)
     found["in int8"] = [outputs(shared, name, 0.0, kv_cache="int8") for name in ("plain", "ngram")]
     try:

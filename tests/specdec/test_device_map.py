@@ -217,7 +217,6 @@ def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -
         ({"device_map": {"": 7}}, "device_map.''.=7"),
         ({"device_map": "auto", "device": "cpu"}, "device='cpu' and device_map"),
         ({"device_map": "auto", "quantization": "int8"}, "quantization='int8'"),
-        ({"max_memory": {0: "1GiB"}}, "max_memory"),
     ],
 )
 def test_maps_that_cannot_be(folder: str, options: dict[str, Any], message: str) -> None:

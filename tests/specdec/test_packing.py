@@ -137,11 +137,11 @@ def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> Non
     assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in layers)
     other = [each.numel() for each in model.parameters() if each not in copied]  # norms, and what is too small
     assert model.get_input_embeddings().weight in copied
-    assert runner.weight_bytes() == 2 * sum(weight.numel() for weight in copied) + 4 * sum(other)
+    assert runner.weights_read().bytes == 2 * sum(weight.numel() for weight in copied) + 4 * sum(other)
     plain = ModelRunner(model, **size, optimize=False)
-    assert plain.weight_bytes() == 4 * model.num_parameters()
-    assert plain.bytes_per_weight == Target(model).bytes_per_weight == 4.0
-    assert 2.0 < runner.bytes_per_weight < 2.1
+    assert plain.weights_read().bytes == 4 * model.num_parameters()
+    assert plain.weights_read().bytes_per_weight == Target(model).bytes_per_weight == 4.0
+    assert 2.0 < runner.weights_read().bytes_per_weight < 2.1
 
 
 def program_of(call: Callable[..., Sequence[Tensor]], *inputs: Tensor, joint: Joint = lambda packed: None) -> Program:

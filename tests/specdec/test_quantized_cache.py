@@ -189,10 +189,11 @@ def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, a
 
 def test_bytes_are_known_and_checked_against_memory_and_names_before_any_work() -> None:
     runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, kv_cache="int8")
-    assert runner.bytes_per_token == 4 * 2 * 2 * (8 + 4)  # layers x (K and V) x kv heads x (head_dim codes, a float32)
+    # Layers x (K and V) x kv heads x (head_dim codes, a float32).
+    assert runner.cache.bytes_per_position == 4 * 2 * 2 * (8 + 4)
     cache = runner.cache
     assert cache.quantized
-    assert sum(t.numel() * t.element_size() for t in cache.tensors) == runner.bytes_per_token * cache.positions
+    assert sum(t.numel() * t.element_size() for t in cache.tensors) == runner.cache.bytes_per_position * cache.positions
     shapes, sizes = {0: LayerShape(2, 8, 2, 8, torch.float32)}, {"max_batch_size": 4, "max_nodes": 0}
     with pytest.raises(ValueError, match="68719476736 positions x 48 bytes"):
         Cache(shapes, format=FORMATS["int8"], max_length=2**36, device=torch.device("cpu"), **sizes)

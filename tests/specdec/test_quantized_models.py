@@ -108,10 +108,11 @@ def test_bytes_are_counted(tied: bool) -> None:
     target = Target(quantize(model, "int8"))
     runner = ModelRunner(target.model, max_batch_size=1, max_length=16)
     few = linear + 2 * outputs + 2 * norms
-    assert runner.weight_bytes() == few
+    assert runner.weights_read().bytes == few
     assert target.bytes_per_weight == pytest.approx(few / (linear + norms))
     heads = 1 if tied else 2  # of the models that ``small`` takes
-    assert runner.bytes_per_token == 2 * 2 * heads * 8 * 2  # layers x (K and V) x kv heads x head_dim x bfloat16
+    # Layers x (K and V) x kv heads x head_dim x bfloat16.
+    assert runner.cache.bytes_per_position == 2 * 2 * heads * 8 * 2
 
 
 def test_two_int4_weights_are_in_a_byte() -> None:

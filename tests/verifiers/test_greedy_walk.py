@@ -17,7 +17,7 @@ from specdec.engine.read_back import Decision
 from specdec.engine.round import Mode, judge
 from specdec.host import without_looking
 from specdec.sampling import one_hot
-from specdec.target.parallel import ALONE
+from specdec.target.parallel import Agreement
 from tests.forwards import slots_of
 from tests.launches import counted
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
@@ -146,7 +146,7 @@ class Spelled(TargetWalkVerifier):
 
 def played(rule: Verifier, tree: DraftTree, logits: Tensor, *, observed: bool = False) -> Decision:
     batch = slots_of([[0, int(root)] for root in tree.tokens[:, 0]], vocab_size=logits.shape[2])
-    return judge(Mode(verifier=rule), batch, ALONE, observed, tree, logits)
+    return judge(Mode(verifier=rule), batch, Agreement(), observed, tree, logits)
 
 
 @pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(3, 2, 1)], ids=repr)
@@ -203,7 +203,7 @@ def test_a_greedy_round_makes_no_table_over_the_vocabulary() -> None:
         mode = Mode(verifier=rule)
         _ = tree.ancestors, tree.depth  # the attention of the verify forward reads them first
         with without_looking(), counted() as work, _Bytes() as memory:
-            judge(mode, batch, ALONE, False, tree, logits)
+            judge(mode, batch, Agreement(), False, tree, logits)
         assert (memory.most < logits.numel()) is small  # a byte per entry
         assert work.synchronizations == 0
         assert (work.launches < 70) is small

@@ -64,7 +64,7 @@ def test_a_drafters_cache_is_its_own_and_has_its_largest_window() -> None:
         return drafter_cache(Engine(Target(tiny_model()), drafter, RejectionVerifier(), **SIZES))
 
     sliding, full = (ModelDrafter(tiny_model(f"mistral_{kind}"), 2) for kind in ("sliding", "full"))
-    bytes_each = Engine(Target(tiny_model("mistral_full")), **SIZES).runner.bytes_per_token
+    bytes_each = Engine(Target(tiny_model("mistral_full")), **SIZES).runner.cache.bytes_per_position
     assert cache(sliding) == {"bytes_per_position": bytes_each, "window": 7}
     assert cache(full) == {"bytes_per_position": bytes_each, "window": None}
     assert cache(NGramDrafter()) == {"bytes_per_position": 0, "window": None}

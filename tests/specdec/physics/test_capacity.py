@@ -182,7 +182,7 @@ def test_an_engine_allocates_what_is_planned(model_type: str, kv_cache: str | No
     served = Served(shape=read_shape(config), precision=precision, drafted=NODES)
     memory = served.memory(rows=ROWS, length=LENGTH)
     assert memory.kv + memory.scratch == sum(tensor.nbytes for tensor in runner.cache.tensors)
-    assert kv_bytes_per_position(served.shape, precision) == runner.bytes_per_token
+    assert kv_bytes_per_position(served.shape, precision) == runner.cache.bytes_per_position
     matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and not name.endswith("bias")]
     assert memory.weights == sum(p.numel() * p.element_size() for p in matrices)
 
