@@ -20,8 +20,8 @@ from experiments.results.runs import find_folders
 from experiments.session.assembly import encode_warmup
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
-from experiments.tracing.draft_sets import DraftSet, find_drafts
 from experiments.tracing.rates import record
+from experiments.tracing.scoring import DraftSet, find_drafts
 from specdec.drafting.best_shapes import best_shapes, fastest
 from specdec.drafting.costs import RoundCosts
 from specdec.engine.engine import Engine

@@ -14,9 +14,7 @@ from experiments.results.origin import read_manifest
 from experiments.results.rows import Row
 from experiments.results.runs import find_folders
 from experiments.results.statistics import Bootstrap
-from experiments.tracing.draft_sets import find_drafts
-from experiments.tracing.figures import RAN, figures, orderings
-from experiments.tracing.scoring import score
+from experiments.tracing.scoring import RAN, figures, find_drafts, score
 from experiments.tracing.trace import FOLDER, shards
 from specdec.interfaces import Verifier
 
@@ -42,19 +40,15 @@ def replay_runs(
     """
     manifests = [read_manifest(folder) for folder in folders]
     done: list[Row] = []
-    scored = []
     for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
         parts = [part for part in settings if not part.startswith("sampling.temperature=")]
         ran = build(OmegaConf.create({"verifier": manifest["config"]["verifier"]}), "verifier")
         for drafts in find_drafts(folder, parts, ran):
-            scores, bound = score(drafts, {**rules, RAN: ran})
-            scored += [found for found in scores if found.rule != RAN]
-            done += figures(drafts, scores, bound, baseline=baseline, bootstrap=bootstrap)
+            done += figures(score(drafts, {**rules, RAN: ran}), baseline=baseline, bootstrap=bootstrap)
     done.sort(key=lambda row: row["temperature"])
     if all(row["refused"] for row in done):
         raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0]['refused']}")
-    found = orderings(scored, bootstrap)
-    report_replay(done, found, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
+    report_replay(done, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
     return done
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,10 @@ class Accepted:
             ValueError: There is no trace, none of this method among several, or it is of several temperatures.
         """
         traced: dict[tuple[str, float], dict[tuple[Any, ...], dict[int, tuple[int, list[int]]]]] = {}
-        for shard in read_trace(folder, tables=False):
-            for row, key in enumerate(shard.keys):
-                levels = np.bincount(shard.depths(row), minlength=1)[1:].tolist()
-                rounds = traced.setdefault((key.method, key.temperature), {})
-                rounds.setdefault((key.prompt, key.turn, key.sample), {})[key.round] = key.accepted, levels
+        for one in chain.from_iterable(read_trace(folder, tables=False)):
+            key, levels = one.key, np.bincount(one.depths, minlength=1)[1:].tolist()
+            rounds = traced.setdefault((key.method, key.temperature), {})
+            rounds.setdefault((key.prompt, key.turn, key.sample), {})[key.round] = key.accepted, levels
         methods = {name for name, _ in traced}
         wanted = [rounds for (name, _), rounds in traced.items() if name == method or methods == {name}]
         if len(wanted) != 1:

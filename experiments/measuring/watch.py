@@ -100,7 +100,6 @@ def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int
                 prompt=job.prompt.id,
                 turn=job.turn,
                 sample=job.sample,
-                category=job.prompt.category,
                 round=request.rounds,
                 accepted=accepted,
                 expected_accepted=expected,

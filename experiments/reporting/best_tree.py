@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.reporting import style, terminal
 from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Col, Table
-from experiments.results.rows import Row, ends
+from experiments.results.rows import Row
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
@@ -75,28 +75,25 @@ def written_shape(shape: TreeShape) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _rates(optimized: Optimized, bootstrap: Bootstrap) -> list[Row]:
-    """A row per depth and rank: the rate, its interval, and on how many nodes it was measured."""
-    recorded, rates = optimized.recorded, optimized.rates
-    offered = recorded.offered.sum(0)
+def _rates(optimized: Optimized) -> list[Row]:
+    """A row per depth and rank: the rate, and on how many nodes it was measured."""
+    rates, offered = optimized.rates, optimized.recorded.offered.sum(0)
     return [
         {"depth": depth, "rank": rank, "rate": float(rate), "nodes": float(offered[depth - 1, rank])}
-        | ends("rate", recorded.rate_interval(depth, rank, bootstrap))
         for depth in range(1, rates.max_depth + 1)
         for rank, rate in enumerate(rates.at(depth))
     ]
 
 
-def rates_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
+def rates_table(optimized: Optimized) -> Table:
     """A row per depth and rank of siblings."""
     return Table.of(
-        _rates(optimized, bootstrap),
+        _rates(optimized),
         [Col(name, name, form) for name, form in {"depth": "d", "rank": "d", "rate": ".3f", "nodes": ".0f"}.items()],
         title=f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank",
         notes=[
             "the share of accepted nodes of the depth above (nodes) whose child of this rank was accepted, drawn a "
-            f"little to the rank's average; its interval at {bootstrap.confidence:.0%} over "
-            f"{len(optimized.recorded.prompts)} prompts"
+            "little to the rank's average"
         ],
         section=lambda row: row["depth"],
     )
@@ -151,14 +148,15 @@ def remarks(optimized: Optimized) -> list[str]:
 
 def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
     """Print the rates, the sizes and the best tree, and write it as an option of ``tree=``, figures and pictures."""
-    terminal.show(console, rates_table(optimized, bootstrap), sizes_table(optimized))
-    terminal.say(console, *remarks(optimized))
+    terminal.show(console, rates_table(optimized), sizes_table(optimized))
+    name, shape = f"T{optimized.temperature:g}", optimized.best.shape
+    interval = optimized.recorded.tokens_interval(shape, bootstrap)
+    over = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
+    tokens = f"{optimized.best.tokens:.2f}{over} tokens per round predicted at T={optimized.temperature:g}"
+    terminal.say(console, *remarks(optimized), f"{tokens}; intervals at {bootstrap.confidence:.0%} over prompts")
     terminal.say(console, optimized.advice)
     if optimized.pays:
-        shape = written_shape(optimized.best.shape)
-        console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
-    name, shape = f"T{optimized.temperature:g}", optimized.best.shape
-    tokens = f"{optimized.best.tokens:.2f} tokens per round predicted at T={optimized.temperature:g}"
+        console.print(f"'drafter.shape={written_shape(shape)}'", highlight=False, markup=False, soft_wrap=True)
     comments = [
         about,
         f"{shape.num_nodes} nodes, {shape.max_depth} deep: {tokens}.",
@@ -168,10 +166,10 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
     lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {written_shape(shape)}"]
     written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines) + "\n"})
     written += [tree_plot(optimized, out / f"{name}_tree.png", about)]
-    terminal.list_written(console, [*written, *_write_figures(optimized, out, bootstrap, about)])
+    terminal.list_written(console, [*written, *_write_figures(optimized, out, about)])
 
 
-def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> list[Path]:
+def _write_figures(optimized: Optimized, out: Path, about: str) -> list[Path]:
     recorded = optimized.recorded
 
     def listed(shape: TreeShape) -> Any:
@@ -184,7 +182,7 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
         "prompts": len(recorded.prompts),
         "recorded_shape": listed(recorded.shape),
         "tokens_per_round_recorded": recorded.tokens,
-        "rates": _rates(optimized, bootstrap),
+        "rates": _rates(optimized),
         "planned": [{"tokens": planned.tokens, "shape": listed(planned.shape)} for planned in optimized.planned],
         "best": listed(optimized.best.shape),
         "speedup": optimized.speedup(optimized.best),

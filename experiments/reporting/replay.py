@@ -11,7 +11,7 @@ import pandas
 from experiments.reporting import style
 from experiments.reporting.columns import T, lossiness
 from experiments.reporting.formats import csv_text, document, publish
-from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
+from experiments.reporting.table import NOTHING, Cell, Col, Table, words
 from experiments.results.comparison import commit_of
 from experiments.results.lossless import promises_exact
 from experiments.results.rows import Row, family
@@ -31,7 +31,6 @@ BOUND = (
 
 def report_replay(
     done: Sequence[Row],
-    found: Sequence[Row],
     out: Path,
     *,
     baseline: str,
@@ -42,15 +41,15 @@ def report_replay(
     first = manifests[0]
     title = f"{first['target']['name']} ({first['dtype']}) on {first['device']}, {first['prompts']} prompts"
     notes, asked = [CONTEXTS, BOUND, *remarks(done)], [row for row in done if row["refused"] is None]
-    tables = [replay_table(asked, title, confidence), *([ordering_table(found, confidence)] if found else [])]
+    table = replay_table(asked, title, confidence)
     commits = ", ".join(sorted({commit_of(manifest) for manifest in manifests}))
     about = f"{title}; intervals at {confidence:.0%} over prompts."
     publish(
         out,
         "replay",
-        tables=tables,
-        document=document(about, *tables, notes, f"Drafts made at commit {commits}."),
-        figures={"title": title, "notes": notes, "rows": done, "orderings": found},
+        tables=[table],
+        document=document(about, table, notes, f"Drafts made at commit {commits}."),
+        figures={"title": title, "notes": notes, "rows": done},
         said=notes,
         more={"replay.csv": csv_text(pandas.DataFrame(asked))},
         drawn=lambda: [gain_plot(asked, out / "replay.png", title, baseline=baseline)],
@@ -78,21 +77,6 @@ def replay_table(rows: Sequence[Row], title: str, confidence: float) -> Table:
     ]
     title = f"Rules on identical drafts: {title}"
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: (row["temperature"], row["drafts"]))
-
-
-def ordering_table(found: Sequence[Row], confidence: float) -> Table:
-    """A row per published ordering and drafts."""
-
-    def verdict(row: Row) -> Cell:
-        return Cell(row["verdict"], emphasis=Emphasis.MISSED if row["verdict"] == "REVERSED" else Emphasis.NONE)
-
-    texts = [words("drafts", "drafts"), words("ordering", "name")]
-    return Table.of(
-        found,
-        [T, *texts, Col("difference", "difference", "+.3f"), words("", verdict)],
-        title="Published orderings",
-        notes=[f"differences of accepted tokens per round, paired, at {confidence:.0%}"],
-    )
 
 
 def remarks(done: Sequence[Row]) -> list[str]:

@@ -133,11 +133,6 @@ def throughput_ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.fl
     return ratio_of_sums(*columns[:2], axis=axis) / ratio_of_sums(*columns[2:], axis=axis)
 
 
-def difference_of_means(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.floating:
-    """The mean of all values on one side less the mean on the other, from each side's sums and counts by prompt."""
-    return ratio_of_sums(*columns[:2], axis=axis) - ratio_of_sums(*columns[2:], axis=axis)
-
-
 def mean_of_all(values: Sequence[float | None] | pandas.Series) -> float | None:
     """The mean; None if any value is unknown, because a mean over the others would flatter, or if there is none."""
     known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)

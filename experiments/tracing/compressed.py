@@ -1,13 +1,12 @@
 """Trees and tables of a round, compressed: all that a rule needs to be asked again, for any size of vocabulary.
 
 Every node keeps its most probable tokens, under p and under q, with their exact probabilities, and the tokens that were
-drafted below it. All other tokens become **one more token**, with what is left of p and of q. So the tables still sum
-to one, and a rule takes them as they are. Tokens are kept until what is left of p, and of q, is at most ``dropped``
-times the total variation between p and q (``dropped`` itself, where there is no q). It is measured against the total
-variation because a rejected token's residual is divided by it: where p and q are nearly equal, little may be dropped.
+drafted below it. All other tokens become **one more token**, with what is left of p and of q. Tokens are kept until
+what is left of p, and of q, is at most ``dropped`` times the total variation between p and q (``dropped`` itself, where
+there is no q), because a rejected token's residual is divided by it.
 
 What this changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
-gives exactly what it would give on uncompressed tables for a slightly different target p'. This p' equals p on the kept
+gives exactly what it would give on uncompressed tables for a slightly different target p', which equals p on the kept
 tokens and is proportional to q on the others, so its total variation to p is at most ``dropped``, at every node. A
 single chain under rejection sampling is not changed at all. Rules that look at the entropy or the ranks of p (lossy
 ones) see one token in the place of the merged ones.
@@ -60,20 +59,17 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
             (a drafter that goes on to its leaves).
         dropped: See above; 0 keeps every token that has any probability.
     """
-    p, q, valid = target_probs, tree.draft_probs, tree.valid
-    batch, nodes, vocab = p.shape
-    most = torch.full_like(p[..., :1], dropped)
+    p, valid = target_probs, tree.valid
+    batch, _, vocab = p.shape
     drafted = valid & (tree.parents >= 0)
-    has_q = torch.zeros_like(valid)
-    if q is not None:
-        q = q.to(p.dtype)
-        drawn = drafted & (tree.law != DraftSampling.DETERMINISTIC) & (tree.law != DraftSampling.COUPLED)
-        has_q = torch.zeros_like(tree.parents).scatter_add(1, tree.parents.clamp(min=0), drawn.long()) > 0
-        has_q |= ((q.sum(-1) - 1).abs() < 1e-3) & (q >= 0).all(-1)
-        q = torch.where(has_q[..., None], q, 0.0)
-        most = torch.where(has_q[..., None], 0.5 * dropped * (p - q).abs().sum(-1, keepdim=True), dropped)
+    drawn = drafted & (tree.law != DraftSampling.DETERMINISTIC) & (tree.law != DraftSampling.COUPLED)
+    has_q = torch.zeros_like(tree.parents).scatter_add(1, tree.parents.clamp(min=0), drawn.long()) > 0
+    q = torch.zeros_like(p) if tree.draft_probs is None else tree.draft_probs.to(p.dtype)
+    has_q |= ((q.sum(-1) - 1).abs() < 1e-3) & (q >= 0).all(-1)
+    q = torch.where(has_q[..., None], q, 0.0)
+    most = torch.where(has_q[..., None], 0.5 * dropped * (p - q).abs().sum(-1, keepdim=True), dropped)
     keep = _top(p, most)
-    if q is not None:
+    if tree.draft_probs is not None:
         keep |= _top(q, most)
     entry = (tree.parents.clamp(min=0) * vocab + tree.tokens).where(drafted, 0)
     first = keep[:, 0, 0].clone()
@@ -81,26 +77,17 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
     keep[:, 0, 0] = first | ((entry == 0) & drafted).any(1)  # where the rest was sent
     keep &= valid[..., None]
 
-    def rest(probs: Tensor) -> np.ndarray:
-        return probs.masked_fill(keep, 0).sum(-1).cpu().numpy().astype(np.float32)
+    def rest(probs: Tensor, known: Tensor, otherwise: float) -> np.ndarray:
+        return torch.where(known, probs.masked_fill(keep, 0).sum(-1), otherwise).float().cpu().numpy()
 
-    def kept(probs: Tensor) -> np.ndarray:
-        return probs[keep].float().cpu().numpy()
-
-    rest_p = np.where(valid.cpu().numpy(), rest(p), 0).astype(np.float32)
-    no_q = np.full((batch, nodes), -1, dtype=np.float32)
-    ids = keep.nonzero()[:, 2].cpu().numpy()
     return Packed(
-        tokens=tree.tokens.cpu().numpy(),
-        parents=tree.parents.cpu().numpy(),
-        valid=valid.cpu().numpy(),
-        law=tree.law.cpu().numpy(),
+        **{name: getattr(tree, name).cpu().numpy() for name in ("tokens", "parents", "valid", "law")},
         counts=keep.sum(-1).cpu().numpy(),
-        ids=ids,
-        p=kept(p),
-        q=np.zeros(len(ids), dtype=np.float32) if q is None else kept(q),
-        rest_p=rest_p,
-        rest_q=no_q if q is None else np.where(has_q.cpu().numpy(), rest(q), no_q),
+        ids=keep.nonzero()[:, 2].cpu().numpy(),
+        p=p[keep].float().cpu().numpy(),
+        q=q[keep].float().cpu().numpy(),
+        rest_p=rest(p, valid, 0.0),
+        rest_q=rest(q, has_q, -1.0),
     )
 
 
@@ -127,16 +114,15 @@ def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]
     parent = np.arange(batch)[:, None] * nodes + packed.parents.clip(min=0)
     found = np.searchsorted(of * most + packed.ids, parent * most + packed.tokens)
     drafted = packed.valid & (packed.parents >= 0)
-    tokens = np.where(drafted, found - starts[parent], 0)
     q = table(packed.q, packed.rest_q) if (packed.rest_q >= 0).any() else None
     tree = DraftTree.build(
-        torch.from_numpy(tokens),
+        torch.from_numpy(np.where(drafted, found - starts[parent], 0)),
         torch.from_numpy(packed.parents.astype(np.int64)),
         valid=torch.from_numpy(packed.valid),
         sampling=torch.from_numpy(packed.law.astype(np.int8)),
         draft_probs=None if q is None else torch.from_numpy(q),
         max_depth=int(_depth(packed.parents)[packed.valid].max()),
-        max_children=_most_children(packed.parents, drafted),
+        max_children=int(np.bincount(parent[drafted], minlength=1).max()),
     )
     return tree, torch.from_numpy(table(packed.p, packed.rest_p))
 
@@ -157,8 +143,3 @@ def _depth(parents: np.ndarray) -> np.ndarray:
         depth = depth + (above >= 0)
         above = np.where(above >= 0, np.take_along_axis(parents, above.clip(min=0), 1), -1)
     return depth
-
-
-def _most_children(parents: np.ndarray, drafted: np.ndarray) -> int:
-    of = np.arange(len(parents))[:, None] * parents.shape[1] + parents.clip(min=0)
-    return int(np.bincount(of[drafted], minlength=1).max()) if drafted.any() else 0

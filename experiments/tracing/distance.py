@@ -10,7 +10,7 @@ drawn in that context. So it is this average that is compared with p.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -27,8 +27,7 @@ REDRAWS = 256
 _MOST_TOKENS = 512  # all others are treated as one token, which hides a little of the distance
 
 
-@dataclass(frozen=True)
-class Distance:
+class Distance(NamedTuple):
     """The distance of a round's first token's distribution from p.
 
     Attributes:
@@ -53,20 +52,18 @@ def first_token_distances(
     p = target_probs[:, 0]
     given = emitted_law(verifier, tree, target_probs)
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    distances = []
     for row in range(len(p)):
         children = [child for child in tree.children[row, 0].tolist() if child >= 0]
         laws = [DraftSampling(int(tree.law[row, child])) for child in children]
-        tokens = [int(tree.tokens[row, child]) for child in children]
         if all(law is DraftSampling.DETERMINISTIC for law in laws):
-            found.append(_distance(given[row], p[row]))
+            distances.append(_distance(given[row], p[row]))
         elif DraftSampling.COUPLED in laws or tree.draft_probs is None:
-            found.append(Distance(None, None))
-        elif len(laws) == 1:
-            found.append(_of_one(verifier, p[row], tree.draft_probs[row, 0], laws[0]))
+            distances.append(Distance(None, None))
         else:
-            found.append(_of_several(verifier, p[row], tree.draft_probs[row, 0], laws, tokens, generator))
-    return found
+            tokens = [int(tree.tokens[row, child]) for child in children]
+            distances.append(_of_sampled(verifier, p[row], tree.draft_probs[row, 0], laws, tokens, generator))
+    return distances
 
 
 def _distance(emitted: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> Distance:
@@ -74,15 +71,7 @@ def _distance(emitted: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> D
     return Distance(0.5 * float((emitted - p).abs().sum()), max(0.0, kl) if math.isfinite(kl) else None)
 
 
-def _of_one(verifier: Verifier, p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], law: DraftSampling) -> Distance:
-    """One sibling: the exact sum over all tokens that it could have been."""
-    p, q, _ = _fewer(p, q, [])
-    tokens = q.nonzero()
-    emitted = _first_level(verifier, p, q, [law], tokens)
-    return _distance((q[tokens] * emitted).sum(0), p)
-
-
-def _of_several(
+def _of_sampled(
     verifier: Verifier,
     p: Float[Tensor, " vocab"],
     q: Float[Tensor, " vocab"],
@@ -90,8 +79,14 @@ def _of_several(
     tokens: list[int],
     generator: torch.Generator,
 ) -> Distance:
-    """Several siblings, drawn again: half of the draws choose the tokens to look at, the other half measures them."""
+    """One sibling: the exact sum over all tokens that it could have been.
+
+    Several are drawn again: half of the draws choose the tokens to look at, the other half measures them.
+    """
     p, q, tokens = _fewer(p, q, tokens)
+    if len(laws) == 1:
+        every = q.nonzero()
+        return _distance((q[every] * _first_level(verifier, p, q, laws, every)).sum(0), p)
     drawn = torch.zeros(REDRAWS, len(laws), dtype=torch.long)
     rows = torch.arange(REDRAWS)
     left = q.expand(REDRAWS, -1).clone()

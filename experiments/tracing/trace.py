@@ -6,7 +6,7 @@ was, what the rule that ran made of it, the draft tree, and p and q at its nodes
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Bool, Float, Int
 
 from experiments.tracing.compressed import DROPPED, Packed, pack
 from specdec.interfaces import Round
@@ -43,7 +44,6 @@ class TraceKey:
     prompt: str
     turn: int
     sample: int
-    category: str
     round: int
     accepted: int
     expected_accepted: float
@@ -67,28 +67,17 @@ _NODES = {
 }
 _KEPT = {"ids": np.int32, "p": np.float32, "q": np.float32}
 _VERSION, _NEWEST = b"specdec.trace.version", b"2"
-_KEYS = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-SCHEMA = pa.schema(
-    [(field.name, _KEYS[field.type]) for field in fields(TraceKey)]
-    + [(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in (_NODES | _KEPT).items()],
-    metadata={_VERSION: _NEWEST},
-)
-"""The columns of a shard: whose round a row is, one value per node, and one per token that was kept at a node."""
 _OF_KEY = [field.name for field in fields(TraceKey)]
 
 
 class TraceWriter:
-    """Writes rounds into a run's folder, shard by shard; a shard has its name when it is complete.
-
-    Attributes:
-        tokens: Ids of all tokens that were drafted, or that are likely under p somewhere.
-    """
+    """Writes rounds into a run's folder, shard by shard; a shard has its name when it is complete."""
 
     def __init__(self, folder: Path, *, dropped: float = DROPPED):
         self.folder, self.dropped = folder / FOLDER, dropped
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
-        self.tokens: set[int] = set()
+        self.tokens: set[int] = set()  # all that were drafted, or that are likely under p somewhere
 
     def add(self, seen: Round, keys: Sequence[TraceKey | None]) -> None:
         """Keep a round.
@@ -119,7 +108,7 @@ class TraceWriter:
         # Floats compress well byte by byte of equal weight, ascending ids as differences.
         encodings = {"ids": "DELTA_BINARY_PACKED", "p": "BYTE_STREAM_SPLIT", "q": "BYTE_STREAM_SPLIT"}
         pq.write_table(
-            pa.Table.from_pydict({name: [row[name] for row in self._rows] for name in SCHEMA.names}, SCHEMA),
+            pa.Table.from_pylist(self._rows).replace_schema_metadata({_VERSION: _NEWEST}),
             part,
             compression="zstd",
             use_dictionary=False,  # which the encodings below exclude
@@ -130,46 +119,47 @@ class TraceWriter:
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
-    """Rows of a trace as they were read.
+class TracedRound:
+    """A row of a trace: a value per node, as in ``Packed``, and one per token that was kept at a node."""
 
-    Attributes:
-        columns: For every list column its flat values, and where each row's values begin.
-    """
+    key: TraceKey
+    tokens: Int[np.ndarray, " node"]
+    parents: Int[np.ndarray, " node"]
+    valid: Bool[np.ndarray, " node"]
+    law: Int[np.ndarray, " node"]
+    counts: Int[np.ndarray, " node"]
+    rest_p: Float[np.ndarray, " node"]
+    rest_q: Float[np.ndarray, " node"]
+    ids: Any = None  # without tables, like p and q
+    p: Any = None
+    q: Any = None
 
-    keys: list[TraceKey]
-    columns: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    @property
+    def width(self) -> int:
+        """Most tokens that were kept at a node."""
+        return int(self.counts.max())
 
-    def packed(self, rows: Sequence[int]) -> Packed:
-        """Some rows as one batch, nodes padded to the most that any has."""
-        sizes = [len(self.of("tokens", row)) for row in rows]
-        padded = {"parents": -1, "rest_q": -1}
-        made: dict[str, np.ndarray] = {}
-        for name, dtype in _NODES.items():
-            made[name] = np.full((len(rows), max(sizes)), padded.get(name, 0), dtype=dtype)
-            for index, (row, size) in enumerate(zip(rows, sizes, strict=True)):
-                made[name][index, :size] = self.of(name, row)
-        for name in _KEPT:
-            made[name] = np.concatenate([self.of(name, row) for row in rows])
-        made["tokens"] = made["tokens"].astype(np.int64)
-        made["parents"] = made["parents"].astype(np.int64)
-        return Packed(**made)
-
-    def width(self, row: int) -> int:
-        """Most tokens that were kept at a node of a row."""
-        return int(self.of("counts", row).max())
-
-    def depths(self, row: int) -> np.ndarray:
-        """Depth of a row's nodes, 0 for those that are not drafted."""
+    @property
+    def depths(self) -> Int[np.ndarray, " node"]:
+        """Depth of the nodes, 0 for those that are not drafted."""
         depths: list[int] = []
-        for parent, valid in zip(self.of("parents", row).tolist(), self.of("valid", row).tolist(), strict=True):
+        for parent, valid in zip(self.parents.tolist(), self.valid.tolist(), strict=True):
             depths.append(depths[parent] + 1 if parent >= 0 and valid else 0)
         return np.array(depths)
 
-    def of(self, name: str, row: int) -> np.ndarray:
-        """A row's part of a column."""
-        values, offsets = self.columns[name]
-        return values[offsets[row] : offsets[row + 1]]
+
+def packed(rounds: Sequence[TracedRound]) -> Packed:
+    """Return some rounds as one batch, nodes padded to the most that any has."""
+    most = max(len(traced.tokens) for traced in rounds)
+    padding = {"parents": -1, "rest_q": -1}
+
+    def column(name: str) -> np.ndarray:
+        rows = [getattr(traced, name) for traced in rounds]
+        return np.stack([np.pad(row, (0, most - len(row)), constant_values=padding.get(name, 0)) for row in rows])
+
+    nodes = {name: column(name) for name in _NODES}
+    nodes |= {name: nodes[name].astype(np.int64) for name in ("tokens", "parents")}
+    return Packed(**nodes, **{name: np.concatenate([getattr(traced, name) for traced in rounds]) for name in _KEPT})
 
 
 def shards(folder: Path) -> list[Path]:
@@ -177,8 +167,8 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("[0-9]*.parquet"))
 
 
-def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
-    """The shards of a run's trace. Where a batch was run again after an interruption, its last attempt counts.
+def read_trace(folder: Path, *, tables: bool = True) -> Iterator[list[TracedRound]]:
+    """The rounds of a run's trace, a list per shard. Where a batch was run again, its last attempt counts.
 
     Args:
         tables: False leaves out p and q.
@@ -189,32 +179,30 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
     paths = shards(folder / FOLDER)
     if not paths:
         raise ValueError(f"{folder} has no trace: make one with experiments.run trace=true")
-    newest: dict[tuple[object, ...], int] = {}
+    newest = {key.place: number for number, path in enumerate(paths) for key in _keys(_read(path, _OF_KEY))}
     for number, path in enumerate(paths):
-        newest.update((key.place, number) for key in _keys(_read(path, _OF_KEY)))
-    lists = [*_NODES, *(_KEPT if tables else ())]
-    for number, path in enumerate(paths):
-        table = _read(path, [*_OF_KEY, *lists])
-        rows = [row for row, key in enumerate(_keys(table)) if newest[key.place] == number]
-        if not rows:
-            continue
-        table = table.take(rows).combine_chunks()
+        table = _read(path, [*_OF_KEY, *_NODES, *(_KEPT if tables else ())]).combine_chunks()
         columns = {}
-        for name in lists:
+        for name in (*_NODES, *(_KEPT if tables else ())):
             chunk = table.column(name).chunk(0)
-            columns[name] = (chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy())
-        yield Shard(_keys(table), columns)
+            values, begins = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
+            columns[name] = np.split(values, begins[1:-1])
+        rounds = [
+            TracedRound(key, **{name: parts[row] for name, parts in columns.items()})
+            for row, key in enumerate(_keys(table))
+            if newest[key.place] == number
+        ]
+        if rounds:
+            yield rounds
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Some columns of a shard."""
     try:
-        version = (pq.read_schema(path).metadata or {}).get(_VERSION)
-        if version == _NEWEST:
-            return pq.read_table(path, columns=list(columns))
+        if (pq.read_schema(path).metadata or {}).get(_VERSION) != _NEWEST:
+            raise ValueError(f"{path} was made by another version of this program: run it again")
+        return pq.read_table(path, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
-    raise ValueError(f"{path} was made by another version of this program: run it again")
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _keys(table: pa.Table) -> list[TraceKey]:

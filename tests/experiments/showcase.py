@@ -53,7 +53,7 @@ def write_run(folder: Path, *, prompts: int = 3, trace: bool = True, temperature
             for record in _records(name, number, temperature):
                 records.write(record)
             if trace:
-                _trace(writer, name, f"c{number % 2}", temperature)
+                _trace(writer, name, temperature)
     writer.flush()
     return folder
 
@@ -85,7 +85,7 @@ def _records(name: str, number: int, temperature: float) -> tuple[Record, Record
     )
 
 
-def _trace(writer: TraceWriter, name: str, category: str, temperature: float) -> None:
+def _trace(writer: TraceWriter, name: str, temperature: float) -> None:
     for number, (tokens, parents, stop, following) in enumerate(ROUNDS):
         p, q = (table[: len(tokens)][None] for table in tables(number))
         tree = DraftTree.build(
@@ -102,6 +102,6 @@ def _trace(writer: TraceWriter, name: str, category: str, temperature: float) ->
         )
         key = TraceKey(
             method="model", exactness="exact", temperature=temperature, prompt=name, turn=0, sample=0,
-            category=category, round=number, accepted=accepted, expected_accepted=1.0, stop=stop, next_token=following,
+            round=number, accepted=accepted, expected_accepted=1.0, stop=stop, next_token=following,
         )  # fmt: skip
         writer.add(Round(tree, p, verdict, (None,)), [key])

@@ -113,10 +113,10 @@ def _output(output: Output, prompt: int, texts: Mapping[int, bytes]) -> dict[str
 def _tree(drafted: DraftedRound) -> dict[str, Any]:
     return {
         "e": _short(drafted.expected_accepted),
-        "k": [node.odds.token for node in drafted.nodes],
-        "up": [node.parent for node in drafted.nodes],
-        "p": [_short(node.odds.p) for node in drafted.nodes],
-        "q": [_short(node.odds.q) for node in drafted.nodes],
+        "k": [node.token for node in drafted.nodes],
+        "up": list(drafted.parents),
+        "p": [_short(node.p) for node in drafted.nodes],
+        "q": [_short(node.q) for node in drafted.nodes],
         "path": list(drafted.path),
         "next": _odds(drafted.next),
         "likely": [[_odds(odds) for odds in likely] for likely in drafted.likely],

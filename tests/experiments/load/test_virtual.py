@@ -1,5 +1,6 @@
 """Virtual time: queues of the textbook, pages, preemption, and figures like those of a real run."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -140,10 +141,7 @@ def test_a_trace_is_played_as_the_engine_has_played_it(configure: Configure, tin
     runs = load(configure("load", *words, *clock, *more, *policies, f"out={tmp_path / 'virtual'}"))
     assert [(run.method, run.rate) for run in runs] == [(m, r) for r in (5.0, 50.0) for m in ("plain", "best", "fixed")]
     assert all((run.requests.outcome == DONE).all() for run in runs)
-    rounds = {key.prompt: 0 for shard in read_trace(tmp_path / "trace", tables=False) for key in shard.keys}
-    for shard in read_trace(tmp_path / "trace", tables=False):
-        for key in shard.keys:
-            rounds[key.prompt] += 1
+    rounds = Counter(traced.key.prompt for shard in read_trace(tmp_path / "trace", tables=False) for traced in shard)
     assert runs[2].requests.rounds[:6].tolist() == list(rounds.values())
     text = (tmp_path / "virtual" / "load.md").read_text()
     assert "VIRTUAL TIME, llama_8b_h100" in text and "Does it pay" in text and "regret" in text

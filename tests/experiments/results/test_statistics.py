@@ -11,7 +11,7 @@ from scipy.stats import binom
 from experiments.reporting.columns import FEW_PROMPTS
 from experiments.results.noise import noise_of, reasons
 from experiments.results.records import PLAIN, Record
-from experiments.results.statistics import Bootstrap, difference_of_means, ratio_of_sums, throughput_ratio
+from experiments.results.statistics import Bootstrap, ratio_of_sums, throughput_ratio
 from tests.experiments.results.outputs import output
 
 DEFAULT = Bootstrap()
@@ -23,7 +23,6 @@ def test_ratios() -> None:
     # Not the mean of the prompts' ratios: a long prompt counts for more.
     assert ratio_of_sums(np.array([10.0, 90.0]), np.array([1.0, 3.0])) == 25
     assert throughput_ratio(tokens, seconds, np.array([10.0, 10.0]), np.array([2.0, 2.0])) == 2
-    assert difference_of_means(*np.array([[2.0, 4.0], [1.0, 1.0], [1.0, 3.0], [1.0, 3.0]])) == 2
 
 
 def test_two_prompts_by_hand() -> None:

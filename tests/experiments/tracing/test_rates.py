@@ -10,9 +10,8 @@ from torch import Tensor
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.compressed import pack, unpack
 from experiments.tracing.distance import first_token_distances
-from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.rates import PRIOR, Recorded, record
-from experiments.tracing.scoring import score
+from experiments.tracing.scoring import find_drafts, score
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import emitted_law
@@ -66,7 +65,7 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert table[1] == pytest.approx([(2 + PRIOR * 4 / 7) / (3 + PRIOR), (1 + PRIOR * 2 / 7) / (3 + PRIOR)])
     # Prompt a alone, or b alone: 2 of 2 (with 3 of 4 over both depths), or 0 of 2 (with 1 of 3).
     low, high = (0 + PRIOR * 1 / 3) / (4 + PRIOR), (4 + PRIOR * 3 / 4) / (4 + PRIOR)
-    assert found.rate_interval(1, 0, QUICK) == pytest.approx((low, high))
+    assert found.tokens_interval(TreeShape.chain(1), QUICK) == pytest.approx((1 + low, 1 + high))
 
 
 RATES = [[0.6, 0.2, 0.05], [0.5, 0.3], [0.7, 0.1]]
@@ -115,7 +114,7 @@ def test_what_was_accepted_is_what_the_rule_expects(rule: Verifier, tmp_path: Pa
     rows = [str(row) for row in range(len(drafts.tree.tokens))]
     traced(tmp_path, drafts.tree, drafts.target_probs.nan_to_num(), rows)
     found = recorded(tmp_path, rule)
-    (expected,), _ = score(find_drafts(tmp_path)[0], {"rule": rule})
+    (expected,) = score(find_drafts(tmp_path)[0], {"rule": rule})
     assert found.accepted.sum() == pytest.approx(expected.accepted.sum(), rel=1e-6)
     assert found.top_down and (found.accepted <= found.offered + 1e-9).all()
     if law is SWOR:

@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 from experiments.results.records import Record, read_records
 from experiments.results.sources import Source
 from experiments.run import run
-from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.rounds import outputs_of, read_rounds
-from experiments.tracing.scoring import score
+from experiments.tracing.scoring import find_drafts, score
 from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.types import DraftSampling
 from tests.experiments.runs import Stop, local
@@ -32,7 +31,7 @@ def drafting(folder: Path) -> list[Record]:
 
 
 def rows(folder: Path) -> list[Any]:
-    return [key for shard in read_trace(folder) for key in shard.keys]
+    return [traced.key for shard in read_trace(folder) for traced in shard]
 
 
 def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_nothing(
@@ -55,7 +54,7 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
 
     (drafts,) = find_drafts(folder)
     assert drafts.laws == {DraftSampling.WITHOUT_REPLACEMENT}
-    (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
+    (found,) = score(drafts, {"rejection": RejectionVerifier()})
     assert len(found.accepted) == sum(len(record.accepted) for record in records)
     assert np.abs(found.accepted - found.logged).max() < 1e-5
     assert found.logged.sum() == pytest.approx(sum(sum(record.expected_accepted) for record in records), abs=1e-3)
@@ -66,13 +65,11 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
     assert not notes and sum(sum(output.record.accepted) for output in outputs) > 0
     for output in outputs:
         emitted = [
-            token.token
-            for each in output.rounds
-            for token in (*(each.nodes[node].odds for node in each.path), each.next)
+            token.token for each in output.rounds for token in (*(each.nodes[node] for node in each.path), each.next)
         ]
         assert tuple(emitted[: len(output.tokens)]) == output.record.token_ids
         for before, after in zip(output.rounds, output.rounds[1:], strict=False):
-            assert after.nodes[0].odds.token == before.next.token, "the root is the last token"
+            assert after.nodes[0].token == before.next.token, "the root is the last token"
 
 
 @pytest.mark.full
@@ -125,14 +122,14 @@ def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     ((key, rounds),) = read_rounds(folder, lambda key: key[2] == "p1").items()
     assert key == ("model", 1.0, "p1", 0, 0)
-    assert [[node.odds.token for node in each.nodes] for each in rounds] == [tokens for tokens, *_ in ROUNDS]
-    assert [[node.parent for node in each.nodes] for each in rounds] == [parents for _, parents, *_ in ROUNDS]
+    assert [[node.token for node in each.nodes] for each in rounds] == [tokens for tokens, *_ in ROUNDS]
+    assert [list(each.parents) for each in rounds] == [parents for _, parents, *_ in ROUNDS]
     assert [each.path for each in rounds] == [(1, 2), (1,), (2,)]
     assert [each.next.token for each in rounds] == [4, 7, 1]
     assert [each.at_leaf for each in rounds] == [True, False, True]
     p, q = tables(1)
-    assert rounds[1].nodes[3].odds.p == pytest.approx(float(p[1, 6]))
-    assert rounds[1].nodes[3].odds.q == pytest.approx(float(q[1, 6]))
+    assert rounds[1].nodes[3].p == pytest.approx(float(p[1, 6]))
+    assert rounds[1].nodes[3].q == pytest.approx(float(q[1, 6]))
     assert rounds[1].next.p == pytest.approx(float(p[1, 7]))
     best = [odds.token for odds in rounds[1].likely[1]]
     assert best == p[1].argsort(descending=True)[:5].tolist()
