@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, T5Config, T5ForConditionalGeneration
 
 import specdec.execution.forwards
-from drafters import ModelDrafter, NGramDrafter
+from drafters import NGramDrafter
 from specdec import Drafter, DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
 from specdec.attention import EagerAttention
 from specdec.execution.forwards import CurrentForward, _ForwardRecorder
@@ -290,15 +290,6 @@ def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: p
         new = {size for size in sizes(engine) - before if size[0] == engine.max_batch_size}
     assert bool(new) is not warm, "a cold engine captures what a warm one has"
     assert before == (wanted if warm else set())
-
-
-def test_a_wide_tree_does_not_need_positions_that_the_model_lacks() -> None:
-    drafter = ModelDrafter(tiny_model("llama", layers=1), shape=(30,))
-    with Engine(
-        Target(tiny_model("llama", layers=1)), drafter, RejectionVerifier(), max_batch_size=1, max_length=24
-    ) as engine:
-        engine.warm_up()
-        assert (1, 31) in sizes(engine)
 
 
 def test_sizes_that_there_are_none_of_and_running_requests_are_refused() -> None:

@@ -7,18 +7,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from drafters import ModelDrafter
-from specdec import DraftTree, ForwardBatch, ModelRunner, TreeShape
+from specdec import ForwardBatch, ModelRunner
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, QuantizedTensor, check_device, check_format
 from specdec.cache.layout import LayerShape
 from specdec.cache.storage import Cache
-from specdec.cache.transformers_cache import CACHE
-from specdec.checks.reference import cache_like
-from tests.forwards import prefill, verify
-from tests.models import ARCHITECTURES, tiny_model
-from tests.verifiers.cases import complete
+from tests.models import tiny_model
 
 SLACK = 1 + 1e-5  # float32 rounds a factor, a quotient and a product besides
 VECTORS = hnp.arrays(
@@ -120,71 +115,6 @@ def test_any_operation_reads_a_quantized_tensor_and_none_writes_to_it(format: Fo
         assert torch.equal(read(kept), read(plain)) and type(read(kept)) is Tensor
     with pytest.raises(RuntimeError, match="would write to keys or values that are quantized"):
         kept.mul_(2)
-
-
-LENGTHS = [11, 4, 17]
-SLOTS = [4, 0, 1]
-SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
-ROUNDING, CODES = 1e-5, 0.02
-"""Differences of logits whose spread is about 1: of a forward in other pieces, and where a code differs."""
-
-
-def prefilled(model: PreTrainedModel, kv_cache: str, *, chunk: int = 5, **kwargs: object):
-    """A runner with ragged rows in slots that are not consecutive, and the rows' tokens."""
-    runner = ModelRunner(model, max_batch_size=5, max_length=64, max_nodes=8, kv_cache=kv_cache, **kwargs)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(1)
-    rows = [torch.randint(0, runner.vocab_size, (length,), generator=generator) for length in LENGTHS]
-    starts = np.zeros(3, dtype=np.int64)
-    while (starts < LENGTHS).any():
-        counts = np.clip(np.array(LENGTHS) - starts, 0, chunk)
-        tokens = torch.zeros(3, counts.max(), dtype=torch.long)
-        for b, row in enumerate(rows):
-            tokens[b, : counts[b]] = row[starts[b] : starts[b] + counts[b]]
-        prefill(runner, tokens, starts, slots=SLOTS)
-        starts = starts + counts
-    return runner, rows
-
-
-def drafted(runner: ModelRunner) -> DraftTree:
-    generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(0, runner.vocab_size, (3, SHAPE.num_nodes + 1), generator=generator)
-    return DraftTree.from_shape(SHAPE, tokens)
-
-
-def own(model: PreTrainedModel, tokens: Tensor, kv_cache: str | None) -> Tensor:
-    """The logits after a sequence by the model itself, with rounded entries."""
-    return model(tokens[None], **{CACHE: cache_like(model, kv_cache)}).logits[0, -1]
-
-
-def assert_alike(logits: list[Tensor], wanted: list[Tensor]) -> None:
-    errors = torch.tensor([float((a - b).abs().max()) for a, b in zip(logits, wanted, strict=True)])
-    assert errors.max() <= CODES, errors
-    assert errors.median() <= ROUNDING, errors
-
-
-@pytest.mark.parametrize(
-    ("architecture", "attention", "kv_cache"),
-    [
-        *(("llama", "grouped", name) for name in FORMATS),
-        ("gemma2", "eager", "int8"),
-        ("mistral_sliding", "grouped", "fp8"),
-        *(complete(each, "grouped", "int8", strong=False) for each in ARCHITECTURES if each != "llama"),
-    ],
-)
-@torch.inference_mode()
-def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, attention: str, kv_cache: str) -> None:
-    model = tiny_model(architecture)
-    runner, rows = prefilled(model, kv_cache, attention=attention)
-    assert runner.cache.quantized
-    tree = drafted(runner)
-    output = verify(runner, tree, LENGTHS, slots=SLOTS).scores
-    places = [(b, node) for b in range(3) for node in range(tree.width)]
-    paths = [torch.cat([rows[b], tree.tokens[b, tree.ancestors[b, node].nonzero()[:, 0]]]) for b, node in places]
-    found = [output[place] for place in places]
-    assert_alike(found, [own(model, path, kv_cache) for path in paths])
-    for other in {None, *FORMATS} - {kv_cache}:  # entries that are not rounded, or rounded in another format
-        with pytest.raises(AssertionError):
-            assert_alike(found[:4], [own(model, path, other) for path in paths[:4]])
 
 
 def test_bytes_are_known_and_checked_against_memory_and_names_before_any_work() -> None:

@@ -15,7 +15,7 @@ from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_draft
 from specdec.checks.outcomes import enumerate_outcome, expected_coupled, outcome
 from specdec.checks.tables import Tables
 from specdec.coupling import coupled_acceptance
-from tests.verifiers.cases import DIGITS, EXACT, IID, KINDS, MIXED, SWOR, TOP, complete, needs_tables
+from tests.verifiers.cases import DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
 from tests.verifiers.test_mutants import UNCAPPED
 from verifiers import (
     BlockVerifier,
@@ -265,13 +265,6 @@ def test_figures_of_programs(tables, factors: tuple[int, ...], iid, swor, traver
     assert accepted(TransportVerifier(), SWOR) == pytest.approx(swor, rel=2e-3)
     found = accepted(PROGRAM, SWOR)
     assert traversal < found < best and found == pytest.approx(weighted, rel=0.03)
-
-
-@pytest.mark.parametrize(("factors", "best"), [((2, 2), 1.770169), ((2, 1, 1), 2.289600)])
-def test_no_rule_exceeds_the_optimum_of_the_program(tables, factors: tuple[int, ...], best: float) -> None:
-    for rule in (*MIXED.values(), GreedyMultiPathVerifier()):
-        if factors == (2, 1, 1) or not rule.paths_only:
-            assert enumerate_outcome(rule, tables["A"], TreeShape.branching(*factors), IID).expected_accepted < best
 
 
 @pytest.mark.parametrize(

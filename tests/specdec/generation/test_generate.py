@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    DynamicCache,
     EosTokenCriteria,
     MaxLengthCriteria,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
     WatermarkingConfig,
@@ -18,8 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
-from specdec import Engine, SamplingParams, Target, Verifier
-from specdec.cache.transformers_cache import CACHE
+from specdec import Engine, SamplingParams, Verifier
 from specdec.generation import SpeculativeGenerate, generate
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
@@ -133,25 +130,6 @@ def test_tokens_arrive_round_by_round(model) -> None:
             model.generate(**batch(), **common, **given, pad_token_id=PAD)
 
 
-def test_samples_of_a_prompt_have_the_batch_ids_of_transformers(model) -> None:
-    """The samples of a prompt stand together: each has a number of its own, and since 5.24 the prompt's."""
-
-    def prompts_seen(**arguments: Any) -> dict[int, tuple[int, ...]]:
-        seen: dict[int, tuple[int, ...]] = {}
-
-        def note(batch_id: int, tokens: torch.Tensor) -> list[int]:
-            seen[batch_id] = tuple(tokens[:6].tolist())
-            return list(range(VOCAB))
-
-        common = {"max_new_tokens": 3, "do_sample": True, "num_return_sequences": 2, "pad_token_id": PAD}
-        model.generate(**batch(), **common, prefix_allowed_tokens_fn=note, **arguments)
-        return seen
-
-    plain = prompts_seen()
-    assert len(plain) in (3, 6)
-    assert prompts_seen(custom_generate=SpeculativeGenerate()) == plain
-
-
 def test_logits_that_are_not_finite_are_an_error() -> None:
     model = tiny_model(vocab_size=VOCAB, layers=2)
     ours = SpeculativeGenerate()
@@ -159,15 +137,6 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
     model.model.norm.weight.data[3] = torch.nan  # which is read where it is
     with pytest.raises(RuntimeError, match="row 0: the logits or the draft's probabilities were not finite"):
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, custom_generate=ours)
-
-
-def test_an_empty_cache_and_the_usual_positions_change_nothing(model) -> None:
-    inputs, common = batch(), {"max_new_tokens": 5, "pad_token_id": PAD}
-    plain = model.generate(**inputs, **common)
-    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    for given in ({"position_ids": positions, CACHE: DynamicCache()}, {"cache_implementation": "static"}):
-        found = model.generate(**inputs, **common, **given, custom_generate=SpeculativeGenerate())
-        assert torch.equal(found, plain)
 
 
 class Counted(Engine):
@@ -228,12 +197,3 @@ def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) 
     for given, options in ((named, {"tokenizer": letters()}), (criteria, {"max_batch_size": 2})):
         ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), **options)
         assert torch.equal(model.generate(**batch(), **common, **given, custom_generate=ours), plain)
-
-
-def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
-    bias = SequenceBiasLogitsProcessor({(30,): 4.0})
-    engine = Engine(Target(model, letters()), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64)
-    sampling = SamplingParams(max_new_tokens=40, stop="</s>", logits_processor=bias)
-    output = engine.generate([[1, 2, 3]], sampling)[0]
-    assert output.finish_reason == "stop" and output.token_ids[-1] == 30 and 30 not in output.token_ids[:-1]
-    assert output.text == "".join(letters().convert_ids_to_tokens(list(output.token_ids[:-1])))
