@@ -197,12 +197,7 @@ def _small(cls: type[PreTrainedConfig], overrides: dict[str, Any]) -> dict[str, 
 
 
 def tiny(model_type: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random model in float32 whose next token depends on its whole context.
-
-    Args:
-        model_type: As transformers names it.
-        **overrides: Fields of the configuration.
-    """
+    """A random model in float32 whose next token depends on its whole context."""
     torch.manual_seed(seed)
     config = tiny_config(model_type, **overrides)
     if hasattr(config, "is_decoder"):
@@ -226,16 +221,7 @@ TOLERANCE = 1e-5
 
 @torch.inference_mode()
 def disagreement(model: PreTrainedModel) -> tuple[float, ModelRunner]:
-    """Three ragged rows, prefilled in chunks, with a branching tree each, then a commit.
-
-    Every node is compared with a plain forward over its path, without a cache; so is one root after the commit.
-
-    Returns:
-        The largest error relative to the largest logit, and the runner.
-
-    Raises:
-        ValueError: ``ModelRunner`` refuses the model.
-    """
+    """Three ragged rows, prefilled in chunks, with a branching tree each, then a commit."""
     runner = ModelRunner(model, max_batch_size=3, max_length=MAX_LENGTH, max_nodes=SHAPE.num_nodes)
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(0, VOCAB, (length,), generator=generator) for length in LENGTHS]
@@ -274,10 +260,7 @@ def _plain(model: PreTrainedModel, row: torch.Tensor, path: torch.Tensor) -> tor
 
 @torch.inference_mode()
 def own_error(model: PreTrainedModel) -> float:
-    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it has no cache.
-
-    It begins with four tokens: some types go wrong where they begin with one.
-    """
+    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it has no cache."""
     tokens = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
     wanted, past, errors = model(input_ids=tokens, use_cache=False).logits[0], None, []
     name = cache_argument(inspect.signature(type(model).forward).parameters)
@@ -298,23 +281,14 @@ VERSION = ".".join(transformers.__version__.split(".")[:2])
 
 
 class Outcome(NamedTuple):
-    """What became of a model type.
-
-    Attributes:
-        cell: ``"yes"``, ``"eager"`` (yes, by the model's own attention), ``"no"``, or ``"?"``: no small one was made.
-        reason: Why not.
-    """
+    """What became of a model type."""
 
     cell: str
     reason: str = ""
 
 
 def outcome(model_type: str) -> Outcome:
-    """Try a model type.
-
-    Raises:
-        AssertionError: It is neither refused nor equal to plain forwards.
-    """
+    """Try a model type."""
     try:
         model = tiny(model_type)
     except Exception as error:  # whatever its constructor finds missing in a guessed configuration; the table has it

@@ -99,16 +99,7 @@ BOTH_WAYS = ("block", "mixed")
 
 @dataclass
 class Problem:
-    """A case with its tensors.
-
-    Attributes:
-        parents: The parent of every row's nodes, -1 for the root.
-        query: The queries of the last nodes.
-        key: The new keys of the last nodes.
-        value: The new values of the last nodes.
-        keys: What the cache holds once the new keys are written, ``[slot, kv_head, position, head_dim]``.
-        values: Likewise.
-    """
+    """A case with its tensors."""
 
     case: Case
     cache: Cache
@@ -285,12 +276,7 @@ def quantized(problem: Problem, dtype: torch.dtype) -> tuple[Stored, Problem]:
 
 
 def paged(stored: Stored, table: Tensor, page_size: int, seed: int = 0) -> tuple[Stored, Tensor]:
-    """Returns the same content in pages of another order, and the table of every row.
-
-    Args:
-        stored: One page per slot.
-        table: The slots of the rows, ``[batch, 1]``.
-    """
+    """Returns the same content in pages of another order, and the table of every row."""
     slots, _, positions, _ = stored.keys.shape
     pages = -(-positions // page_size)
     order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(seed)).view(slots, pages)

@@ -10,12 +10,7 @@ from verifiers.walk import TryChildren
 
 
 class ChangedRule(Verifier):
-    """A rule with one of its two distributions replaced.
-
-    Args:
-        stop: Returns another ``Laws.stop``, from the tree, p and the rule's laws.
-        after: Returns another law of the next token, from the tree, p, the rule's laws and the stop nodes.
-    """
+    """A rule with one of its two distributions replaced."""
 
     def __init__(
         self,
@@ -43,11 +38,7 @@ class ChangedRule(Verifier):
 
 
 class WalkedRule(Verifier):
-    """A rule of one's own, by what it does with the children of some nodes.
-
-    Args:
-        walk: ``top_down`` or ``leaf_to_root``.
-    """
+    """A rule of one's own, by what it does with the children of some nodes."""
 
     exactness = Exactness.EXACT
     samplings = frozenset(set(DraftSampling) - {DraftSampling.COUPLED})

@@ -50,10 +50,7 @@ def slots_of(
     max_depth: int | Sequence[int] = 100,
     max_length: int | None = None,
 ) -> Batch:
-    """Batch whose requests have these sequences, all but the last token in the cache.
-
-    What lies behind a sequence on the host is tokens of an earlier request.
-    """
+    """Batch whose requests have these sequences, all but the last token in the cache."""
     count, longest = len(sequences), max(len(sequence) for sequence in sequences)
     table = SlotTable(count, max_length or longest + 3, vocab_size, torch.device("cpu"))
     table._host_tokens[:] = np.random.default_rng(0).integers(0, 3, table._host_tokens.shape)

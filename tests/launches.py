@@ -23,10 +23,7 @@ FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 
 @dataclass
 class Work:
-    """How often each operation ran that computes something, and how often each call showed values to the host.
-
-    Views and the making of empty tensors do not count.
-    """
+    """How often each operation ran that computes something, and how often each call showed values to the host."""
 
     operations: Counter[str] = field(default_factory=Counter)
     reads: Counter[str] = field(default_factory=Counter)

@@ -66,13 +66,7 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
 def tiny_model(
     architecture: str = "llama", *, vocab_size: int = 64, seed: int = 0, scale: float = 1.0, layers: int | None = None
 ) -> PreTrainedModel:
-    """A random model in float32.
-
-    Args:
-        architecture: A key of ``ARCHITECTURES``.
-        layers: Other than the architecture's number of layers.
-        scale: Factor of the output logits' spread (random weights alone give a nearly uniform distribution).
-    """
+    """A random model in float32."""
     torch.manual_seed(seed)
     config = ARCHITECTURES[architecture](vocab_size)
     if layers is not None:

@@ -25,11 +25,7 @@ class Wrapped(Session):
 
 
 class Wrapping(Drafter):
-    """A drafter whose sessions are wrapped.
-
-    Attributes:
-        session: The last one that was made.
-    """
+    """A drafter whose sessions are wrapped."""
 
     session: Wrapped
 

@@ -28,14 +28,7 @@ from tests.launches import counted
 
 
 class Named(NamedTuple):
-    """A configuration, and what is special about it.
-
-    Attributes:
-        model_type: As transformers names it.
-        fields: What the configuration sets.
-        shows: Whether the runner, or its model, has what the case is named for.
-        attention: The one that ``"auto"`` settles on.
-    """
+    """A configuration, and what is special about it."""
 
     model_type: str
     fields: dict[str, Any]

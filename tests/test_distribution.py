@@ -76,14 +76,7 @@ def p_value(
     samples: int = SAMPLES,
     slots: int | None = None,
 ) -> float:
-    """Chi-square p-value of engine outputs against the exact law (rare outcomes pooled).
-
-    Args:
-        model: The target, of VOCAB tokens.
-        drafter: A key of DRAFTERS, or a drafter; None decodes plainly.
-        sampling: What the law is of.
-        slots: The engine's batch size; default: one slot per sample.
-    """
+    """Chi-square p-value of engine outputs against the exact law (rare outcomes pooled)."""
     # A drafter that often disagrees: where it agrees, no rule can go wrong.
     made = DRAFTERS[drafter](model, distance=0.6) if isinstance(drafter, str) else drafter
     engine = Engine(Target(model), made, verifier if made else None, max_batch_size=slots or samples, max_length=32)

@@ -157,15 +157,7 @@ DEEP: set[str] = set()
 
 
 class Classes:
-    """The classes of some sources, as their text says.
-
-    Args:
-        sources: The text of every module.
-
-    Attributes:
-        parents: The names of the base classes of every class.
-        module: The module of every class.
-    """
+    """The classes of some sources, as their text says."""
 
     def __init__(self, sources: Mapping[str, str]):
         self.parents: dict[str, list[str]] = {}

@@ -78,10 +78,7 @@ def parsed(source: str) -> ast.Module:
 
 @functools.cache
 def imports(source: str, module: str = "m", *, typing: bool = False) -> frozenset[str]:
-    """Absolute names that a source imports anywhere in it, as `package.module` or `package.module.name`.
-
-    Imports under `if TYPE_CHECKING:` do not run and are left out, unless `typing` is set.
-    """
+    """Absolute names that a source imports anywhere in it, as `package.module` or `package.module.name`."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:

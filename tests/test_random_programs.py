@@ -84,11 +84,7 @@ class SessionError(Exception):
 
 
 class Failing(Wrapped):
-    """A session one of whose methods fails at one of its calls.
-
-    Args:
-        faults: Methods and the numbers of their calls, from 0.
-    """
+    """A session one of whose methods fails at one of its calls."""
 
     def __init__(self, inner: Session, faults: Sequence[tuple[str, int]]):
         super().__init__(inner)
@@ -149,15 +145,7 @@ def alone(architecture: str, drafter: str | None, rule: str, index: int) -> tupl
 
 @dataclass(frozen=True)
 class Program:
-    """An engine and what is asked of it.
-
-    Attributes:
-        drafter: A key of ``DRAFTERS``.
-        plain: Whether the engine has no drafter all the same.
-        verifier: Which of the rules that take the drafter.
-        faults: Methods of the session that fail, and at which call.
-        actions: Names, and a number whose meaning depends on the action.
-    """
+    """An engine and what is asked of it."""
 
     architecture: str
     drafter: str
@@ -215,13 +203,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 @dataclass
 class Asked:
-    """A request of a program.
-
-    Attributes:
-        index: Its place in ``REQUESTS``.
-        steps: Those that have come.
-        dropped: Whether it was aborted, or its stream closed or broken off.
-    """
+    """A request of a program."""
 
     index: int
     speculate: bool
@@ -234,11 +216,7 @@ class Asked:
 
 
 class Player:
-    """Plays a program, and keeps everything that comes of it.
-
-    Attributes:
-        faults: How many faults have come through.
-    """
+    """Plays a program, and keeps everything that comes of it."""
 
     def __init__(self, program: Program):
         self.program, self.asked, self.faults = program, list[Asked](), 0

@@ -152,13 +152,7 @@ class HostRounds:
 
 
 class HostEngine(Engine):
-    """The engine's requests, turns and deliveries, around such rounds.
-
-    Args:
-        paging: Where entries are.
-        prefill_chunk: See ``Engine``.
-        alone: Whether a round may begin before the host has read the one before, as on a GPU.
-    """
+    """The engine's requests, turns and deliveries, around such rounds."""
 
     def __init__(
         self, scheduler: Scheduler, paging: Paging, *, slots: int, max_length: int, prefill_chunk: int, depth: int,

@@ -85,11 +85,7 @@ class FarDevice(TorchDispatchMode):
 
 
 def _run(function: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what an operation returns, on the device where all of its tensors are.
-
-    Raises:
-        RuntimeError: They are on different devices. (As everywhere in torch, numbers without an axis may be anywhere.)
-    """
+    """Returns what an operation returns, on the device where all of its tensors are."""
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor) and each.ndim]
     if len({isinstance(each, FarTensor) for each in tensors}) > 1 and function not in _MOVES:
         raise RuntimeError(f"{function} mixes tensors of two devices")

@@ -44,14 +44,7 @@ def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
 
 
 class Cuda:
-    """CUDA graphs without a GPU, which run once.
-
-    Attributes:
-        captures: The pool of every capture, and what became of it.
-        stream: The current one; a capture has its own, which torch leaves only where a capture could be ended.
-        underway: Pools that the allocator still serves captures from.
-        waits: Whether work that is done now makes the host wait.
-    """
+    """CUDA graphs without a GPU, which run once."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.captures: list[tuple[int, str]] = []

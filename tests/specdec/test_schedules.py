@@ -101,12 +101,7 @@ MANY = int(os.environ.get("SPECDEC_WORKLOADS", 2000))
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests over time for an engine.
-
-    Attributes:
-        asked: Of each request the turn when it comes (and its arrival in seconds), and numbers that it is made of.
-        aborted: Turns, and which request is aborted then.
-    """
+    """Requests over time for an engine."""
 
     policy: str
     paging: Paging
@@ -152,12 +147,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 class Played:
-    """Plays a workload, and lists what is wrong with any turn, and with the outputs.
-
-    Attributes:
-        found: What is wrong.
-        first: Turns until every request's first token.
-    """
+    """Plays a workload, and lists what is wrong with any turn, and with the outputs."""
 
     def __init__(self, work: Workload, policy: Scheduler | None = None):
         self.work, self.found, self.first = work, list[str](), dict[int, int]()

@@ -111,11 +111,7 @@ def widest(rule: Verifier) -> TreeShape:
 
 @st.composite
 def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[DraftTree, Tensor]:
-    """Any tree, ragged, with any laws and any tables, sharp and flat and with zeros; tokens fit the tables or not.
-
-    Args:
-        kind: ``"tree"``, ``"paths"`` or ``"chain"``.
-    """
+    """Any tree, ragged, with any laws and any tables, sharp and flat and with zeros; tokens fit the tables or not."""
     batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 9)), draw(st.integers(2, 6))
     if kind == "tree":
         drawn = [[-1, *(draw(st.integers(0, node - 1)) for node in range(1, nodes))] for _ in range(batch)]

@@ -47,10 +47,7 @@ def make_rules() -> dict[str, Verifier]:
 def drafted(
     shape: TreeShape, law: DraftSampling, *, per_row: bool = False, batch: int = 3
 ) -> tuple[DraftTree, torch.Tensor]:
-    """Return random drafts and p, of a shape whose nodes were all drawn by one law.
-
-    With ``per_row``, every row has parents of its own, so that the host does not know the shape.
-    """
+    """Return random drafts and p, of a shape whose nodes were all drawn by one law."""
     generator = torch.Generator().manual_seed(0)
     nodes = shape.num_nodes + 1
     p, q = torch.rand(2, batch, nodes, VOCAB, generator=generator).softmax(-1)

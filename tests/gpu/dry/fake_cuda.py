@@ -83,11 +83,7 @@ class Device:
 
 @contextlib.contextmanager
 def fake_cuda(capability: int = 90, *, compiles: bool = False) -> Iterator[Device]:
-    """During the ``with`` block, there is a GPU for tensors of ``CUDA``.
-
-    Args:
-        compiles: Also launch kernels as Triton would, which somebody has made a mere compilation.
-    """
+    """During the ``with`` block, there is a GPU for tensors of ``CUDA``."""
     device = Device(capability=capability, compiles=compiles)
     with pytest.MonkeyPatch.context() as monkeypatch, MODE:
         _patch_cuda(monkeypatch, device)

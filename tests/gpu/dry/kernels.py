@@ -92,12 +92,7 @@ class Compiled:
 
 
 class Compiler:
-    """Notes what is compiled, case by case.
-
-    Attributes:
-        found: Every kernel once.
-        names: Where the kernels are defined that were launched: module and name.
-    """
+    """Notes what is compiled, case by case."""
 
     def __init__(self, capability: int):
         self.capability = capability
