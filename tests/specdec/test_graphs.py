@@ -1,16 +1,22 @@
-"""Stages of a round as CUDA graphs, without a GPU: pools, captures that fail, and stages that cannot be captured."""
+"""Recorded rounds: few numbers of rows, recorded ahead; and stages as CUDA graphs, without a GPU."""
 
 import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import specdec.engine.recording as recording_module
+import specdec.forward as forward_module
+from specdec import Engine, Paging, SamplingParams, Target
+from specdec.engine.slot_table import SlotTable
 from specdec.execution.recorder import (
     CudaGraphRecorder,
     Recorder,
@@ -19,6 +25,12 @@ from specdec.execution.recorder import (
     UnrecordableError,
     recording_now,
 )
+from specdec.requests import Request
+from tests.components import DRAFTERS, fitting
+from tests.models import tiny_model
+from tests.specdec.test_recorded_rounds import Comparing
+from tests.test_lossless import SAMPLING, VOCAB, prompts
+from tests.verifiers.cases import complete
 
 
 def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
@@ -177,3 +189,147 @@ def test_an_address_is_a_graphs_only_as_long_as_there_is_the_graph(cuda: Cuda) -
     assert set(recorder._fixed) == {output.data_ptr()}
     del recording, output
     assert not recorder._fixed
+
+
+PLACES = {"rows": None, "pages": Paging(page_size=4, shared=True)}
+GREEDY, SAMPLED = SamplingParams(max_new_tokens=14), SamplingParams(max_new_tokens=14, temperature=1.0)
+
+
+def engine_of(target: Target, drafter: str | None, recording: str = "rounds", **options: object) -> Engine:
+    made = None if drafter is None else DRAFTERS[drafter](target.model)
+    rule = None if made is None else fitting(made)
+    sizes = {"max_batch_size": 6, "max_length": 64, "prefill_chunk": 7}
+    return Engine(target, made, rule, recording=recording, **{**sizes, **options})  # type: ignore[arg-type]
+
+
+def rows_of(engine: Engine) -> set[int]:
+    """The numbers of rows that there are recordings of."""
+    recordings = engine._rounds.recorder.recordings
+    assert recordings is not None
+    return {shape[0] for key in recordings.keys for shape, _ in key[2:3]}
+
+
+def decoded(engine: Engine) -> list[tuple[int, ...]]:
+    """Outputs of ragged requests, five side by side at first, and of a few that find other slots free."""
+    longer = [replace(each, max_new_tokens=each.max_new_tokens + 9) for each in SAMPLING]
+    found = [each.token_ids for each in engine.generate(prompts()[:5], longer[:5])]
+    return [*found, *(each.token_ids for each in engine.generate([*prompts(), *prompts()], [*longer, *longer]))]
+
+
+PADDED = [(None, "rows"), ("model_tree_without_replacement", "pages"), ("eagle3_chain_iid", "rows"), ("ngram", "pages")]
+
+
+@pytest.mark.parametrize(("drafter", "place"), [PADDED[0], *(complete(*each, strong=False) for each in PADDED[1:])])
+def test_rows_do_not_notice_those_behind_them(target, drafter, place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
+    monkeypatch.setattr(forward_module, "_LEAST_KEYS", 32)
+    with engine_of(target, drafter, "off", cache=PLACES[place]) as engine:
+        wanted = decoded(engine)
+    with engine_of(target, drafter, cache=PLACES[place]) as engine:
+        recorder = Comparing()
+        recorder.engine, engine._rounds.recorder.recordings._recorder = engine, recorder  # type: ignore[union-attr]
+        found = decoded(engine)
+        assert rows_of(engine) <= {1, 2, 4, 6} and recorder.compared > 20
+        assert engine._slots._lengths[6:].tolist() == [1], "the spare slot stays where it is"
+    assert found == wanted
+    padded = SlotTable.padded
+
+    def among_others(table: SlotTable, rows):
+        made = padded(table, rows)
+        made.slots[len(rows) :] = made.slots[0]
+        return made
+
+    monkeypatch.setattr(SlotTable, "padded", among_others)  # mutant: rows of nobody write to a request's slot
+    with engine_of(target, drafter, cache=PLACES[place]) as engine:
+        assert decoded(engine) != wanted
+
+
+def test_capped_drafts_stay_capped_where_slots_have_gaps() -> None:
+    table = SlotTable(6, 64, VOCAB, torch.device("cpu"), sizes=(1, 2, 4, 6))
+    for slot in (0, 2, 5):
+        sampling = SamplingParams(seed=0, stream=slot)
+        table.admit(slot, Request(slot, [1, 2, 3], sampling, speculate=True, stop_ids=frozenset()))
+        table.prefilled(slot, 2)
+        table.start(slot)
+        table.cap(slot, slot)
+    padded = table.padded(table.rows(np.array([0, 2, 5])))
+    assert padded.max_depth[:3].tolist() == [0, 2, 5] and padded.slots.tolist() == [0, 2, 5, 6]
+    assert not padded.drafting[3] and padded.lengths.tolist() == [2, 2, 2, 1]
+
+
+WARM = ("ngram", *(complete(each, strong=False) for each in ("model_chain_iid", "eagle3_expansion", "suffix")))
+
+
+@pytest.mark.parametrize("drafter", WARM)
+def test_rounds_of_a_warm_engine_are_replayed(target, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy or sampled, plain or not, and whatever the number of rows; more recordings are kept than by default."""
+    monkeypatch.setattr(recording_module, "MOST_RECORDINGS", 1)
+
+    def played(engine: Engine) -> None:
+        for sampling in (GREEDY, SAMPLED):
+            for rows in (5, 3, 1):
+                for speculate in (True, False):
+                    engine.generate([[1, 2, 3, 4, 5, 6, 7]] * rows, sampling, speculate=speculate)
+
+    with engine_of(target, drafter) as engine:
+        engine.warm_up(sampling=(GREEDY, SAMPLED))
+        before = engine.recording_counts
+        assert rows_of(engine) == {1, 2, 4, 6} and before.rounds == 0
+        played(engine)
+        after = engine.recording_counts
+        assert (after.stages, after.replayed_share) == (before.stages, 1.0) and after.rounds > 100
+        assert not after.refused and not after.by_design and after.replays >= 3 * after.rounds
+        warm = engine.generate([[1, 2, 3]] * 3, SAMPLED)
+    with engine_of(target, drafter) as engine:
+        played(engine)
+        assert engine.recording_counts.replayed < engine.recording_counts.rounds
+        assert warm == engine.generate([[1, 2, 3]] * 3, SAMPLED)  # a warm-up leaves nothing behind
+    monkeypatch.setattr(recording_module, "_PER_SIZE", 0)  # mutant: recordings drop each other
+    with engine_of(target, drafter) as engine:
+        engine.warm_up(sampling=(GREEDY, SAMPLED))
+        assert len(engine._rounds.recorder.recordings) == 1  # type: ignore[arg-type]
+
+
+def test_a_warm_up_is_for_lengths_that_there_are(target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_module, "_LEAST_KEYS", 16)
+    with engine_of(target, None, max_length=40, max_batch_size=2) as engine:
+        with pytest.raises(ValueError, match="positions=41: this engine's max_length is 40, give no more"):
+            engine.warm_up(positions=41)
+        engine.warm_up(positions=10)
+        few = engine.recording_counts.stages
+        engine.warm_up()
+        assert (few, engine.recording_counts.stages) == (6, 6 + 2 * 2)  # verify anew at 32 and 48 positions
+        engine.generate([[1, 2, 3]] * 2, SamplingParams(max_new_tokens=36))
+        assert engine.recording_counts.replayed_share == 1.0
+
+
+def test_no_memory_for_a_warm_up_is_said_once(target, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with engine_of(target, None) as engine:
+        monkeypatch.setattr(engine._rounds.recorder.recordings._recorder, "record", full)  # type: ignore[union-attr]
+        engine.warm_up()
+        assert engine.generate([[1, 2, 3]], GREEDY)[0].finish_reason == "length"
+        (refused,) = engine.recording_counts.refused.values()
+    assert len(refused) == len(caplog.records) == 1 and "no memory is left for recordings" in refused[0]
+
+
+def test_what_is_not_recorded_by_design_is_told_apart(target) -> None:
+    processed = replace(GREEDY, logits_processor=[lambda tokens, scores: scores])
+    with engine_of(target, "model_chain_iid") as engine:
+        engine.generate([[1, 2, 3]], processed, speculate=False)
+        counts = engine.recording_counts
+        assert counts.by_design == {"requests have logits processors": counts.rounds} and not counts.refused
+        assert counts.replayed == 0
+
+
+def test_plain_and_speculative_rounds_in_turn_keep_their_recordings(target) -> None:
+    """As every experiment does; transformers' hooks, which it adds for hidden states, are no change of the model."""
+    with engine_of(Target(tiny_model("llama", vocab_size=VOCAB, layers=2)), "eagle3_chain_iid") as engine:
+        made = []
+        for turn in range(6):
+            engine.generate([[1, 2, 3, 4, 5, 6]] * 2, replace(GREEDY, max_new_tokens=40), speculate=turn % 2 > 0)
+            made.append(engine.recording_counts.stages)
+        assert made[-1] == made[-3] == len(engine._rounds.recorder.recordings)  # type: ignore[arg-type]
+        assert engine.recording_counts.replayed > 60

@@ -1,6 +1,8 @@
 """Rules beside their formulas, computed slowly, and published figures from the tables they were computed from."""
 
 import itertools
+import json
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_draft
 from specdec.checks.outcomes import enumerate_outcome, expected_coupled, outcome
 from specdec.checks.tables import Tables
 from specdec.coupling import coupled_acceptance
-from tests.verifiers.cases import DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
+from tests.verifiers.cases import DIGITS, EXACT, FILE, IID, KINDS, SWOR, TOP, complete, needs_tables, tables_of
 from tests.verifiers.test_mutants import UNCAPPED
 from verifiers import (
     BlockVerifier,
@@ -204,6 +206,21 @@ LEVELS = ((1,), (2,), (3,))
 PATHS = ((1, 1), (2, 1), (2, 2))
 PAIRS, PROGRAM = WeightedTransportVerifier(), WeightedTransportVerifier(solver="program")
 THREE_PLACES = 5.1e-4
+
+
+@pytest.fixture(scope="session")
+def tables() -> dict[str, Tables]:
+    """Fixtures A and B, and L with a level below that nothing reads but the completion."""
+
+    def rows(table: dict[str, Sequence[float]]) -> dict[tuple[int, ...], Sequence[float]]:
+        return {tuple(map(int, prefix.split(","))) if prefix else (): row for prefix, row in table.items()}
+
+    data = json.loads(FILE.read_text())
+    level = {name: {(): data["L"][name], **{(i,): data["L"][name] for i in range(8)}} for name in "pq"}
+    return {name: tables_of(rows(data[name]["p"]), rows(data[name]["q"])) for name in "AB"} | {
+        "L": tables_of(level["p"], level["q"])
+    }
+
 
 ACCEPTED: list[tuple[str, tuple[tuple[int, ...], ...], Verifier, DraftSampling, tuple[float, ...]]] = [
     ("A", TREES, RejectionVerifier(), TOP, (0.719437, 0.994120, 0.952749)),

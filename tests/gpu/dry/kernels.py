@@ -5,8 +5,7 @@
 prints registers, bytes of spills and of shared memory, and for products the instructions of a warp per byte of weights,
 of every kernel for one compute capability, by the Triton that is found first. It fails if a kernel needs more shared
 memory than there is, or spills in half precision, if a product is slower than an H100's memory, or if nobody launches a
-kernel here. ``usual`` leaves out attention of rare
-shapes.
+kernel here. ``usual`` leaves out attention of rare shapes. In a process in which Triton was not told to interpret.
 """
 
 import ast
@@ -18,12 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import triton
 import triton.backends.nvidia
 from transformers import LlamaForCausalLM, PreTrainedModel
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction
 
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head
@@ -32,15 +35,14 @@ from experiments.bench.gpu import llama_config
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.kernels import products
+from specdec.kernels import attention, products
 from specdec.kernels.attention import Tiles
 from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.attention import launch, paged, problem, quantized
+from tests.attention import Case, launch, paged, problem, quantized
 from tests.gpu.dry.fake_cuda import CUDA, fake_cuda, move
 from tests.gpu.dry.fake_tensors import ROOT
-from tests.kernel_compiler import MODELS, SHARED, compile_for
 from verifiers.rejection import RejectionVerifier
 
 SPILLED = 64
@@ -293,6 +295,45 @@ def main() -> int:
         problems += not_rejected(compiler)
     print(*problems, sep="\n")
     return len(problems)
+
+
+_HALF: dict[str, Any] = {"lengths": (40,), "dtype": torch.bfloat16}
+_LLAMA: dict[str, Any] = {**_HALF, "head_dim": 128, "kv_heads": 8, "groups": 4}
+MODELS = {
+    "Llama-3.1-8B, decoding": Case(nodes=1, shape="chain", **_LLAMA),
+    "Llama-3.1-8B, 16 nodes": Case(nodes=16, **_LLAMA),
+    "Llama-3.1-8B, 256 nodes": Case(nodes=256, **_LLAMA),
+    "Llama-3.1-8B, prefill": Case(nodes=512, shape="chain", **_LLAMA),
+    "Gemma-2-9B": Case(nodes=16, head_dim=256, kv_heads=8, groups=2, softcap=50.0, window=4096, **_HALF),
+    "gpt-oss-20b": Case(nodes=16, head_dim=64, kv_heads=8, groups=8, sinks=True, window=128, **_HALF),
+    "DeepSeek-V2-Lite": Case(nodes=16, head_dim=192, value_dim=128, kv_heads=16, groups=1, **_HALF),
+    "DeepSeek-V3, latent": Case(nodes=8, head_dim=576, value_dim=512, kv_heads=1, groups=128, **_HALF),
+    "in float32": Case(nodes=16, lengths=(40,), head_dim=128, kv_heads=2, groups=4),
+}
+"""Shapes of models that decode on a GPU, besides the small ones of ``CASES``."""
+
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Shared memory of one program, by compute capability."""
+
+
+def compile_for(capability: int) -> list[Any]:
+    """Make every later launch compile for a GPU and do no more; returns a list to which the kernels are added."""
+    target = GPUTarget("cuda", capability, 32)
+    kernels: list[Any] = []
+    triton.runtime.driver.set_active(
+        SimpleNamespace(  # type: ignore[arg-type]
+            get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        )
+    )
+    run = JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        kernels.append(run(self, *args, grid=grid, warmup=True, **kwargs))
+
+    JITFunction.run = compiled  # type: ignore[method-assign]
+    attention.shared_memory = lambda device: SHARED[capability]
+    attention.processors = lambda device: 132
+    return kernels
 
 
 if __name__ == "__main__":
