@@ -31,8 +31,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import specdec
+from experiments.config.launch import bare_words, with_folders
 from experiments.config.sections import CONF, TABLES
-from experiments.config.words import bare_words, with_folders
 from specdec.interfaces import Verifier
 from tests.experiments.made_runs import made
 from tests.verifiers.cases import complete

@@ -6,7 +6,8 @@ Use an otherwise idle machine.
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from experiments.config.kinds import Count, Seconds, Settings, Several, Temperatures, Text, Two, Wanted
+from experiments.commands.settings import Settings
+from experiments.config.kinds import AtLeastZero, Count, Several, Temperatures, Text, Two, Wanted
 from experiments.config.launch import Command
 
 
@@ -29,7 +30,7 @@ class BenchSettings(Settings):
     context: Two
     rounds: Two
     shape: Literal["tiny", "llama-8b", "llama-70b"]
-    seconds: Seconds
+    seconds: AtLeastZero
 
 
 bench = Command("bench", BenchSettings)

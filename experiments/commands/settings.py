@@ -9,25 +9,17 @@ from typing import Annotated, Any, Literal
 from omegaconf import DictConfig
 
 from experiments.config.kinds import (
+    AtLeastZero,
     Count,
-    Distance,
-    Dropped,
-    EngineSettings,
-    Folder,
+    Duration,
     Format,
-    MeasuredSettings,
     Natural,
     OneOrMore,
-    Options,
     Pace,
     Positive,
-    Price,
     Probability,
     Runs,
-    Seconds,
     Section,
-    ServedSettings,
-    Settings,
     Several,
     Share,
     Temperatures,
@@ -35,23 +27,70 @@ from experiments.config.kinds import (
     Texts,
     Two,
     Wanted,
-    check_name,
     did_you_mean,
     least,
     number,
 )
-from experiments.config.launch import Command
+from experiments.config.launch import Command, with_folders
 from experiments.config.sections import option_names, sections
-from experiments.config.words import with_folders, with_lists
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings(ServedSettings):
+class LimitsSettings:
+    """The section ``sla``: limits on latencies."""
+
+    ttft: Duration
+    tpot: Duration
+    e2e: Duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings that several commands have.
+
+    A command's class lists its values, and the sections that it needs before anything is made. Other sections are
+    checked against the components that they name.
+    """
+
+    seed: Natural | None = None
+    threads: Count | None = None
+    out: Text = "."
+    title: bool = True
+    resume: bool = False
+    method: Text | None = None
+    chat_template: Section | None = None
+    progress_every: Pace = None
+    price: Positive | None = None
+    engine: Section | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSettings(Settings):
+    """Settings of commands that measure methods against plain decoding."""
+
+    drafter: Section
+    policy: Section
+    methods: Section
+    policies: Section
+    warmup_prompts: Natural
+    sla: LimitsSettings
+
+    def __post_init__(self) -> None:
+        if self.methods and self.drafts:
+            raise ValueError(
+                f"drafter and methods={list(self.methods)} are both given: give drafter=none, or no methods"
+            )
+
+    @property
+    def drafts(self) -> bool:
+        """Whether ``drafter`` is one."""
+        return self.drafter.get("_target_") is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings(Settings):
     """An audit: the subject is our engine, another engine (``+contender=…``), or a function."""
 
-    seed: Natural
-    dataset: Section
-    contenders: Section
     function: Text | None
     assistant: Text
     mistakes: Texts
@@ -59,29 +98,24 @@ class AuditSettings(ServedSettings):
     horizon: Count | None
     drafted: Count
     undrafted: Natural
-    level: Share
-    tolerance: Distance
-    wanted: Share
-    least: Distance
+    level: Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+    tolerance: Share
+    wanted: Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+    least: Share
     block: Count
     max_samples: Count
-    chat_template: Options
-    resume: bool
 
 
 audit = Command("audit", AuditSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckSettings:
+class CheckSettings(Settings):
     """A check of a drafter, of a rule, or of the files in a folder."""
 
-    target: Section
+    seed: Natural
     drafter: Section
-    policy: Section
     verifier: Section
-    sampling: Section
-    engine: EngineSettings
     inspect: bool
     prompts: Texts
     tokens: Annotated[int, least(8)] | None
@@ -93,9 +127,6 @@ class CheckSettings:
     temperatures: Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
     streams: Annotated[int, least(100)]
     threshold: Positive
-    chat_template: Options
-    seed: Natural
-    threads: Count | None
 
     def __post_init__(self) -> None:
         drafter, verifier = (part.get("_target_") for part in (self.drafter, self.verifier))
@@ -108,15 +139,15 @@ class CheckSettings:
 
 def _check_words(words: list[str]) -> list[str]:
     """``experiments.check FOLDER`` is short for ``inspect=true drafter.name=FOLDER``."""
-    found = with_folders(words, "++drafter.name", several=False)
-    return ["inspect=true", *found] if found and found[0].startswith("++drafter.name=") else found
+    rewritten = with_folders(words, "++drafter.name", several=False)
+    return ["inspect=true", *rewritten] if rewritten != words else rewritten
 
 
 check = Command("check", CheckSettings, rewrite=_check_words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareSettings:
+class CompareSettings(Settings):
     """A comparison of runs, or of studies of load."""
 
     runs: Runs
@@ -125,11 +156,9 @@ class CompareSettings:
     difference: Text | None
     width: Positive | None
     max_prompts: Natural
-    out: Folder
-    title: bool = True
 
 
-compare = Command("compare", CompareSettings, rewrite=lambda words: with_lists(with_folders(words, "runs")))
+compare = Command("compare", CompareSettings, rewrite=lambda words: with_folders(words, "runs"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +175,6 @@ class GridSettings:
 class PlanSettings(Settings):
     """A plan of costs on a device; with ``costs=timed`` and ``costs=fit`` what steps cost on this machine."""
 
-    seed: Natural
-    target: Section
-    drafter: Section
-    verifier: Section
-    sampling: Section
-    engine: EngineSettings
     device: Text | None
     devices: Text | None
     costs: Text | None
@@ -161,21 +184,18 @@ class PlanSettings(Settings):
     output: Count
     acceptance: OneOrMore[Probability]
     longest: Count
-    price: Price | None
     memory: Positive | None
     usable: Annotated[float, number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
     page: Count
-    overhead: Seconds
+    overhead: AtLeastZero
     pictures: bool
     nodes: Several[Two]
-    draft_costs: Several[Annotated[float, number("a share of a plain step, 0 or above", lambda value: value >= 0)]]
+    draft_costs: Several[AtLeastZero]
     grid: GridSettings
     held_out: GridSettings
     ranges: list[Count] | None
-    seconds: Seconds | None
+    seconds: AtLeastZero | None
     rounds: Natural
-    chat_template: Options
-    title: bool = True
 
 
 plan = Command(
@@ -187,18 +207,14 @@ plan = Command(
 class ReplaySettings(Settings):
     """Rules asked about the drafts of a trace; with ``best=tree`` the best tree for its drafter."""
 
-    seed: Natural
     trace: Annotated[OneOrMore[Text], Wanted("the folder of a run made with trace=true, or a list of them")]
     verifiers: Any
     baseline: Text
     best: Literal["tree"] | None
-    method: Text | None
     max_nodes: Count
     max_depth: Count | None
     costs: Text
     rounds: Count
-    bootstrap: Section
-    title: bool = True
 
     def __post_init__(self) -> None:
         names = [*sections("verifier", self.verifiers), *option_names("verifier")]
@@ -231,7 +247,7 @@ class GradingSettings:
     limit: Count | None
     fewshot: Natural | None
     chat: bool
-    generation: Options
+    generation: Section | None
     max_new_tokens: Count
     execute: bool
 
@@ -240,17 +256,13 @@ class GradingSettings:
 class RunSettings(MeasuredSettings):
     """Methods measured against plain decoding; with ``grading`` their answers to benchmarks."""
 
-    contenders: Section
-    labels: Section
     compared_with: Text | None
     temperatures: Temperatures | None
     race: Text | None
     peaks: Literal["measured", "none"]
     trace: bool
-    trace_dropped: Dropped
+    trace_dropped: Share
     objective: Literal["speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate"] | None
-    progress_every: Pace
-    price: Price | None
     requests_table: bool | None
     study: Section | None
     grading: GradingSettings | None
@@ -262,8 +274,9 @@ class RunSettings(MeasuredSettings):
             raise ValueError(f"objective={self.objective} is of one method, and there are {len(methods)}: give null")
         if self.objective is not None and not self.drafts:
             raise ValueError(f"objective={self.objective}: plain decoding alone has none, give a drafter")
-        check_name("compared_with", self.compared_with, methods)
-        check_name("race", self.race, methods)
+        for setting, name in (("compared_with", self.compared_with), ("race", self.race)):
+            if name is not None and name not in methods:
+                raise ValueError(f"{setting}={name!r}: there is no such method{did_you_mean(name, methods)}")
 
 
 def objective(config: DictConfig, made: Any) -> float | None:
@@ -289,19 +302,17 @@ run = Command(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings(ServedSettings):
+class ServeSettings(Settings):
     """An endpoint for standard clients."""
 
-    seed: Natural
     host: Text
     port: Annotated[int, Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)]
     name: Text | None
     template: Text | None
     queue: Natural
-    drain: Seconds
+    drain: AtLeastZero
     max_body: Count
     prefix: Literal["specdec", "vllm"]
-    method: Text
 
 
 serve = Command("serve", ServeSettings)
@@ -311,23 +322,11 @@ serve = Command("serve", ServeSettings)
 class TrainSettings(Settings):
     """A training; with ``export=FOLDER`` a trained drafter written in the layout that a serving engine reads."""
 
-    seed: Natural | None
-    target: Section
-    data: Section
-    regenerate: Section
-    loss: Section
-    weights: Section
-    head: Section
-    tracker: Section
-    fit: Section
-    served: Section
     evaluate_every: Count
     held_out_rows: Count
     states: Text | None
     sharded: bool
     mixed_precision: Literal["no", "bf16"]
-    resume: bool
-    progress_every: Pace
     export: Text | Section | None
     format: Literal["native", "speculators", "sglang"]
     tokens: Count | None

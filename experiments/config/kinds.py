@@ -7,11 +7,9 @@ settings of commands (dataclasses) and the constructors of components are checke
 import difflib
 import inspect
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
@@ -26,11 +24,11 @@ class Wanted:
     """A condition on a value, for ``Annotated``.
 
     Attributes:
-        words: What to give, behind "give"; a function of the wrong value, or empty where the type says it.
+        words: What to give, behind "give"; empty where the type says it.
         test: Whether a value of the right type is right.
     """
 
-    words: str | Callable[[Any], str] = ""
+    words: str = ""
     test: Callable[[Any], bool] = lambda value: True
 
 
@@ -67,72 +65,67 @@ def check_arguments(component: Any, options: Mapping[str, Any], within: str = ""
             if sections and isinstance(value, Mapping):
                 check_arguments(sections[0], value, f"{prefix}{name}")
             elif not _fits(value, kind):
-                raise ValueError(f"{prefix}{name}={value!r}: give {in_words(kind, value)}")
-        elif whole and _is_needed(parameter) and not (given_first and number == 0):
+                raise ValueError(f"{prefix}{name}={value!r}: give {in_words(kind)}")
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or (given_first and number == 0):
+            continue
+        elif whole and parameter.default is parameter.empty:
             raise ValueError(f"{prefix}{name} is missing: give {prefix}{name}=… (with + before it)")
 
 
-_SIMPLE: dict[Any, Any] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), NoneType: (NoneType,)}
-_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", NoneType: "null"}
+_SIMPLE: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("an integer", (int,)),
+    float: ("a number", (int, float)),
+    str: ("text", (str,)),
+    NoneType: ("null", (NoneType,)),
+}
 
 
-def in_words(kind: Any, value: Any = None) -> str:
+def in_words(kind: Any) -> str:
     """The values that an annotation allows, behind "give"."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        words = [each.words for each in parts[1:] if isinstance(each, Wanted) and each.words]
-        return (words[0](value) if callable(words[0]) else words[0]) if words else in_words(parts[0], value)
+        return next((part.words for part in parts[1:] if isinstance(part, Wanted) and part.words), in_words(parts[0]))
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin is list:
-        return f"a list, each {in_words(parts[0], value)}"
+        return f"a list, each {in_words(parts[0])}"
     if origin in (Union, UnionType):
-        return ", or ".join("a list of them" if _of_list(part) in parts else in_words(part, value) for part in parts)
-    return "a section" if is_dataclass(kind) or kind is dict else _WORDS.get(kind, f"a {kind}")
+        return ", or ".join(map(in_words, parts))
+    return "a section" if is_dataclass(kind) or kind is dict else _SIMPLE.get(kind, (f"a {kind}",))[0]
 
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is what an annotation allows; a type that is none of those below allows every value."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        conditions = [each for each in parts[1:] if isinstance(each, Wanted)]
-        return _fits(value, parts[0]) and all(each.test(value) for each in conditions)
+        return _fits(value, parts[0]) and all(part.test(value) for part in parts[1:] if isinstance(part, Wanted))
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
     if origin is list:
-        return isinstance(value, list | tuple) and all(_fits(each, parts[0]) for each in value)
+        return isinstance(value, list | tuple) and all(_fits(element, parts[0]) for element in value)
     if kind is dict or is_dataclass(kind):
         return isinstance(value, Mapping)
-    return kind not in _SIMPLE or type(value) in _SIMPLE[kind]  # not isinstance: true is no number
-
-
-def _of_list(kind: Any) -> Any:
-    """The type of a list's elements, as in ``int | list[int]``; an ellipsis for anything else."""
-    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    return get_args(bare)[0] if get_origin(bare) is list else ...
+    return kind not in _SIMPLE or type(value) in _SIMPLE[kind][1]  # not isinstance: true is no number
 
 
 def parameters_of(component: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a component, with those that ``**options`` stands for: ``Unpack[…]``, or the base class's."""
+    bases = component.__mro__[1:-1] if isinstance(component, type) else ()
+    base = next((base for base in bases if "__init__" in vars(base)), None)
     found: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(component).parameters.items():
         if get_origin(parameter.annotation) is Unpack:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
             only = inspect.Parameter.KEYWORD_ONLY
             found |= {key: inspect.Parameter(key, only, default=None, annotation=kind) for key, kind in hints.items()}
-        elif parameter.kind is parameter.VAR_KEYWORD and (base := _passed_to(component)) is not None:
+        elif parameter.kind is parameter.VAR_KEYWORD and base is not None:
             found |= parameters_of(base)
         else:
             found[name] = parameter
     return found
-
-
-def _passed_to(component: Any) -> type | None:
-    """The class whose constructor takes what that of a subclass passes on as ``**options: Any``."""
-    bases = component.__mro__[1:-1] if isinstance(component, type) else ()
-    return next((base for base in bases if "__init__" in vars(base)), None)
 
 
 def _passed_on(component: Any) -> dict[str, inspect.Parameter]:
@@ -141,17 +134,9 @@ def _passed_on(component: Any) -> dict[str, inspect.Parameter]:
     passes = any(get_origin(each.annotation) is Unpack for each in inspect.signature(component).parameters.values())
     if not isinstance(kind, type) or not passes:
         return {}
-    maker = next(each for each in kind.__mro__ if component.__name__ in vars(each))
+    maker = next(base for base in kind.__mro__ if component.__name__ in vars(base))
     own, known = inspect.signature(kind).parameters, inspect.signature(maker).parameters
     return {name: each for name, each in own.items() if each.kind is each.KEYWORD_ONLY and name not in known}
-
-
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    return named and parameter.default is parameter.empty
-
-
-# ---------------------------------------------------------------- kinds of values
 
 
 def least(smallest: int) -> Wanted:
@@ -164,42 +149,16 @@ def number(words: str, test: Callable[[float], bool]) -> Wanted:
     return Wanted(words, lambda value: math.isfinite(value) and test(value))
 
 
-def _nearest(path: str) -> Path:
-    """A path, or the nearest folder above it that exists."""
-    found = Path(path).absolute()
-    while not found.exists() and not found.is_symlink() and found != found.parent:
-        found = found.parent
-    return found
-
-
-def _folder_words(value: Any) -> str:
-    wanted = "the path of a folder"
-    if not isinstance(value, str) or not value:
-        return wanted
-    return f"{wanted} ({_nearest(value)} {'cannot be written to' if _nearest(value).is_dir() else 'is a file'})"
-
-
-def _is_folder(value: str) -> bool:
-    return bool(value) and _nearest(value).is_dir() and os.access(_nearest(value), os.W_OK | os.X_OK)
-
-
-def _duration_words(value: Any) -> str:
+def _is_time(value: Any) -> bool:
     try:
         seconds_of(value)
-    except ValueError as error:
-        return str(error).removeprefix("give ")
-    return "a time"
+    except ValueError:
+        return False
+    return True
 
 
 def _is_pace(value: Any) -> bool:
     return value >= 1 if isinstance(value, int) else re.fullmatch(r"[1-9]\d*[smh]", value) is not None
-
-
-def _cache_formats() -> Iterable[str]:
-    """The names of the KV cache's formats. They import PyTorch, so only a setting that names one does."""
-    from specdec.cache import formats
-
-    return formats.FORMATS
 
 
 Several = Annotated[list[T], Wanted(test=bool)]
@@ -209,108 +168,13 @@ Count = Annotated[int, least(1)]
 Two = Annotated[int, least(2)]
 Text = Annotated[str, Wanted("a text", bool)]
 Texts = Annotated[list[Text], Wanted("a list of texts")] | None
-Folder = Annotated[str, Wanted(_folder_words, _is_folder)]
 Section = Annotated[dict, Wanted("a section, such as one of the files in conf/")]
-Options = Annotated[dict, Wanted("a section, such as {enable_thinking: false}")] | None
 Positive = Annotated[float, number("a number above 0", lambda value: value > 0)]
-Price = Annotated[float, number("the price of an hour, above 0", lambda value: value > 0)]
-Share = Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+AtLeastZero = Annotated[float, number("a number of 0 or more", lambda value: value >= 0)]
 Probability = Annotated[float, number("a probability from 0 to 1", lambda value: 0 <= value <= 1)]
-Distance = Annotated[float, number("a total variation", lambda value: 0 <= value < 1)]
-Seconds = Annotated[float, number("seconds, 0 or more", lambda value: value >= 0)]
-Temperature = Annotated[float, number("a temperature, 0 or above", lambda value: value >= 0)]
-Temperatures = Annotated[list[Temperature], Wanted("a list of temperatures, each 0 or above", bool)]
-Dropped = Annotated[float, number("a mass from 0 (keep every token) to below 1", lambda value: 0 <= value < 1)]
-Duration = Annotated[Any, Wanted(_duration_words, lambda value: _duration_words(value) == "a time")] | None
+Share = Annotated[float, number("a share from 0 to below 1", lambda value: 0 <= value < 1)]
+Temperatures = Annotated[list[AtLeastZero], Wanted("a list of temperatures, each 0 or above", bool)]
+Duration = Annotated[Any, Wanted("seconds, or a time with its unit, such as 200ms", _is_time)] | None
 Pace = Annotated[int | str, Wanted("a number of prompts, a time such as 30s or 5m", _is_pace)] | None
 Format = Annotated[str, Wanted(f"one or several of {', '.join(FORMATS)}", lambda value: value in FORMATS)]
-CacheFormat = Annotated[
-    str, Wanted(lambda value: f"one of {', '.join(_cache_formats())}", lambda value: value in _cache_formats())
-]
 Runs = Annotated[OneOrMore[Text], Wanted("folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """The section ``engine``: arguments of ``specdec.engine.engine.Engine``, which would import PyTorch."""
-
-    max_batch_size: Count
-    max_length: Two | None
-    prefill_chunk: Count
-    attention: Text
-    optimize: bool
-    invariant: bool
-    timing: bool
-    scheduler: Any
-    check: bool
-    recording: Literal["auto", "rounds", "decisions", "off"]
-    kv_cache: CacheFormat | None
-    cache: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitsSettings:
-    """The section ``sla``: limits on latencies."""
-
-    ttft: Duration
-    tpot: Duration
-    e2e: Duration
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings that commands have in common."""
-
-    threads: Count | None
-    out: Folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedSettings:
-    """Settings of commands with an engine of ours."""
-
-    threads: Count | None
-    out: Folder
-    seed: Natural | None
-    target: Section
-    drafter: Section
-    policy: Section
-    verifier: Section
-    sampling: Section
-    engine: EngineSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredSettings(ServedSettings):
-    """Settings of commands that measure methods against plain decoding."""
-
-    dataset: Section
-    tracker: Section
-    bootstrap: Section
-    method: Text
-    methods: Section
-    policies: Section
-    rules: Section
-    setups: Section
-    warmup_prompts: Natural
-    chat_template: Options
-    sla: LimitsSettings
-    resume: bool
-    title: bool
-
-    def __post_init__(self) -> None:
-        if self.methods and self.drafts:
-            raise ValueError(
-                f"drafter and methods={list(self.methods)} are both given: give drafter=none, or no methods"
-            )
-
-    @property
-    def drafts(self) -> bool:
-        """Whether ``drafter`` is one."""
-        return self.drafter.get("_target_") is not None
-
-
-def check_name(setting: str, name: str | None, known: Iterable[str] | Mapping[str, Any]) -> None:
-    """Refuse the name of a method that there is not; None is no name."""
-    if name is not None and name not in known:
-        raise ValueError(f"{setting}={name!r}: there is no such method{did_you_mean(name, known)}")

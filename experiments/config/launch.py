@@ -1,9 +1,10 @@
 """Commands: from the command line to the work, with one sentence per error, no traceback, and an exit code."""
 
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments import removed
-from experiments.config import ranks, words
+from experiments.config import ranks
 from experiments.config.kinds import did_you_mean
 from experiments.config.sections import CONF, check_pair, check_settings, in_sweep
 from experiments.reporting import style
@@ -33,6 +34,11 @@ RESULTS = ("summary.json", "load.json")
 _FULL = "HYDRA_FULL_ERROR"
 _EXTRAS = ("optuna", "joblib", "submitit", "ray")
 """Plugins of Hydra that are installed as extras of the same name."""
+_TAKE_A_WORD = {
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun", "--config-path", "-cp"),
+    *("--config-dir", "-cd", "--config-name", "-cn"),
+}
+"""Flags of Hydra whose value is the next word."""
 _shown: list[str] = []  # the errors of this process
 
 
@@ -81,7 +87,7 @@ class Command:
             note = _note_of_job()
             style.TITLES.set(bool(config.get("title", True)))
             try:
-                with ranks.in_silence(), ranks.taking_part(config, divides=self.divides):
+                with ranks.taking_part(config, divides=self.divides):
                     result = self(config)
                 return self.objective(config, result) if self.objective is not None else None
             except Exception as error:
@@ -93,7 +99,7 @@ class Command:
                 show(error)
                 return None
 
-        completes = words.completing(sys.argv[1:])
+        completes = completing(sys.argv[1:])
         _import_from(os.getcwd())
         application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=self.name)(run_job)
         os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
@@ -126,13 +132,14 @@ class Command:
             if (instead := removed.option(self.name, word)) is not None:
                 raise ValueError(f"{word} is no longer there: {instead}")
         rewritten = arguments if self.rewrite is None else self.rewrite(arguments)
-        taken = [words.without_null(word) for word in words.with_home(words.overrides_first(rewritten))]
-        return ranks.arguments(words.multirun_as_chosen(taken))
+        flags = _flags(rewritten)  # Hydra's parser takes overrides in one piece only, before or behind its flags
+        ordered = [rewritten[place] for place in sorted(range(len(rewritten)), key=flags.__contains__)]
+        return ranks.arguments(with_home(ordered))
 
 
 def show(error: BaseException) -> None:
     """Print an error as one sentence. ``Command.main`` then ends with exit code 1."""
-    _shown.append(ranks.whose(ranks.explained(error) or sentence(error)))
+    _shown.append(ranks.whose(sentence(error)))
     print(f"error: {_shown[-1]}", file=sys.stderr)
 
 
@@ -205,3 +212,59 @@ def _note_of_job() -> Path | None:
     note = Path(HydraConfig.get().runtime.output_dir) / ERROR
     note.unlink(missing_ok=True)
     return None if any((note.parent / name).exists() for name in RESULTS) else note
+
+
+# ---------------------------------------------------------------- words of the command line
+
+
+def bare_words(arguments: Sequence[str]) -> list[int]:
+    """The positions of bare words, which are neither ``name=value`` or ``~name`` nor a flag nor the value of one.
+
+    In ``outputs/run --cfg job``, the first word is bare and ``job`` is not.
+    """
+    flags = _flags(arguments)
+    words = enumerate(arguments)
+    return [place for place, word in words if "=" not in word and not word.startswith("~") and place not in flags]
+
+
+def with_folders(words: Sequence[str], name: str, *, several: bool = True) -> list[str]:
+    """The words of a command line, with bare folders turned into an override: ``runs=[FOLDER]``.
+
+    Args:
+        name: The setting that takes the folders.
+
+    Raises:
+        ValueError: There are several folders, and the setting takes one.
+    """
+    bare = set(bare_words(words))
+    folders, others = [], []
+    for position, word in enumerate(words):
+        (folders if position in bare or ("=" in word and Path(word).is_dir()) else others).append(word)
+    if not folders:
+        return others
+    if not several and len(folders) > 1:
+        raise ValueError(f"give one folder, not {len(folders)}: {' '.join(folders)}")
+    # Quoted, as Hydra's grammar reads any text.
+    quoted = ["'" + folder.rstrip("\\").replace("'", "\\'") + "'" for folder in folders]
+    return [f"{name}=[{','.join(quoted)}]" if several else f"{name}={quoted[0]}", *others]
+
+
+def with_home(words: Sequence[str]) -> list[str]:
+    """``target.name=~/models`` with the user's home, which a shell puts only at the beginning of a word."""
+    home = os.path.expanduser("~")
+    return [re.sub(r"(?<=[=\[,:])~(?=/)", lambda _: home, word) if "=" in word else word for word in words]
+
+
+def completing(arguments: Sequence[str]) -> bool:
+    """Whether this call is a shell's question about a line that is not finished (``COMP_LINE``)."""
+    asked = {"--shell-completion", "-sc"} & set(arguments) and any(word.startswith("query=") for word in arguments)
+    return bool(asked) and "COMP_LINE" in os.environ
+
+
+def _flags(arguments: Sequence[str]) -> set[int]:
+    """The positions of Hydra's flags and of their values."""
+    return {
+        place
+        for place, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False))
+        if word.startswith("-") or (before in _TAKE_A_WORD and not (before in ("--info", "-i") and "=" in word))
+    }

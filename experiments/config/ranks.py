@@ -17,9 +17,6 @@ from omegaconf import DictConfig, open_dict
 
 from experiments.config.sections import in_sweep
 
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")
-"""What torch says when another process is gone."""
-
 
 def processes() -> int:
     """The number of processes that torchrun has started, of which this is one."""
@@ -38,21 +35,17 @@ def arguments(words: list[str]) -> list[str]:
     return [*words, f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
 
 
-@contextmanager
-def in_silence() -> Iterator[None]:
-    """Print nothing during the ``with`` block if this process follows, except the error that ends it."""
-    if not follows():
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
+def whose(message: str) -> str:
+    """A message with the number of this process, if there are several and it follows."""
+    return f"process {os.environ['RANK']}: {message}" if follows() else message
 
 
 @contextmanager
 def taking_part(config: DictConfig, *, divides: bool = False) -> Iterator[None]:
     """Run a command as one of the processes that torchrun has started; alone it changes nothing.
 
-    A process that follows works in a folder of its own, which begins as a copy of the run that it resumes, if any.
+    A process that follows prints nothing but the error that ends it, and works in a folder of its own, which begins as
+    a copy of the run that it resumes, if any.
 
     Args:
         divides: Whether the command divides its work among the processes by itself, as a training does.
@@ -70,38 +63,33 @@ def taking_part(config: DictConfig, *, divides: bool = False) -> Iterator[None]:
         if torch.cuda.is_available() and (local := int(os.environ["LOCAL_RANK"])) < torch.cuda.device_count():
             torch.cuda.set_device(local)  # each its own from the beginning, whichever model it loads first
     try:
-        if divides or not follows():
+        if not follows():
             yield
             return
-        with tempfile.TemporaryDirectory(prefix="specdec-") as own:
-            folder = Path(own) / "run"
-            if config.get("resume") and Path(config.out).is_dir():
-                shutil.copytree(config.out, folder)
-            with open_dict(config):
-                config.out = str(folder)
+        with (
+            open(os.devnull, "w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+            tempfile.TemporaryDirectory(prefix="specdec-") as own,
+        ):
+            if not divides:
+                folder = Path(own) / "run"
+                if config.get("resume") and Path(config.out).is_dir():
+                    shutil.copytree(config.out, folder)
+                with open_dict(config):
+                    config.out = str(folder)
             yield
     finally:
-        _leave()
+        if "torch" in sys.modules:  # leave the group, so that no thread of it is left when the process ends
+            import torch.distributed
 
-
-def explained(error: BaseException) -> str | None:
-    """A sentence about an error that only says that another process is gone; None for any other."""
-    if processes() == 1 or not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in _LOST):
-        return None
-    return f"another of the {processes()} processes that work together has ended: its own message says why"
-
-
-def whose(message: str) -> str:
-    """A message with the number of this process, if there are several and it follows."""
-    return f"process {os.environ['RANK']}: {message}" if follows() else message
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
 
 
 def _check(config: DictConfig) -> None:
-    started = processes()
-    target: Any = config.get("target")
-    if target is None:
-        raise ValueError(f"torchrun has started {started} processes, and this command needs one: start it without")
-    parallel = target.get("tensor_parallel")
+    started, target = processes(), config.get("target")
+    parallel: Any = None if target is None else target.get("tensor_parallel")
     if parallel is not True and parallel in (None, False, 1):
         raise ValueError(
             f"torchrun has started {started} processes that would all do the same: give "
@@ -113,12 +101,3 @@ def _check(config: DictConfig) -> None:
         raise ValueError("seed=null: processes that share a target need the same seed, give a number")
     if config.get("contenders"):
         raise ValueError("contenders run whole models in one process: leave them out with target.tensor_parallel")
-
-
-def _leave() -> None:
-    """Leave the group, so that no thread of it is left when the process ends."""
-    if "torch" in sys.modules:
-        import torch.distributed
-
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()

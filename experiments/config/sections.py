@@ -4,16 +4,10 @@ The options of a group are along Hydra's search path: the folder of ``--config-d
 folders of ``hydra.searchpath``.
 """
 
-import importlib
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
@@ -21,8 +15,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.kinds import check_arguments, did_you_mean, in_words
 
@@ -114,13 +108,16 @@ def sections(group: str, given: Any) -> dict[str, DictConfig]:
             file. None for all options.
 
     Raises:
-        ValueError: There is no such option, an option has no such argument, or an entry is neither.
+        ValueError: There is no such option, or an entry is neither.
     """
     names = option_names(group)
     entries = names if given is None else given if isinstance(given, list) else [given]
     read = [dict(entry) if isinstance(entry, Mapping) else {"name": entry} for entry in entries]
     for entry in read:
-        _check_entry(group, entry, names)
+        if ("name" in entry) == ("_target_" in entry):
+            raise ValueError(f"{entry!r} is no {group}: give {{name: NAME, …}} or {{_target_: package.Class, …}}")
+        if (name := entry.get("name")) not in (*names, None):
+            raise ValueError(f"there is no {group} {name!r}{did_you_mean(str(name), names)}")
     chosen = sorted({entry["name"] for entry in read if "name" in entry})
     with _hydra() as further:  # together, because Hydra takes its time for every composition
         options = [f"+{group}@option{number}={name}" for number, name in enumerate(chosen)]
@@ -128,38 +125,12 @@ def sections(group: str, given: Any) -> dict[str, DictConfig]:
     found: dict[str, DictConfig] = {}
     for entry in read:
         name = entry.pop("name", None)
-        if name is not None:
-            section = _with_arguments(group, name, composed[f"option{chosen.index(name)}"], entry)
-        else:
-            section = OmegaConf.create(entry)
-            check_module(section, f"{group}s")
-            name = str(entry.pop("_target_")).rpartition(".")[2]
-        found[", ".join([name, *(f"{key}={value}" for key, value in entry.items())])] = section
+        section = OmegaConf.create({} if name is None else composed[f"option{chosen.index(name)}"])
+        OmegaConf.set_struct(section, False)
+        section = OmegaConf.merge(section, entry)
+        name = name or str(entry.pop("_target_")).rpartition(".")[2]
+        found[", ".join([name, *(f"{key}={value}" for key, value in entry.items())])] = cast(DictConfig, section)
     return found
-
-
-def _check_entry(group: str, entry: Mapping[str, Any], names: Sequence[str]) -> None:
-    name, is_class = entry.get("name"), "_target_" in entry
-    if is_class != ("name" in entry) and (is_class or name in names):
-        return
-    if isinstance(name, str) and not is_class:
-        raise ValueError(f"there is no {group} {name!r}{did_you_mean(name, names)}")
-    given = name if set(entry) == {"name"} else dict(entry)
-    raise ValueError(
-        f"{given!r} is no {group}: give a name, {{name: NAME, argument: value}} or "
-        f"{{_target_: package.module.Class, argument: value}}"
-    )
-
-
-def _with_arguments(group: str, name: str, section: Any, arguments: Mapping[str, Any]) -> DictConfig:
-    if not OmegaConf.is_dict(section) or "_target_" not in section:
-        raise ValueError(f"{group} {name} has no _target_: name the component's class there")
-    for key in arguments:
-        if key not in list(section):  # a mapping denies keys whose value is ???
-            known = [str(each) for each in section if not str(each).startswith("_")]
-            raise ValueError(f"{group} {name} has no {key!r}{did_you_mean(str(key), known)}")
-    OmegaConf.set_struct(section, False)
-    return cast(DictConfig, OmegaConf.merge(section, arguments))
 
 
 @contextmanager
@@ -185,24 +156,22 @@ def check_settings(config: DictConfig, settings: type[Made]) -> Made:
     """A command's settings, after all checks that need no component's class.
 
     A command calls this before it imports anything heavy, so that a typing error is answered at once and not after the
-    seconds that PyTorch takes to load. What components take is checked once they are imported. Paths that begin with
-    ``~/`` become those of the user's home, in the configuration, too.
+    seconds that PyTorch takes to load. What components take is checked once they are imported.
 
     Raises:
-        ValueError: A setting is unknown, missing or wrong, settings contradict each other, or a section's module or
-            value is missing.
+        ValueError: A setting is unknown, missing or wrong, or settings contradict each other.
     """
     kinds = {field.name: field.type for field in fields(cast(Any, settings))}
     for name in map(str, config):
         if OmegaConf.is_missing(config, name):
             raise ValueError(f"{name} has no value: give {name}=…, {in_words(kinds.get(name))}")
-    _expand_home(config)
-    options = plain_whole(config)
-    made = typed(settings, options)
-    for name, section in options.items():
-        if isinstance(section, dict):
-            check_module(section, name)
-    return made
+    return typed(settings, values_of(settings, plain_whole(config)))
+
+
+def values_of(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without the sections that a command's settings leave to their components."""
+    known = {field.name for field in fields(settings)}
+    return {name: value for name, value in options.items() if name in known or not isinstance(value, dict)}
 
 
 def plain(config: DictConfig, section: str) -> Any:
@@ -226,16 +195,6 @@ def listed(config: DictConfig, name: str) -> list[Any]:
     """A setting that is one value or several, as a list."""
     given = plain(config, name)
     return given if isinstance(given, list) else [given]
-
-
-def check_module(options: Mapping[Any, Any], section: str) -> None:
-    """Refuse a section whose component is in no module that there is; none is imported."""
-    target = options.get("_target_")
-    if target is None:
-        return
-    top = _parts_of(target, section)[0]
-    if top not in sys.modules and find_spec(top) is None:
-        raise ValueError(_no_module(target, section))
 
 
 def bootstrap_of(config: DictConfig) -> "Bootstrap":
@@ -292,20 +251,20 @@ def locate(name: Any, within: str) -> Callable[..., Any]:
     """The class or function of a dotted name. An error that its module raises is passed on.
 
     Raises:
-        ValueError: There is no such module, nothing of this name in it, or something that cannot be called.
+        ValueError: There is no such class or function.
     """
     setting = f"{within}._target_={name!r}"
-    module, rest = _imported(name, within)
-    found: Any = module
-    for part in rest:
-        if not hasattr(found, part):
-            where = getattr(found, "__name__", type(found).__name__)
-            public = {each: value for each, value in vars(found).items() if not each.startswith("_")}
-            there = [each for each, value in public.items() if getattr(value, "__module__", "") == where] or public
-            raise ValueError(f"{setting}: there is no {part!r} in {where}{did_you_mean(part, there)}")
-        found = getattr(found, part)
-    if isinstance(found, ModuleType):
-        raise ValueError(f"{setting} is a module: name a class or function in it, such as {name}.MyClass")
+    try:
+        found = get_object(str(name))
+    except (ImportError, ValueError) as error:
+        cause = error.__cause__ or error
+        absent = isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}.")
+        if not absent and not isinstance(cause, AttributeError | ValueError):
+            raise cause from None  # its module is there, and raises
+        raise ValueError(
+            f"{setting}: there is no such class or function; if it is in a file of yours, run in its folder or put "
+            f"that folder on PYTHONPATH"
+        ) from error
     if not callable(found):
         raise ValueError(f"{setting} is of type {type(found).__name__}: name a class or function")
     return found
@@ -349,42 +308,3 @@ def _named_first(options: dict[str, Any]) -> dict[str, Any]:
 
 def _loads(options: dict[str, Any]) -> bool:
     return options["_target_"].endswith(".from_pretrained") and "name" in options
-
-
-def _parts_of(name: Any, within: str) -> list[str]:
-    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"{within}._target_={name!r}: give the dotted name of a class, such as my_module.MyClass")
-    return name.split(".")
-
-
-def _imported(name: Any, within: str) -> tuple[ModuleType, list[str]]:
-    """The innermost module of a dotted name, and the names that follow it."""
-    parts = _parts_of(name, within)
-    for count in range(len(parts), 0, -1):
-        path = ".".join(parts[:count])
-        try:
-            return importlib.import_module(path), parts[count:]
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if path != missing and not path.startswith(f"{missing}."):
-                raise  # it is there, and imports another one that is not
-    raise ValueError(_no_module(name, within))
-
-
-def _no_module(name: str, within: str) -> str:
-    return (
-        f"{within}._target_={name!r}: there is no module {name.partition('.')[0]!r}; if it is a file of yours, run in "
-        f"its folder or put that folder on PYTHONPATH"
-    )
-
-
-def _expand_home(node: DictConfig | ListConfig) -> None:
-    """Replace ``~/`` at the beginning of every text in a configuration by the user's home."""
-    for key in range(len(node)) if isinstance(node, ListConfig) else list(node):
-        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
-            continue
-        value: Any = node._get_node(key)
-        if OmegaConf.is_config(value) and not value._is_none():
-            _expand_home(value)
-        elif isinstance(value._value(), str) and re.match(r"~(/|$)", value._value()):
-            node[key] = os.path.expanduser(value._value())

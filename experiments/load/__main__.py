@@ -7,7 +7,8 @@ pictures say who waited, for how long, and how many requests kept the limits.
 from dataclasses import dataclass
 from typing import Annotated
 
-from experiments.config.kinds import Count, MeasuredSettings, Positive, Section, Wanted
+from experiments.commands.settings import MeasuredSettings
+from experiments.config.kinds import Count, Positive, Wanted
 from experiments.config.launch import Command
 
 
@@ -22,10 +23,6 @@ class LengthsSettings:
 class LoadSettings(MeasuredSettings):
     """What ``conf/load.yaml`` holds."""
 
-    arrival: Section
-    workload: Section
-    overload: Section
-    clock: Section
     requests: Count | None
     rates: Annotated[list[Positive], Wanted("a list of rates, each above 0, as 'rates=[1,2,4]'", bool)] | None
     lengths: LengthsSettings

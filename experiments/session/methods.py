@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.config.kinds import EngineSettings, check_arguments, did_you_mean
+from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
 from experiments.results.records import PLAIN
 from experiments.results.revision import revision_of
+from specdec.engine.engine import Engine
 
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own, in ``setups``."""
@@ -92,7 +93,7 @@ def check_components(
     others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
 ) -> None:
     """Check the arguments of all components, and of what methods have of their own, before anything is made."""
-    check_arguments(EngineSettings, plain(config, "engine"), "engine")
+    check_arguments(Engine, plain(config, "engine"), "engine", given_first=True)
     if PLAIN in drafters:
         raise ValueError(f"method={PLAIN} is what plain decoding beside it is called: give another name")
     kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
@@ -142,7 +143,7 @@ def _check_setups(config: DictConfig, known: Sequence[str]) -> None:
                     f"{where}.{part}.{key}: all methods decode the same tokens of the same prompts, give {part}.{key}"
                 )
         own = _with_setup(config, name)
-        check_arguments(EngineSettings, plain(own, "engine"), f"{where}.engine")
+        check_arguments(Engine, plain(own, "engine"), f"{where}.engine", given_first=True)
         component_of(own, "target")
     if setups and config.get("contenders"):
         raise ValueError(

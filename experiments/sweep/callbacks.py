@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from experiments.config.launch import ERROR, RESULTS, show
 from experiments.config.sections import in_sweep
 
+_FORMS = {
+    "mean_acceptance_length": "length {:.2f}",
+    "speedup": "speedup {:.2f}x",
+    "tokens_per_second": "{:.1f} tokens/s",
+    "rate": "rate {:.3g}",
+    "goodput": "goodput {:.3g}/s",
+}
+"""The figures in a job's line."""
 _COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 
@@ -83,42 +91,19 @@ class JobLines(Callback):
 
 def _figures(folder: Path, *, failed_since: float) -> str:
     """The main figures of a job; a summary from before it failed is that of another job with the same folder."""
-    try:
-        file = next(folder / name for name in reversed(RESULTS) if (folder / name).exists())
-        if file.stat().st_mtime < failed_since:
-            return "NO RESULT"
-        summary = json.loads(file.read_text(encoding="utf-8"))
-        if "runs" in summary:
-            return "; ".join(_under_load(run) for run in summary["runs"] if run["group"] == "all")
-        rows = [row for row in summary["rows"] if row["category"] == "all"]
-        parts = [_method(row, named=len(rows) > 2) for row in rows[1:] or rows]
-    except (StopIteration, KeyError, TypeError, ValueError):
+    file = next((folder / name for name in reversed(RESULTS) if (folder / name).exists()), None)
+    if file is None or file.stat().st_mtime < failed_since:
         return "NO RESULT"
-    failed = sum(row["failed"] for row in rows)
-    parts += [f"{failed} prompts FAILED"] if failed else []
-    parts += [] if summary["complete"] else ["INCOMPLETE"]
-    parts += ["NOISY TIMINGS"] if rows[0].get("noisy") else []
-    return "; ".join(parts)
-
-
-def _under_load(run: Mapping[str, Any]) -> str:
-    """The goodput of a method at a rate, or where there are no limits its median time to first token."""
-    good, ttft = run.get("goodput"), run.get("ttft.p50")
-    figure = "no figures" if ttft is None else f"TTFT {1000 * ttft:.3g} ms"
-    return f"{run['method']} at {run['rate']:.3g}: {figure if good is None else f'goodput {good:.3g}/s'}"
-
-
-def _method(row: Mapping[str, Any], *, named: bool) -> str:
-    from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
-
-    forms = {"mean_acceptance_length": "length {:.2f}", "speedup": "speedup {:.2f}x"}
-    forms |= {"tokens_per_second": "{:.1f} tokens/s"}
-    parts = [form.format(row[name]) for name, form in forms.items() if row[name] is not None]
-    if row["exactness"] is not None and not promises_exact(row["exactness"]):
-        parts.append(str(row["exactness"]))
-    parts += ["NOT LOSSLESS"] * (row["lossless"] == "not lossless")
-    name = f"{row['method']} at T={row['temperature']:g}: " if named else ""
-    return name + (", ".join(parts) or "no figures")
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    rows = [row for row in summary.get("rows") or summary["runs"] if row.get("category", row.get("group")) == "all"]
+    drafted = [row for row in rows if row["method"] != "plain"] or rows
+    parts = []
+    for row in drafted:
+        figures = [form.format(row[name]) for name, form in _FORMS.items() if row.get(name) is not None]
+        figures += ["NOT LOSSLESS"] * (row.get("lossless") == "not lossless")
+        figures += [f"{row['failed']} prompts FAILED"] * bool(row.get("failed"))
+        parts.append(f"{row['method']}: " * (len(drafted) > 1) + ", ".join(figures))
+    return "; ".join([*parts, *(["INCOMPLETE"] * (not summary.get("complete", True)))])
 
 
 class Report(Callback):

@@ -17,9 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from drafters.heads.eagle_files import save_eagle
 from drafters.lora import write_adapter
-from experiments.config.launch import Command
+from experiments.config.launch import Command, with_home
 from experiments.config.sections import CONF, TABLES
-from experiments.config.words import with_home, without_null
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.peaks import brief_peaks
@@ -150,7 +149,7 @@ def composed(name: str, *overrides: str) -> DictConfig:
 def called(command: Command, *words: str) -> Any:
     """The result of a command with the words of its command line, in this process."""
     given = list(words) if command.rewrite is None else command.rewrite(list(words))
-    return command(composed(command.name, *map(without_null, with_home(given))))
+    return command(composed(command.name, *with_home(given)))
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     records = read_records(tmp_path / "runs" / "b" / "records.jsonl")  # a method that takes twice the time
     slow = [each if each.method == "plain" else dataclasses.replace(each, seconds=2 * each.seconds) for each in records]
     replace_records(tmp_path / "runs" / "b" / "records.jsonl", slow)
-    command(monkeypatch, tmp_path, f"runs={tmp_path / 'runs'}", "format=md,csv,latex,parquet")
+    command(monkeypatch, tmp_path, f"runs={tmp_path / 'runs'}", "format=[md,csv,latex,parquet]")
     out = tmp_path / "out"
     assert {path.name for path in out.glob("comparison.*")} == {
         f"comparison.{ending}" for ending in ("md", "csv", "tex", "parquet", "json")

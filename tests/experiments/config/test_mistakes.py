@@ -132,10 +132,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "drafter=ngrm": "drafter 'ngrm': did you mean ngram?",
         "drafter=model temperature=1": "temperature: did you mean drafter.temperature or sampling.temperature?",
         "warmup_prompts=-1": "warmup_prompts=-1",
-        "out=a_file": "a_file is a file",
-        "verifier=null": "verifier=null: a run needs a verifier, choose among block, ",
         "engine.max_length=20": "no prompt fits: ",
-        "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, ",
+        "engine.kv_cache=int4": "kv_cache='int4': give int8, fp8, ",
         "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8",
         "engine.scheduler._target_=x.Y": "engine.scheduler is empty: give '+engine.scheduler={_target_:…}'",
         "engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule",
@@ -169,9 +167,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "race=lookahead": "race='lookahead'",
     },
     "replay": {
-        "nowhere 'verifiers=[{{name: lenient, lenence: 1}}]'": "verifier lenient has no 'lenence': did you mean",
-        "nowhere 'verifiers=[{{_target_: Rule}}]'": "verifiers._target_='Rule'",
-        "nowhere verifiers=[3]": "3 is no verifier",
+        "nowhere 'verifiers=[{{name: lenent, lenience: 1}}]'": "there is no verifier 'lenent': did you mean",
+        "nowhere verifiers=[3]": "there is no verifier 3",
         "": "trace has no value",
     },
     "check": {

@@ -9,11 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
 from experiments.config.kinds import Count, OneOrMore, Wanted, check_arguments
-from experiments.config.sections import CONF, build, check_settings, option_names, sections
-from experiments.config.words import multirun_as_chosen, with_folders, with_home
+from experiments.config.launch import with_folders, with_home
+from experiments.config.sections import CONF, build, option_names, sections
 from tests.experiments.runs import Configure
 from tests.models import tiny_model
 
@@ -24,17 +23,6 @@ def test_hydra_reads_the_very_name_of_a_folder(tmp_path: Path, monkeypatch: pyte
     for name in ("a b,c", "it's", "[x]", "a:b", "ü{}", "outputs/*/0", "drafter=model"):
         (word,) = with_folders([name], "run", several=False)
         assert OverridesParser.create().parse_override(word).value() == name
-
-
-def test_an_experiment_that_sweeps_takes_several_values() -> None:
-    """As the comments in its file say, without ``-m``."""
-    assert multirun_as_chosen(["experiment=context", "drafter=ngram,eagle"])[-1] == "-m"
-    for alone in (
-        ["experiment=context", "drafter=ngram", "dataset.files=[a,b]"],
-        ["experiment=quick", "drafter=ngram,eagle"],
-        ["-m", "experiment=context", "drafter=ngram,eagle"],
-    ):
-        assert multirun_as_chosen(alone) == alone
 
 
 def test_the_home_is_found_wherever_a_path_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +86,7 @@ class Outer:
         ({"inner": {"sise": 1}}, "there is no inner.sise: did you mean inner.size?"),
         ({"inner": {}}, "inner.size is missing"),
         ({"inner": 3}, "inner=3: give a section"),
-        ({"sizes": [1, 0]}, "sizes=[1, 0]: give an integer of at least 1, or a list of them"),
+        ({"sizes": [1, 0]}, "sizes=[1, 0]: give an integer of at least 1, or a list"),
         ({"mode": "c"}, "mode='c': give one of a, b, or null"),
         ({"even": 3}, "even=3: give an even number"),
         ({"flag": 1}, "flag=1: give true or false"),
@@ -136,19 +124,6 @@ def test_what_a_subclass_adds_can_be_given_to_the_class_method_that_makes_it() -
     for made, options in ((Made, {"weight": 0.3}), (Wider, {"weight": "a"}), (Wider, {"wight": 0.3})):
         with pytest.raises(ValueError, match=r"weight='a': give a number|there is no (weight|wight)"):
             check_arguments(made.load, {"name": "a", **options})
-
-
-def test_paths_of_a_file_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Paths:
-        one: dict
-        several: list[str]
-        other: str
-
-    monkeypatch.setenv("HOME", "/home/me")
-    config = OmegaConf.create({"one": {"name": "~/m"}, "several": ["~/a", "b"], "other": "a~/b"})
-    check_settings(config, Paths)
-    assert config == {"one": {"name": "/home/me/m"}, "several": ["/home/me/a", "b"], "other": "a~/b"}
 
 
 def test_a_target_may_borrow_a_tokenizer(configure: Configure, saved: Path, tmp_path: Path) -> None:

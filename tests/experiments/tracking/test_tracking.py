@@ -14,8 +14,7 @@ from hydra import compose, initialize_config_dir
 from matplotlib import image
 
 from experiments.commands.settings import RunSettings
-from experiments.config.kinds import check_arguments
-from experiments.config.sections import CONF, plain
+from experiments.config.sections import CONF, plain, typed, values_of
 from experiments.results.records import PLAIN, Record
 from experiments.results.rows import Row, rows_of
 from experiments.results.statistics import Bootstrap
@@ -344,7 +343,7 @@ def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
             config = compose("run", line[4:])
         # Hydra itself resolves these two, which a composition outside of it cannot.
         given = {str(name): plain(config, str(name)) for name in config if name not in ("out", "method")}
-        check_arguments(RunSettings, given | {"out": ".", "method": "m"})
+        typed(RunSettings, values_of(RunSettings, given | {"out": ".", "method": "m"}))
         assert config.tracker.mode == "online", "an agent's run has to be seen by wandb"
         shapes.add(str(config.drafter.shape))
         shape = plain(config, "drafter.shape")
