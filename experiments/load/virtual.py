@@ -207,7 +207,7 @@ class _Play:
         self.left[rows] = left - tokens
         size = {"drafted": np.array([drafted]), "deepest": np.array([deepest])}
         seconds = float(costs.ragged(len(rows), float(lengths.sum()), **size)[0])
-        return seconds + costs.scattered * (len(rows) - 1), tokens, counts
+        return seconds, tokens, counts
 
     def _view(self) -> View:
         running = [self.running[number] for number in sorted(self.running)]
@@ -262,7 +262,7 @@ class _Play:
             before = np.array([request.prefilled for request, count in pieces if count])
             pairs = float((counts * (before + (counts + 1) / 2)).sum())
             size = StepSize(tokens=int(counts.sum()), positions=float(before.sum()), pairs=pairs)
-            seconds = costs.prefill_seconds(size) * (1 if self.drafts is None else 1 + costs.follows)
+            seconds = costs.prefill_seconds(size)
         for request, count in pieces:
             again = min(count, max(request.computed - request.prefilled, 0))
             self.columns["recomputed_tokens"][request.id] += again

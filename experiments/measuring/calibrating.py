@@ -1,18 +1,16 @@
 """Calibrates costs of rounds: measures, fits, checks, and says how well the fit predicts what it has not seen."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
-import psutil
 import torch
 
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
 from experiments.measuring.peaks import measure_peaks, printed_peaks
-from experiments.measuring.rounds import TimedRound, measure_follows, measure_rounds
+from experiments.measuring.rounds import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
@@ -30,8 +28,6 @@ GPU_RANGES = (64,)
 
 _KINDS = {"fit": False, "held_out": True}
 """Kinds of points, and whether they are kept out of the fit."""
-STEADY = 0.05
-"""The largest change of forwards' times during the measurement that is not noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +81,16 @@ def calibrate(
     longest = max(*plan.grid.context, *plan.held_out.context)
     runner = ModelRunner(
         target.model,
-        max_batch_size=2 * max(*plan.grid.batch, *plan.held_out.batch),
+        max_batch_size=max(*plan.grid.batch, *plan.held_out.batch),
         max_length=min(target.max_length, longest + max((*plan.grid.chunk, *plan.held_out.chunk), default=0)),
         max_nodes=max(*plan.grid.drafted, *plan.held_out.drafted),
         **{name: options[name] for name in ("attention", "optimize", "kv_cache", "invariant") if name in options},
     )
     progress("what the device can do at best")
     peaks = measure_peaks(target.device, target.dtype, seconds=0.5)
-    points = plan.grid.forwards() + plan.held_out.forwards(held_out=True) + plan.grid.scattered()
+    points = plan.grid.forwards() + plan.held_out.forwards(held_out=True)
     points = [each for each in points if each.context + each.queries <= runner.cache.max_length or not each.prompt]
-    both = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
-    timed, apart = ([each for each in both if each.forward.scattered is is_apart] for is_apart in (False, True))
+    timed = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
     peaks = peaks.better(measure_peaks(target.device, target.dtype, seconds=0.5))
     usual = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
     ends = usual if plan.ranges is None else plan.ranges
@@ -118,11 +113,7 @@ def calibrate(
         timing = partial(measure_rounds, target, drafter, verifier, prompt, progress=progress, **given)
         parts, more = _parts(timing, plan.grid, cost, ends)
         errors |= more
-        if drafter is not None and verifier is not None and plan.grid.chunk:
-            progress("the drafter's part of prompts")
-            chunks = sorted(plan.grid.chunk)[1:] or plan.grid.chunk
-            parts["follows"] = measure_follows(target, drafter, verifier, prompt, chunks=chunks, **given)
-    measured = []
+    measured, passes = [], min(each.passes for each in timed)
     for each in timed:
         point, fitted = each.forward, prefill or cost if each.forward.prompt else cost
         sizes, flags = (point.batch, point.context, point.queries - 1), (int(point.held_out), int(point.prompt))
@@ -135,10 +126,9 @@ def calibrate(
         errors=errors,
         peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype), "memory": total_memory(target.device)},
         work={} if least is None else asdict(least),
-        versions={**versions(), "clock": _clock(target.device)},
+        versions=versions(),
         measured=tuple(measured),
-        note=_note(timed),
-        scattered=_scattered(timed, apart),
+        note=f"every forward was timed {passes} times only: give more seconds" if passes < 5 else "",
         **parts,
     )
 
@@ -185,40 +175,3 @@ def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict
     seconds = {kind: [each.seconds for each in group] for kind, group in kinds.items()}
     cost = fit_step(sizes["fit"], seconds["fit"], ends=ends)
     return cost, {kind: Errors.of(list(map(cost.seconds, sizes[kind])), seconds[kind]) for kind in kinds if kinds[kind]}
-
-
-def _scattered(timed: Sequence[Timed], apart: Sequence[Timed]) -> float:
-    """Return what a row adds to a forward that is not of its neighbours' length; 0 where nothing was measured."""
-    together = {each.forward: each.seconds for each in timed}
-    added = [
-        (each.seconds - together[replace(each.forward, scattered=False)]) / (each.forward.batch - 1)
-        for each in apart
-        if replace(each.forward, scattered=False) in together
-    ]
-    return max(0.0, median(added)) if added else 0.0
-
-
-def _note(timed: Sequence[Timed]) -> str:
-    """Return why the measurement may be little to build on; empty where nothing speaks against it."""
-    passes, drift = min(each.passes for each in timed), median(each.drift for each in timed)
-    said = []
-    if passes < 5:
-        said.append(
-            f"every forward was timed {passes} times only, which is little: give more seconds, or a smaller grid"
-        )
-    if abs(drift - 1) > STEADY:
-        said.append(
-            f"forwards took {abs(drift - 1):.0%} {'more' if drift > 1 else 'less'} time in the later half of the "
-            f"passes than in the earlier: the machine has changed meanwhile, so calibrate again"
-        )
-    return "; ".join(said)
-
-
-def _clock(device: torch.device) -> str | None:
-    if device.type == "cuda":
-        return None
-    try:
-        found = psutil.cpu_freq()
-    except (NotImplementedError, OSError):
-        return None
-    return None if found is None or not found.current else f"{found.current / 1000:.2f} GHz"

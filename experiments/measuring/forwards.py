@@ -30,8 +30,6 @@ class Forward:
 
     Attributes:
         held_out: Whether it is kept out of the fit, to see how well that predicts.
-        scattered: Whether a slot lies between two rows, and rows have half to one and a half times as many positions:
-            as it is where requests come and go.
     """
 
     batch: int
@@ -39,7 +37,6 @@ class Forward:
     context: int
     prompt: bool = False
     held_out: bool = False
-    scattered: bool = False
 
     @property
     def size(self) -> StepSize:
@@ -67,24 +64,14 @@ class Grid:
             for batch, queries, context, prompt in (*rounds, *product([1], self.chunk, before, [True]))
         ]
 
-    def scattered(self) -> list[Forward]:
-        """Return some points of several rows once more, scattered: contexts of middle length, few nodes."""
-        batches, contexts = [batch for batch in self.batch if batch > 1], sorted(self.context)[1:3]
-        nodes = sorted(self.drafted)[:3:2]
-        return [
-            Forward(batch=batch, queries=each + 1, context=context, scattered=True)
-            for batch, each, context in product(batches, nodes, contexts)
-        ]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A point that was timed: the lower quartile of its times, and the later half's over that of the earlier half."""
+    """A point that was timed: the lower quartile of its times, and how many there were."""
 
     forward: Forward
     seconds: float
     passes: int
-    drift: float = 1.0
 
 
 def measure_forwards(
@@ -115,22 +102,13 @@ def measure_forwards(
                 times[point].append(now(runner.device) - start)
             passes += 1
             progress(f"forwards: pass {passes}, {max(0.0, seconds - time.perf_counter() + began):.0f} s left")
-    half = passes // 2
-    return [
-        Timed(
-            forward=point, seconds=smallest(took), passes=passes, drift=smallest(took[-half:]) / smallest(took[:half])
-        )
-        for point, took in times.items()
-    ]
+    return [Timed(forward=point, seconds=smallest(took), passes=passes) for point, took in times.items()]
 
 
 def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBatch:
     """Return a forward of random tokens: a piece of a prompt, or a tree in which every node has two children."""
     tokens = torch.randint(0, vocab, (point.batch, point.queries), device=device)
     slots, lengths = np.arange(point.batch), np.full(point.batch, point.context)
-    if point.scattered:
-        slots, lengths = 2 * slots, np.linspace(0.5, 1.5, point.batch) * point.context
-        lengths = lengths.round().astype(np.int64)
     if point.prompt:
         return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=lengths)
     tree = DraftTree.root_only(tokens[:, 0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from operator import attrgetter
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -204,33 +204,6 @@ def _typical(rounds: Sequence[TimedRound]) -> TimedRound:
         host=smallest([each.host for each in rounds]),
         context=mean(each.context for each in rounds),
     )
-
-
-def measure_follows(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    prompt: Sequence[int],
-    *,
-    chunks: Sequence[int],
-    rounds: int = 8,
-    sampling: SamplingParams | None = None,
-    **options: Any,
-) -> float:
-    """Return the drafter's share of a forward over a prompt: the median over sizes of prompts."""
-    longest = max(chunks)
-    made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
-    once = replace(sampling or SamplingParams(), max_new_tokens=1)
-    added = []
-    with Engine(target, drafter, verifier, **made) as engine:
-        for chunk in [size for size in chunks if size + 2 <= engine.max_length]:
-            took: dict[bool, list[float]] = {True: [], False: []}
-            for turn in range(2 * (rounds + 1)):
-                (done,) = engine.generate([_repeated(prompt, chunk + 1)], once, speculate=turn % 2 == 0)
-                if turn > 1:
-                    took[turn % 2 == 0].append(done.steps[0].seconds["prefill"])
-            added.append(smallest(took[True]) / smallest(took[False]) - 1)
-    return max(0.0, median(added)) if added else 0.0
 
 
 def node_sizes(most: int) -> tuple[int, ...]:

@@ -28,11 +28,6 @@ def constants_table(found: CalibratedRounds) -> Table:
         rows += _part("drafting", found.drafting, "per call of the drafter")
     rows += _part("acceptance and commit", found.judging, "per level of the draft")
     rows.append(_row("host", "fixed", found.host, "what no stage has, per round"))
-    if found.scattered:
-        rows.append(_row("scattered rows", "per row", found.scattered, "of another length than the others"))
-    if found.follows:
-        part = {"part": "prompts", "constant": "drafter", "time": f"{found.follows:.1%}"}
-        rows.append(part | {"meaning": "of the target's prefill, for the drafter's own"})
     columns = [words("", "part"), words("constant", "constant"), Col("time", "time"), words("meaning", "meaning")]
     where = found.conditions
     title = f"Step costs of {where.model} in {where.dtype} on {where.device}"

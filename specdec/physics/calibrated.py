@@ -39,9 +39,6 @@ class CalibratedRounds:
 
     Attributes:
         host: Seconds of a round that no stage has.
-        follows: What the drafter adds to a forward over a prompt, relative to it.
-        scattered: Seconds that a row adds to a round if rows have other lengths, in slots that do not follow each
-            other: those are attended to one by one.
         depths: Numbers of drafted nodes and how deep such drafts are; empty where every node is a level, as in a chain.
         deepest: The deepest drafts whose drafting was measured; 0 where no drafter was.
         errors: Of every part, at the points that it was fitted to (``fit``) and at others (``held_out``).
@@ -56,8 +53,6 @@ class CalibratedRounds:
     drafting: PartCost | None = None
     judging: PartCost = field(default_factory=lambda: PartCost(fixed=0.0))
     host: float = 0.0
-    follows: float = 0.0
-    scattered: float = 0.0
     depths: tuple[tuple[int, int], ...] = ()
     deepest: int = 0
     errors: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)

@@ -39,7 +39,6 @@ class AffineRounds:
     """Rounds by fitted constants, as a ``RoundCost`` and as ``RaggedCosts``, for drafts of up to ``deepest`` tokens."""
 
     padded = False  # every token costs, and none that is not there: rows are packed
-    follows = scattered = 0.0  # see ``CalibratedRounds``
     target: StepCost
     drafter: StepCost | None = None
     outside: float = 0.0
