@@ -56,6 +56,7 @@ OPTIONS = {
     "bench virtual": "load clock=virtual plays loads in virtual time",
     "run time_limit": "give dataset.count and sampling.max_new_tokens",
     "run costs": "plan costs=fit tries its constants at held-out sizes; policies take the file with policy.costs",
+    "run dataset.too_long=fail": "skip leaves long prompts out, cut shortens them",
     "run race_tokens": "the race has 96 tokens",
     "run ladder": "methods and setups measure several in one run; read the speedups in its table",
     "run experiment=quadrants": "sweep dataset.tokens and sampling.max_new_tokens",

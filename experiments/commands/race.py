@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from experiments.config.sections import build
 from experiments.datasets.prompt import choose
-from experiments.measuring.jobs import prepare
+from experiments.measuring.jobs import prepare, too_long
 from experiments.measuring.measure import Contender
 from experiments.measuring.race import run_lane
 from experiments.reporting import terminal
@@ -31,7 +31,10 @@ def race(config: DictConfig, contenders: Sequence[Contender]) -> None:
     temperature = float((config.temperatures or [given.temperature])[0])
     sampling = replace(given, n=1, temperature=temperature, repetition_penalty=_PENALTY)
     prompts = [*spare, *chosen]  # if possible, one that is not measured
-    (job, *_), _ = prepare(prompts, replace(sampling, max_new_tokens=1), target.tokenizer, max_length=room)
+    jobs = prepare(prompts, replace(sampling, max_new_tokens=1), target.tokenizer)
+    job = next((job for job in jobs if too_long(job, room) is None), None)
+    if job is None:
+        raise ValueError(f"race={config.race}: no prompt fits into engine.max_length={room}: give a larger one")
     sampling = replace(sampling, max_new_tokens=min(_TOKENS, room - len(job.prompt_ids)))
     lanes = []
     for each in (plainly, other):

@@ -62,7 +62,7 @@ class Selection:
         count: Prompts to take; None for all.
         per_category: Prompts to take of every category, in place of ``count``; a category that has fewer gives all.
         only: Categories to take, or one of them; None for all.
-        too_long: What becomes of a prompt that does not fit into the engine: ``"skip"``, ``"cut"`` or ``"fail"``
+        too_long: What becomes of a prompt that does not fit into the engine: ``"skip"`` or ``"cut"``
             (``experiments.measuring.jobs``).
     """
 
@@ -73,7 +73,7 @@ class Selection:
     seed: int = 0
 
 
-TOO_LONG = ("skip", "cut", "fail")
+TOO_LONG = ("skip", "cut")
 """The ways to deal with a prompt that is too long."""
 
 

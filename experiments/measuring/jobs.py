@@ -41,34 +41,24 @@ def prepare(
     sampling: SamplingParams,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    max_length: int,
     template: Mapping[str, Any] | None = None,
-) -> tuple[list[Job], list[tuple[Job, str]]]:
-    """Return the first turn's job of every prompt and sample, and those that the engine would refuse, with the reason.
+) -> list[Job]:
+    """Return the first turn's job of every prompt and sample.
 
     A job's random stream comes from prompt, turn and sample, so its output does not depend on which other prompts
     are in the run.
-
-    Raises:
-        ValueError: No prompt fits, or one has no tokens.
     """
     jobs: list[Job] = []
-    unfit: list[tuple[Job, str]] = []
     for prompt in prompts:
         begin = time.perf_counter()
         ids = render(prompt, tokenizer, template=template)
         spent = time.perf_counter() - begin
-        for sample in range(sampling.n):
-            own = replace(sampling, n=1, stream=stream_of(prompt.id, 0, sample))
-            job = Job(prompt, sample, ids, own, ingestion=spent)
-            reason = too_long(job, max_length)
-            if reason is None:
-                jobs.append(job)
-            else:
-                unfit.append((job, reason))
-    if not jobs:
-        raise ValueError(f"no prompt fits: {unfit[0][1]}" if unfit else "there are no prompts")
-    return jobs, unfit
+        streams = [stream_of(prompt.id, 0, sample) for sample in range(sampling.n)]
+        jobs += [
+            Job(prompt, sample, ids, replace(sampling, n=1, stream=stream), ingestion=spent)
+            for sample, stream in enumerate(streams)
+        ]
+    return jobs
 
 
 def follow(
@@ -172,7 +162,6 @@ def stream_of(prompt_id: str, turn: int, sample: int) -> int:
 _DONE = {
     "cut": ("shortened", "dataset.too_long=skip leaves them out"),
     "skipped": ("left out", "dataset.too_long=cut shortens them"),
-    "failing": ("counted as failed", "dataset.too_long=skip leaves them out, cut shortens them"),
 }
 """The fates of long prompts, in words, and the setting to change."""
 
@@ -200,7 +189,6 @@ def fit(
     A conversation has to fit as a whole, with answers of full length. ``"skip"`` leaves a long prompt out. ``"cut"``
     keeps the end of a text that is to be continued; of a conversation it takes the middle out of the longest turn,
     because the task is stated at the beginning or at the end (the same is done in LongBench, Bai et al. 2023).
-    ``"fail"`` leaves it as it is: the engine refuses it, and it counts as a failure of every method.
 
     Raises:
         ValueError: No prompt is left.
@@ -215,9 +203,8 @@ def fit(
             continue
         longest = max(longest, needed)
         shortened = _shorten(prompt, sampling, tokenizer, max_length, template) if policy == "cut" else None
-        kept = prompt if policy == "fail" else shortened
-        counts["failing" if policy == "fail" else "skipped" if kept is None else "cut"] += 1
-        made += [] if kept is None else [kept]
+        counts["skipped" if shortened is None else "cut"] += 1
+        made += [] if shortened is None else [shortened]
     if not longest:
         if not prompts:
             raise ValueError("there are no prompts")

@@ -92,11 +92,6 @@ def slots_of(contenders: Sequence[Contender]) -> int:
     return max(contender.engine.max_batch_size for contender in contenders)
 
 
-def failure(contender: Contender, job: Job, error: str) -> Record:
-    """Return the record of a job that did not run; it belongs to no batch (-1)."""
-    return _record(contender, _Answer(job, error=error), -1, None)
-
-
 _FEW = 512
 """Tokens of a run in which hardly any size of drafts comes so often that its forward would be captured."""
 

@@ -24,7 +24,7 @@ from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.rows import ALL, RUNS, Row, family, typed
 from experiments.results.runs import Run
 
-_TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
+_TOO_LONG = {"cut": "were shortened", "skipped": "were left out"}
 
 
 class Note(NamedTuple):

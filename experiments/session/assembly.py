@@ -14,8 +14,8 @@ from experiments.config import ranks
 from experiments.config.sections import bootstrap_of, build, in_sweep, job_overrides, plain, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
-from experiments.measuring.jobs import Fitting, Job, fit, prepare, template_facts
-from experiments.measuring.measure import Contender, failure, measure, slots_of
+from experiments.measuring.jobs import Fitting, fit, prepare, template_facts
+from experiments.measuring.measure import Contender, measure, slots_of
 from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
@@ -94,9 +94,7 @@ def measure_methods(
     prompts = fitting.prompts
     facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
     facts |= {"licenses": licenses(prompts), "template": template_facts(prompts, tokenizer, template)}
-    prepared = [
-        prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
-    ]
+    prepared = [prepare(prompts, each, tokenizer, template=template) for each in samplings]
     texts = warmup_texts(prompts, spare, config.warmup_prompts)
     # Kernels prepare themselves for a shape when they first meet it: prompts of one length are warmed up for with it.
     lengths = [prompt.last_tokens for prompt in prompts]
@@ -119,7 +117,7 @@ def measure_methods(
         check_facts(before, folder, **facts)
         turns = {
             each.temperature: [len(job.prompt.turns) for job in jobs]
-            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+            for each, jobs in zip(samplings, prepared, strict=True)
         }
         kept, finished = finished_batches(folder, turns, methods=len(contenders), size=size)
         note_resumed(folder, before)
@@ -142,11 +140,10 @@ def measure_methods(
         mirror=mirror,
         held=held,
         meter=meter,
-        before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         passed=sum(
             min(size, len(jobs) - number * size)
-            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+            for each, jobs in zip(samplings, prepared, strict=True)
             for number in finished.get(each.temperature, ())
         ),
     )
@@ -161,7 +158,7 @@ def measure_methods(
 
         start = 0
         try:
-            for each, (jobs, _) in zip(samplings, prepared, strict=True):
+            for each, jobs in zip(samplings, prepared, strict=True):
                 passed = finished.get(each.temperature, ())
                 options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
                 for done in measure(contenders, jobs, write=noted, **options):
@@ -173,9 +170,8 @@ def measure_methods(
 
     if fitting.sentence is not None and not in_sweep():
         print(fitting.sentence, file=sys.stderr)
-    earlier_records = 0 if kept is None else len(kept) + len(measurement.before)
-    mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
-    return measurement.run(work, sum(len(jobs) for jobs, _ in prepared))
+    mirror.start(tracked_run(folder, read_manifest(folder)), kept=len(kept or ()))
+    return measurement.run(work, sum(map(len, prepared)))
 
 
 def encode_warmup(
@@ -241,17 +237,6 @@ def already_complete(folder: Path) -> Run:
     check_finished(run)
     check_lossless(run)
     return run
-
-
-def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:
-    """The records of prompts that cannot run, for every contender and turn."""
-    return [
-        failure(contender, dataclasses.replace(job, turn=turn), reason)
-        for listed in unfit
-        for job, reason in listed
-        for turn in range(len(job.prompt.turns))
-        for contender in contenders
-    ]
 
 
 def amount(fitting: Fitting) -> str:

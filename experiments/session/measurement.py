@@ -1,7 +1,7 @@
 """A measurement from its first record to its last picture, whatever happens in between."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,6 @@ class Measurement:
     mirror: Mirror
     held: Mapping[str, int]
     meter: PeakMeter
-    before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None
     passed: int = 0
 
@@ -113,7 +112,7 @@ class Measurement:
         exit_code = 1
         path = self.folder / RECORDS
         if self.kept is not None:
-            records += [*self.before, *self.kept]
+            records += self.kept
             replace_records(path, records)
         with RecordWriter(path, append=self.kept is not None) as writer:
 
@@ -121,8 +120,6 @@ class Measurement:
                 writer.write(record)
                 records.append(record)
 
-            for record in self.before if self.kept is None else ():
-                write(record)
             try:
                 with Progress(steps, passed=self.passed, every=Every.of(self.config.progress_every)) as progress:
                     for done in work(write):

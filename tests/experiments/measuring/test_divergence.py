@@ -42,7 +42,7 @@ def jobs(count: int, tokens: int) -> list[Job]:
     prompts = every[:: len(every) // count][:count]
     tokenizer = target("float32", None).tokenizer
     assert tokenizer is not None
-    return prepare(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True), tokenizer, max_length=4096)[0]
+    return prepare(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True), tokenizer)
 
 
 def verdict(engine: Engine, count: int = 2, tokens: int = 16) -> tuple[dict[str, Any], Divergence | None]:

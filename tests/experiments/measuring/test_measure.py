@@ -150,18 +150,12 @@ def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     assert [record.prompt for record in read_records(path)] == ["p0", "p0", "p1", "p1"]
 
 
-def test_jobs_for_samples_and_what_does_not_fit() -> None:
-    tokenizer = byte_tokenizer()
-    prompts = [Prompt(id="short", turns=("ab",)), Prompt(id="long", turns=("x" * 40,))]
+def test_jobs_for_samples() -> None:
     sampling = SamplingParams(temperature=1.0, n=2, max_new_tokens=10, seed=3)
-    fitting, unfit = prepare(prompts, sampling, tokenizer, max_length=30)
-    assert [(job.prompt.id, job.sample, len(job.prompt_ids)) for job in fitting] == [("short", 0, 2), ("short", 1, 2)]
-    assert [job.sampling.stream for job in fitting] == [stream_of("short", 0, 0), stream_of("short", 0, 1)]
-    assert all(job.sampling.n == 1 and job.sampling.seed == 3 for job in fitting)
-    assert [job.prompt.id for job, _ in unfit] == ["long", "long"]
-    assert unfit[0][1] == "40 prompt tokens and max_new_tokens=10 exceed the engine's max_length=30"
-    with pytest.raises(ValueError, match="no prompt fits: 40 prompt tokens"):
-        prepare(prompts[1:], sampling, tokenizer, max_length=30)
+    made = prepare([Prompt(id="short", turns=("ab",))], sampling, byte_tokenizer())
+    assert [(job.prompt.id, job.sample, len(job.prompt_ids)) for job in made] == [("short", 0, 2), ("short", 1, 2)]
+    assert [job.sampling.stream for job in made] == [stream_of("short", 0, 0), stream_of("short", 0, 1)]
+    assert all(job.sampling.n == 1 and job.sampling.seed == 3 for job in made)
     # Streams come from prompt, turn and sample. Pinned: a change would change every sampled result.
     assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
     streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
@@ -188,7 +182,7 @@ def parrot(size: int = 1) -> FakeEngine:
 def talk(engine: FakeEngine, *prompts: Prompt) -> tuple[list[Record], list[list[str]]]:
     """The records of conversations, and the texts of the calls that speculate."""
     records: list[Record] = []
-    made, _ = prepare(prompts, GREEDY, byte_tokenizer(), max_length=engine.max_length)
+    made = prepare(prompts, GREEDY, byte_tokenizer())
     assert list(measure(contenders(engine), made, write=records.append))[-1] == len(made)
     return records, [[text_of(ids) for ids in prompts] for speculate, prompts in engine.log if speculate]
 
@@ -242,9 +236,7 @@ def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:
     options: Any = {"max_batch_size": 3, "max_length": 96, "cache": cache}
     shared = Engine(target, NGramDrafter(max_draft_tokens=3), RejectionVerifier(), **options)
     alone = Engine(target, NGramDrafter(max_draft_tokens=3), RejectionVerifier(), **options)
-    listed, _ = prepare(
-        [TWO, ONE], replace(GREEDY, max_new_tokens=30, ignore_eos=True), target.tokenizer, max_length=96
-    )
+    listed = prepare([TWO, ONE], replace(GREEDY, max_new_tokens=30, ignore_eos=True), target.tokenizer)
     records: list[Record] = []
     sides = [Contender(PLAIN, shared, speculate=False), Contender("beside", shared), Contender("alone", alone)]
     list(measure(sides, listed, write=records.append))
