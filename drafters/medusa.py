@@ -90,7 +90,7 @@ class MedusaHeads(Heads):
 
     def describe(self) -> Description:
         facts = {"heads": f"{self.num_heads}, of {self.num_layers} residual layers each"}
-        return replace(super().describe(), facts=facts, doubts={"first": self} if self.num_heads > 1 else {})
+        return replace(super().describe(), facts=facts)
 
     def output(self, depth: int) -> Any:
         layers: Any = self.heads

@@ -51,9 +51,7 @@ class EagleHead(FeatureHead):
         return cls(config_for(target, layers=layers), fusion_bias=fusion_bias)
 
     def describe(self) -> Description:
-        return Description(
-            kind="EAGLE-1 head", parts=(self,), reads=(-1,), doubts={"halves": self.model.fc, "rope": self}
-        )
+        return Description(kind="EAGLE-1 head", parts=(self,), reads=(-1,), doubts={"rope": self})
 
 
 class _EagleBackbone(FeatureBackbone):

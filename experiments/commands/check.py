@@ -175,7 +175,7 @@ def inspect_drafter(config: DictConfig) -> Any:
             progress=lambda text: say(f"trying: {text}"),
         )
     usual, console = USUAL.get(found.drafter.kind), terminal.console()
-    facts = facts_of(found.drafter, target, checkpoint, found.loaded.frequencies)
+    facts = facts_of(found.drafter, target, found.loaded.frequencies)
     terminal.show(
         console,
         checks.facts_table(f"{title}, inspected with {target.name}", facts),
@@ -190,7 +190,7 @@ def inspect_drafter(config: DictConfig) -> Any:
 def _by_its_files(name: str | None) -> DictConfig:
     """The section of a drafter whose files say what kind it is."""
     import drafters
-    from experiments.exporting.kinds import KINDS, kind_of
+    from experiments.exporting.folders import KINDS, kind_of
 
     if name is None:
         raise ValueError(

@@ -12,8 +12,17 @@ from transformers import AutoConfig, PreTrainedConfig
 import specdec
 from drafters.heads.files import ServedFor
 from experiments.config.sections import plain, typed
-from experiments.exporting.kinds import KINDS, Found, Source, check_format, kind_of, notes_of, read
-from experiments.exporting.writing import check_folder, write
+from experiments.exporting.folders import (
+    KINDS,
+    Found,
+    Source,
+    check_folder,
+    check_format,
+    kind_of,
+    notes_of,
+    read,
+    write,
+)
 from experiments.reporting import terminal
 from experiments.results.revision import revision_of
 from experiments.session.engines import quiet_hub

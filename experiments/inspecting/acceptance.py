@@ -3,12 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from specdec.checks.playing import prompts_for
 from specdec.engine.engine import Engine
 from specdec.engine.intake import encode
 from specdec.interfaces import Drafter, Round
@@ -81,12 +83,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Gain:
-    """The difference in tokens per round between two ways to run a drafter.
-
-    Attributes:
-        error: Its standard error over rounds.
-        counts: Whether it is more than chance and more than a trifle.
-    """
+    """More tokens per round, their standard error over rounds, and whether they are more than chance and a trifle."""
 
     tokens: float
     error: float
@@ -100,43 +97,21 @@ def gain(new: Acceptance, old: Acceptance) -> Gain:
     error = math.sqrt(float(one.var()) / len(one) + float(other.var()) / len(other))
     shared = sorted(set(new.prompts.tolist()) & set(old.prompts.tolist()))
     more = torch.stack([one[new.prompts == each].mean() - other[old.prompts == each].mean() for each in shared])
-    sure = mean > _SURE * error
-    if len(shared) > 1:
-        sure = sure and float(more.mean()) > _SURE_BY_PROMPT * float(more.std()) / math.sqrt(len(shared))
-    return Gain(mean, error, sure and mean > max(LEAST, SHARE * (old.length - 1)))
+    sure = mean > max(_SURE * error, LEAST, SHARE * (old.length - 1))
+    by_prompt = len(shared) < 2 or float(more.mean()) > _SURE_BY_PROMPT * float(more.std()) / math.sqrt(len(shared))
+    return Gain(mean, error, sure and by_prompt)
 
 
 def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[list[int]]:
-    """The tokens of texts, by default the built-in ones; random tokens for a target without a tokenizer.
-
-    Raises:
-        ValueError: No prompt has two tokens.
-    """
-    if given is None and target.tokenizer is None:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(target.vocab_size, (len(PROMPTS), 12), generator=generator).tolist()
-    chat = target.tokenizer is not None and getattr(target.tokenizer, "chat_template", None) is not None
-    texts = PROMPTS if given is None else given
-    asked = [[{"role": "user", "content": text}] if chat else text for text in texts]
-    found = [tokens for text in asked if len(tokens := encode(target.tokenizer, text)[-_MOST_TOKENS:]) > 1]
-    if not found:
-        raise ValueError("no prompt has two tokens or more: give longer prompts, or none")
-    return found
+    """The tokens of texts, as a user's words where there is a chat template; see ``prompts_for``."""
+    texts: Any = PROMPTS if given is None and target.tokenizer is not None else given
+    if texts is not None and getattr(target.tokenizer, "chat_template", None) is not None:
+        texts = [encode(target.tokenizer, [{"role": "user", "content": text}]) for text in texts]
+    return [list(prompt[-_MOST_TOKENS:]) for prompt in prompts_for(target, texts, seed)]
 
 
-def play(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    *,
-    tokens: int,
-    seed: int,
-) -> Acceptance:
-    """Let the target go on from prompts with a drafter's help, at temperature 1.
-
-    Args:
-        drafter: Drafts chains.
-        tokens: How many tokens are written after each, unless a text ends earlier.
+def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, tokens: int, seed: int) -> Acceptance:
+    """Let the target write so many tokens after each prompt at temperature 1, with the help of a drafter of chains.
 
     Raises:
         ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.
@@ -173,7 +148,7 @@ def play(
         rates=tables[0][drafted],
         reached=tables[1][drafted],
         prompts=torch.tensor(streams)[drafted],
-        unigram=_unigram(p),
+        unigram=float(torch.minimum(p, p.mean(0)).sum(-1).mean()),
         frequencies=p.mean(0),
     )
 
@@ -192,12 +167,3 @@ def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:
         kept = own.where(chosen, (own / q.gather(2, tokens)[..., 0]).clamp(max=1))
     reached = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1).cumprod(1)
     return rates.where(valid, float("nan")), reached.where(valid, 0.0)
-
-
-def _unigram(p: Float[Tensor, "root vocab"]) -> float:
-    """The best acceptance of one distribution for all roots, made of how frequent tokens are."""
-    found = []
-    for power in (0.25, 0.5, 1.0, 1.5, 2.0):  # the frequencies themselves are not quite what overlaps most
-        q = p.mean(0).pow(power)
-        found.append(float(torch.minimum(p, q / q.sum()).sum(-1).mean()))
-    return max(found)

@@ -7,36 +7,21 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from drafters.heads.files import INDICES, OURS, WEIGHTS, Checkpoint
+from drafters.heads.files import OURS, TRAINING, Checkpoint
 from specdec import bundled
 from specdec.interfaces import Description
 from specdec.machine import dtype_name
 from specdec.target.target import Target
 
-_TRAINING = "training.json"
-_FILES = ("config.json", *WEIGHTS, *INDICES, "medusa_lm_head.safetensors", "medusa_lm_head.pt", OURS, _TRAINING)
 
-
-def facts_of(
-    drafter: Description, target: Target, checkpoint: Checkpoint | None, frequencies: Float[Tensor, " vocab"]
-) -> dict[str, str]:
-    """Facts by their subject.
-
-    Args:
-        drafter: What one trained model is.
-        checkpoint: Its files; None if it was not loaded from any.
-        frequencies: How probable the target's tokens are in its texts.
-    """
+def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " vocab"]) -> dict[str, str]:
+    """Facts by their subject, of one trained model; ``frequencies`` are those of the target's tokens in its texts."""
     module: Any = drafter.parts[0]
     head = getattr(module, "model", module)
-    facts = {"kind": f"{drafter.kind}, {size_of(drafter)}"}
-    if checkpoint is not None:
-        there = [path for path in map(checkpoint.find, _FILES) if path is not None]
-        facts["files"] = ", ".join(f"{path.name} ({path.stat().st_size / 1e6:.1f} MB)" for path in there)
-        trained = trained_on(checkpoint)
-        if trained:
-            other = "" if same_model(trained, target.name) else f"; here: {target.name}"
-            facts["trained on"] = f"{trained}, as its files say{other}"
+    weights, layers = list(module.parameters()), getattr(head, "layers", ())
+    deep = f"{len(layers)} decoder layer{'s' * (len(layers) > 1)}, " if len(layers) else ""
+    size = f"{sum(each.numel() for each in weights):,} parameters, {dtype_name(weights[0].dtype)}"
+    facts = {"kind": f"{drafter.kind}, {deep}{size}"}
     if drafter.reads == (-1,):
         facts["reads"] = "the last hidden state, after the final norm"
     elif drafter.reads:
@@ -59,17 +44,9 @@ def facts_of(
     return facts
 
 
-def size_of(drafter: Description) -> str:
-    """The number of layers and parameters of a drafter's first part, and their type."""
-    module: Any = drafter.parts[0]
-    weights, layers = list(module.parameters()), getattr(getattr(module, "model", module), "layers", ())
-    deep = f"{len(layers)} decoder layer{'s' * (len(layers) > 1)}, " if len(layers) else ""
-    return f"{deep}{sum(each.numel() for each in weights):,} parameters, {dtype_name(weights[0].dtype)}"
-
-
 def trained_on(checkpoint: Checkpoint) -> str | None:
     """The target's name, where a checkpoint says what it was trained on."""
-    for file in (OURS, _TRAINING):
+    for file in (OURS, TRAINING):
         named = (checkpoint.json(file) or {}).get("target")
         if isinstance(named, str) and named:
             return named

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.inspecting.acceptance import Acceptance, Gain, gain, play
 from specdec.interfaces import Description, Drafter
@@ -16,21 +16,14 @@ class Mistake(StrEnum):
     LAYERS = "wrong hidden layers"
     NORM = "a wrong norm"
     ROPE = "another rotary embedding"
-    HALVES = "swapped halves of a concatenation"
     MASK_TOKEN = "the wrong mask token"
-    SHIFT = "heads that are counted from another token"
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another way to load a drafter, which is right if one mistake was made.
+    """Another way to load a drafter: what is changed, the mistake that was made if this is right, and what to do then.
 
-    Attributes:
-        name: What is changed.
-        mistake: What was wrong, if this is right.
-        remedy: What to set, or to do.
-        settings: The drafter's settings that differ.
-        edit: Changes a drafter in place, by what it is in doubt about; None for nothing.
+    ``settings`` are the drafter's that differ; ``edit`` changes a drafter in place, by what it is in doubt about.
     """
 
     name: str
@@ -40,13 +33,10 @@ class Alternative:
     edit: Callable[[Mapping[str, Any]], object] | None = None
 
 
-@dataclass(frozen=True)
-class Usual:
-    """Figures of published heads of a kind, on targets of 7 to 8 billion weights.
+class Usual(NamedTuple):
+    """Figures of published heads of a kind, on targets of 7 to 8 billion weights, in chat and in mathematics or code.
 
-    Attributes:
-        first: The acceptance at depth 1, in chat and in mathematics or code.
-        lengths: Simulated or served length of a chain, likewise.
+    ``first`` is the acceptance at depth 1, ``lengths`` that of a chain of this ``depth``, simulated or served.
     """
 
     first: tuple[float, float]
@@ -71,16 +61,15 @@ def check_one_model(drafter: Description) -> None:
     """Refuse a drafter without a trained model, or with several."""
     if len(drafter.parts) != 1:
         raise ValueError(
-            f"{drafter.kind} is not one trained model, so there is nothing to inspect: give a head or "
-            f"a small model (of a combination its parts, one by one)"
+            f"{drafter.kind} is not one trained model, so there is nothing to inspect: give a head or a small model "
+            f"(of a combination its parts, one by one)"
         )
 
 
 def alternatives(drafter: Description, target: Target, given: Collection[str] = ()) -> Iterator[Alternative]:
     """The likeliest other ways to load a drafter, by its doubts.
 
-    Args:
-        given: Names of the settings that stand in place of what its files say, which are tried without.
+    ``given`` are settings that stand in place of what its files say, which are tried without.
     """
     for name, mistake in (("hidden_layers", Mistake.LAYERS), ("mask_token_id", Mistake.MASK_TOKEN)):
         if name in given:
@@ -147,28 +136,10 @@ def _rope(config: Any, target: Target) -> Iterator[Alternative]:
     )
 
 
-def _halves(linear: Any, target: Target) -> Iterator[Alternative]:
-    def edit(doubts: Mapping[str, Any]) -> None:
-        weight, width = doubts["halves"].weight, doubts["halves"].in_features
-        weight.data = weight.data.roll(width // 2, dims=1)
-
-    remedy = "it joins the hidden state before the embedding: swap the two halves of the columns of fc.weight"
-    yield Alternative("the hidden state before the embedding", Mistake.HALVES, remedy, edit=edit)
-
-
 def _state(state: str, target: Target) -> Iterator[Alternative]:
     other = {"before_norm": "after_norm", "after_norm": "before_norm"}[state]
     name = f"the last state {other.replace('_', ' the final ')}"
     yield Alternative(name, Mistake.NORM, f"give drafter.hidden_state={other}", {"hidden_state": other})
-
-
-def _first(heads: Any, target: Target) -> Iterator[Alternative]:
-    def edit(doubts: Mapping[str, Any]) -> None:
-        module = doubts["first"]
-        module.heads = module.heads[1:].append(module.heads[-1])
-
-    remedy = "its first head predicts what the target's own output layer does: leave it out of its files, and count "
-    yield Alternative("its second head as the first", Mistake.SHIFT, f"{remedy}the others from 0", edit=edit)
 
 
 _OPPOSITES: Mapping[str, Callable[[Any, Target], Iterator[Alternative]]] = {
@@ -176,9 +147,7 @@ _OPPOSITES: Mapping[str, Callable[[Any, Target], Iterator[Alternative]]] = {
     "mask": _masks,
     "residual": _residual,
     "rope": lambda head, target: _rope(head.config, target),
-    "halves": _halves,
     "state": _state,
-    "first": _first,
 }
 """By the subject of a doubt: what to try instead."""
 
@@ -198,12 +167,9 @@ class Tried:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """The result of inspecting a drafter.
+    """A drafter, what is accepted of it as ``loaded``, and by alternatives.
 
-    Attributes:
-        loaded: What is accepted of it.
-        tried: The alternatives, best first.
-        refused: Those that the drafter or the target refused, and why.
+    Those that were ``tried`` come best first; ``refused`` says why the drafter or the target did not take others.
     """
 
     drafter: Description
@@ -233,17 +199,13 @@ def inspect(
     given: Collection[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Inspection:
-    """Play rounds with a drafter, and with it loaded in other ways.
-
-    Args:
-        make: Loads the drafter anew, with some settings changed. It drafts chains.
+    """Play rounds with a drafter of chains, and with it loaded in other ways; ``make`` loads it with changed settings.
 
     Raises:
-        ValueError: The drafter is no trained model, or does not fit the target, or drafts trees.
+        ValueError: The drafter does not fit the target, or drafts trees.
     """
     drafter = make({})
     described = drafter.describe(target)
-    check_one_model(described)
     progress("as loaded")
     loaded = play(target, drafter, prompts, tokens=tokens, seed=seed)
     tried: list[Tried] = []

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from drafters.heads.training import TargetStates, TextBatch
 from drafters.lora import TrainedLora
 from drafters.model import ModelDrafter
-from experiments.exporting.kinds import Source, kind_of, read
+from experiments.exporting.folders import Source, kind_of, read
 from specdec.target.target import Target
 from tests.drafters.agreeing import losses
 from tests.models import tiny_model

@@ -29,7 +29,7 @@ from experiments.config.sections import (
     values_of,
 )
 from experiments.contenders.base import OtherEngine
-from experiments.exporting.kinds import kind_of
+from experiments.exporting.folders import kind_of
 from experiments.reporting.table import Table, words
 from experiments.results.statistics import Bootstrap
 from experiments.training.data.document import Source

@@ -16,8 +16,7 @@ from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.mtp import embedding_first, save_mtp
 from drafters.peagle import PEagleHead
-from experiments.exporting.kinds import KINDS, Source, kind_of, read
-from experiments.exporting.writing import compare
+from experiments.exporting.folders import KINDS, Source, compare, kind_of, read
 from experiments.train import train
 from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.checks import playing
@@ -330,7 +329,7 @@ REFUSED: list[tuple[str, str, list[str], str]] = [
     ("dflash", "native", ["tokens=4"], "drafts 3 tokens per round, give at most as many"),
     ("medusa", "native", ["drafter.mask_token_id=3"], r"^export\.mask_token_id: .* holds Medusa heads, which has none"),
     ("eagle3", "native", ["drafter.dtype=float23"], "float23"),
-    ("lm", "native", ["target.name={tmp}/other"], "a small causal LM of 64 tokens does not fit .*, which has 54"),
+    ("lm", "native", ["target.name={tmp}/other"], "a small causal LM of 64 tokens does not fit .* of 54"),
     ("lm", "native", ["target.name={tmp}"], r"^target\.name=.*: there is no config\.json"),
     ("lm", "speculators", [], r"^format=speculators: .*; give format=native or format=sglang$"),
     ("mtp", "sglang", [], r"^format=sglang: .*; give format=native or format=speculators$"),
