@@ -32,9 +32,7 @@ def model_lock(model: nn.Module) -> threading.RLock:
     A forward switches the model's configuration and lends its layers packed weights.
     """
     with _guard:
-        if model not in _locks:
-            _locks[model] = threading.RLock()
-        return _locks[model]
+        return _locks.setdefault(model, threading.RLock())
 
 
 class Executor(ABC):
@@ -50,14 +48,11 @@ class Executor(ABC):
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
         self.model, self.backend, self.frozen = model, backend, Frozen(model)
-        self._read(facts)
+        Executor.read_again(self, facts)
 
     def read_again(self, facts: Facts) -> None:
         """Drop everything that was derived from the model, which has changed; ``facts`` are those of now."""
         self.frozen.renew()
-        self._read(facts)
-
-    def _read(self, facts: Facts) -> None:
         self.facts, self.recurrence, self._configs = facts, Recurrence(self.model, facts.mixers), configs_of(self.model)
 
     @property
@@ -103,10 +98,7 @@ class Executor(ABC):
         passes = attend is None and self.backend.passes_cache
         # Without logits the output layer is left out. A model that is its own base model returns logits anyway.
         model: nn.Module = self.model if wants.logits != 0 else self.model.base_model
-        given, cache_argument = (
-            "inputs_embeds" if inputs[0].is_floating_point() else "input_ids",
-            self.facts.cache_argument,
-        )
+        given = "inputs_embeds" if inputs[0].is_floating_point() else "input_ids"
         arguments: dict[str, Any] = {given: inputs[0], "use_cache": True}
         if self.facts.reaches:
             arguments["attention_mask"] = self.facts.mask_argument(view.masks)
@@ -122,13 +114,13 @@ class Executor(ABC):
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.frozen.training))
             stack.enter_context(switched(self._configs, self.backend.function if passes else NAME, self.facts.experts))
+            cache: Any = view.cache
             if passes:
                 stack.enter_context(self.backend.answering())
-                arguments[cache_argument] = view.cache
             else:
                 attend = attend or partial(self.backend.attend, view=view)
-                arguments[cache_argument] = stack.enter_context(answered(view, attend, write))
-            arguments[cache_argument] = of_class(arguments[cache_argument], self.facts.cache_class)
+                cache = stack.enter_context(answered(view, attend, write))
+            arguments[self.facts.cache_argument] = of_class(cache, self.facts.cache_class)
             stack.enter_context(self.recurrence.running())
             last: list[Tensor] = []  # the input of the output layer: the normalized last hidden state
             if watches:
@@ -169,7 +161,7 @@ class ModuleCaller:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with model_lock(self.module):
-            self._look()
+            _ = self.version
             with self._packed.in_use(), evaluating(self._frozen.training):
                 return self.module(*args, **kwargs)
 
@@ -177,16 +169,13 @@ class ModuleCaller:
     def version(self) -> int:
         """A number that is larger than before if the module's weights were read again."""
         with model_lock(self.module):
-            self._look()
-        return self._version
-
-    def _look(self) -> None:
-        if self._frozen.told:
-            self._frozen.renew()
-            self._packed.refresh()
-            self._version += 1
-        else:
-            self._frozen.check()
+            if self._frozen.told:
+                self._frozen.renew()
+                self._packed.refresh()
+                self._version += 1
+            else:
+                self._frozen.check()
+            return self._version
 
 
 def autocast_of(device: str) -> torch.dtype | None:

@@ -38,10 +38,8 @@ from specdec.opaque import noting, opaque
 
 logger = logging.getLogger(__name__)
 
-CAPTURE_AFTER = 24
-"""Forwards of one shape before it is captured on a CPU. Capturing costs about what this many replays save."""
-PROMPTS_AFTER = 3
-"""On a GPU, forwards without logits of one shape before one is noted: chunks of prompts have many lengths."""
+CAPTURE_AFTER = 24  # forwards of one shape on a CPU: capturing costs about what this many replays save
+PROMPTS_AFTER = 3  # on a GPU, of one shape without logits: chunks of prompts have many lengths
 MOST_CAPTURED = 1024
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """The largest distance of a GPU program's outputs from the model's, as a share of their norm: kernels add in another

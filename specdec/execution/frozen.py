@@ -5,7 +5,7 @@ followed silently: ``weights_changed`` (``Engine.weights_changed``) says that ev
 """
 
 from collections.abc import Iterable
-from itertools import chain, count
+from itertools import chain
 from operator import attrgetter, is_, methodcaller
 from typing import Any
 from weakref import ref
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from specdec.placement import is_spread
 
-_told = count(1)
 _epoch = 0
 
 
 def weights_changed() -> None:
     """Have every engine of this process read its models again before the next forward."""
     global _epoch
-    _epoch = next(_told)
+    _epoch += 1
 
 
 def epoch() -> int:
@@ -71,11 +70,9 @@ class Frozen:
 
     def check(self, *, thoroughly: bool = True) -> None:
         """Refuse to go on with a model that has changed; unless ``thoroughly``, look for writes only (microseconds)."""
-        change = None
+        change = self._other() if thoroughly else None
         if list(map(_version, self._counted)) != self._versions:
             change = "its weights were written to"
-        elif thoroughly:
-            change = self._other()
         if change is not None:
             raise ValueError(
                 f"the {type(self._model()).__name__} was changed while an engine serves it ({change}): call "

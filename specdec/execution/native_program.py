@@ -32,8 +32,7 @@ _WORDS = 32  # of an operation
 _PLACE = 48  # the bit at which an address has the number of its place
 _ALIGNED = 64
 _INNER, _FIRST_GIVEN = 1, 2  # places; 0 is for absolute addresses
-MOST_POSITIONS = 1 << 17
-"""The longest table of angles of rotary embeddings; with more positions, they are computed in every forward."""
+MOST_POSITIONS = 1 << 17  # of a table of rotary embeddings' angles; with more, they are computed in every forward
 
 
 class Looked(NamedTuple):

@@ -1,10 +1,9 @@
 """Finds the norms and activations of a model by trying: every library has classes of its own for the same functions.
 
 Root mean square norms differ in three ways: the small number in the root, whether 1 is added to the weight, and where
-16-bit numbers are rounded. In plain torch a norm is five or more operations, which cost more than they compute. On a
-CPU this project's C computes it (``native/norms.c``), on a GPU a Triton kernel. Activations (``native/program.c``) are
-here for captured forwards on a CPU, in which an activation and the product behind it are one operation of C: a forward
-that is not captured has to give the same bits.
+16-bit numbers are rounded. In plain torch a norm is five or more operations; on a CPU this project's C computes it
+(``native/norms.c``), on a GPU a Triton kernel. In captured forwards on a CPU an activation and the product behind it
+are one operation of C, so that a forward that is not captured computes activations in C, too, for the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,19 +19,17 @@ from specdec.counting import count_operation
 from specdec.native import DTYPES, is_plain, native_library
 from specdec.opaque import opaque
 
-FUNCTIONS = {"silu": 0, "gelu_tanh": 1}
-"""The numbers that the C has for activations."""
-
+FUNCTIONS = {"silu": 0, "gelu_tanh": 1}  # the numbers that the C has for activations
 Forward = Callable[..., Any]
 """A function that takes the place of a module's ``forward``."""
 
 _NORMS = ("RMSNorm", "L2Norm")
 _EPS = ("variance_epsilon", "eps", "epsilon")
+# Whether numbers are rounded before they are multiplied by a norm's weight, and what is added to that.
 _WAYS = ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
-"""Whether numbers are rounded before they are multiplied by a norm's weight, and what is added to that."""
 _WIDTH = 64  # of a norm without a weight, where it is tried
+# The largest error of a norm, as a share of it: of other sums, and in 16 bits of one step.
 _NORM_ERRORS = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-"""The largest error of a norm, as a share of it: of other sums, and in 16 bits of one step."""
 _ACTIVATIONS = ("silu", "swish", "gelu")
 _ACTIVATION_ERROR = 1e-6  # the largest, as a share of the number that the result is made from
 

@@ -27,10 +27,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _SHARE = 0.5  # the share of the free memory that copies may take
 _CPU = torch.device("cpu")
 _SAMPLED = 16
-_LEAST_16_BITS = 1 << 14
-"""Numbers of the smallest weight in 16 bits whose product is not quicker by the plain path."""
-_TRIED = (128, 32)
-"""Rows for which torch's product is tried, on a weight of 512 times 1,024. Fewer always take the C."""
+_LEAST_16_BITS = 1 << 14  # numbers of the smallest weight in 16 bits whose product is not quicker by the plain path
+_TRIED = (128, 32)  # rows for which torch's product is tried, on a weight of 512 times 1,024; fewer take the C
 
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
 
@@ -142,9 +140,8 @@ def _packable(module: nn.Linear) -> bool:
     # class of its own (another library's quantization) know best how it is multiplied.
     if type(module) is not nn.Linear or "forward" in vars(module) or type(module.weight) is not nn.Parameter:
         return False
-    if not can_pack(module.weight) or module.weight.numel() == 0:
-        return False
-    return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_16_BITS
+    least = 1 if module.weight.dtype is torch.float32 else _LEAST_16_BITS
+    return can_pack(module.weight) and module.weight.numel() >= least
 
 
 def _layer(module: nn.Linear) -> PackedLayer:

@@ -1,9 +1,8 @@
 """Finds patterns in a forward's operations, and rewrites it in fewer: gates, rotary embeddings, joint products.
 
-Nothing needs to be known about models: a pattern is found by what its operations are and read, and where it is not
-found, they stay as they are. Norms are single steps already (``norms``). Both back ends start from the same steps:
-``native_program`` writes them as operations of C, which keep the very numbers, and ``rewrite`` as Triton kernels, whose
-results its caller compares.
+A pattern is found by what its operations are and read; where it is not found, they stay as they are. Norms are single
+steps already (``norms``). ``native_program`` writes steps as operations of C, which keep the very numbers, and
+``rewrite`` as Triton kernels, whose results its caller compares.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,18 +24,15 @@ _SAME = (_aten.alias.default, _aten.detach.default)
 
 
 class Layers(Protocol):
-    """The functions by which a noted forward reaches its cache (``forwards.CurrentForward``)."""
+    """The functions by which a noted forward reaches its cache (``forwards.CurrentForward``).
 
-    def attend(self, *call: Any) -> Tensor:
-        """Return a layer's attention, of the fields of an ``AttentionCall``."""
-        ...
+    ``attend`` takes the fields of an ``AttentionCall``; ``write`` a layer, keys and values; ``turn`` a layer, queries,
+    keys, values, cosines, sines, and the norms of queries and keys. It returns queries and keys, and stores as well.
+    """
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer's keys and values."""
-
-    def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, turned by cosines and sines and normalized before, and store keys and values."""
-        ...
+    attend: Callable[..., Tensor]
+    write: Callable[..., None]
+    turn: Callable[..., tuple[Tensor, Tensor]]
 
 
 def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Any, layers: Layers) -> list[Step]:

@@ -24,9 +24,7 @@ from specdec.opaque import opaque
 
 NO_MEMORY = "no memory for a copy of a product's inputs: lower batch sizes or lengths, or take a smaller model"
 
-GROUP = 64
-"""int4 weights of a row that share a scale."""
-
+GROUP = 64  # int4 weights of a row that share a scale
 _FLOAT32, _BFLOAT16, _FLOAT16, _INT8, _INT4 = range(5)
 _EXACT, _HALF, _ROUNDED = range(3)  # float32; bfloat16; float32 that is rounded to bfloat16
 _VECTORS = 4  # of a panel
