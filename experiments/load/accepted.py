@@ -46,16 +46,12 @@ class Accepted:
         rng = np.random.default_rng(seed)
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for output in outputs:
-            made, following = [], 0
-            for accepted, levels in reversed(output):
+            for (accepted, levels), (following, _) in zip(output, [*output[1:], (0, [])], strict=True):
                 able = np.arange(accepted, -1, -1)
                 if levels and accepted == len(levels) and rng.random() < right:
                     able[1:] += 1 + following
-                following = accepted
-                nodes = np.zeros(deepest, dtype=np.int64)
-                nodes[: len(levels)] = np.cumsum(levels)
-                made.append((able, np.full(len(able), len(levels)), np.tile(nodes, (len(able), 1))))
-            parts += reversed(made)
+                nodes = np.pad(np.cumsum(levels, dtype=np.int64), (0, deepest - len(levels)))
+                parts.append((able, np.full(len(able), len(levels)), np.tile(nodes, (len(able), 1))))
         able, proposed, nodes = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         lengths = np.array([sum(accepted + 1 for accepted, _ in output) for output in outputs])
         return cls(lengths=lengths, able=np.minimum(able, proposed), proposed=proposed, nodes=nodes)
@@ -97,10 +93,7 @@ class Drafts:
     def round(self, rows: Rows, slots: Rows, lengths: Rows, output: Rows, most: Rows) -> tuple[Rows, Rows, Rows]:
         """Return how deep the drafts of a round are, how many nodes they have, and how many tokens are accepted.
 
-        Args:
-            lengths: The tokens in the requests' caches.
-            output: The tokens of their outputs so far.
-            most: How deep the drafts may be.
+        ``lengths`` tokens are in the caches, ``output`` in the outputs so far; drafts may be as deep as ``most``.
         """
         place = self._begin[rows] + output % self._around[rows]
         able, policy = self._accepted.able[place], self._policy

@@ -4,7 +4,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -46,26 +46,6 @@ class Overload:
                 raise ValueError(f"overload.{name}={value}: give {wanted}, or null")
 
 
-class Played(Protocol):
-    """An engine as the driver sees it: requests have numbers, and seconds count from the beginning of the run.
-
-    A ``turn`` tells the driver of its round and of requests that end (``Driver.round``, ``end``), and returns its
-    values of ``TURNS``. ``wait`` lets time pass, at most until a moment; ``close`` drops what is left.
-    """
-
-    def begin(self, driver: "Driver") -> None: ...
-    def submit(self, number: int, arrived: float) -> None: ...
-    def abort(self, number: int) -> None: ...
-    def turn(self) -> tuple[Any, ...]: ...
-    def now(self) -> float: ...
-    def wait(self, until: float) -> None: ...
-    def close(self) -> None: ...
-    @property
-    def unfinished(self) -> int: ...
-    @property
-    def totals(self) -> PageCounts: ...
-
-
 class Driver:
     """Submits requests at their times between the turns of an engine.
 
@@ -74,6 +54,8 @@ class Driver:
     by is kept apart (``LoadRun.late``).
 
     Args:
+        engine: A ``RealEngine``, or another that has its methods: requests have numbers, and seconds count from the
+            beginning of the run. A ``turn`` calls ``round`` and ``end``, and returns its values of ``TURNS``.
         times: When requests arrive, in seconds; in a closed loop, how long their user thinks before them.
         loop: ``OPEN`` or ``CLOSED``.
         users: In a closed loop, how many requests are there at a time.
@@ -85,7 +67,7 @@ class Driver:
 
     def __init__(
         self,
-        engine: Played,
+        engine: Any,
         asked: Sequence[Asked],
         times: Times,
         *,
@@ -96,8 +78,7 @@ class Driver:
         self.asked, self.tokens = asked, [[] for _ in asked]
         self._engine, self._times, self._loop, self._overload = engine, times, loop, overload
         first = len(asked) if loop != CLOSED else min(users, len(asked))
-        # A heap of moments and the numbers of requests that come then. In a closed loop it has the first request of
-        # every user, and others are put there by answers.
+        # A heap of moments and the requests that come then; in a closed loop, answers put further ones there.
         self._due = [(float(times[number]), number) for number in range(first)]
         heapq.heapify(self._due)
         self._later = iter(range(first, len(asked)))
@@ -135,36 +116,28 @@ class Driver:
             self.columns["arrived"][number] = arrived
             if waiting is not None and len(self._silent) >= waiting:
                 self.end(number, DROPPED, engine.now(), "too many waited")
-                continue
-            engine.submit(number, arrived)
-            self._silent[number] = arrived
-            self.columns["submitted"][number] = submitted = engine.now()
-            self._delays.append(submitted - max(arrived, self._last_end))
+            else:
+                engine.submit(number, arrived)
+                self._silent[number] = arrived
+                self._delays.append(engine.now() - max(arrived, self._last_end))
         now = engine.now()
         for number in [] if patience is None else [n for n, at in self._silent.items() if now - at > patience]:
             engine.abort(number)
             self.end(number, DROPPED, now, "it had waited too long")
 
     def round(self, rows: Rows, visible: Any, tokens: Rows, **counts: Any) -> None:
-        """Note a round.
-
-        Args:
-            visible: When its tokens were there, in all or each of the rows.
-            tokens: How many each row has got.
-            **counts: What is added to other columns.
-        """
-        columns = self.columns
+        """Note a round: when its tokens were visible, how many each row has got, and what is added to other columns."""
         if self._silent:
-            first = (columns["output_tokens"][rows] == 0) & (tokens > 0)
-            columns["first_token"][rows[first]] = np.broadcast_to(visible, rows.shape)[first]
+            first = (self.columns["output_tokens"][rows] == 0) & (tokens > 0)
+            self.columns["first_token"][rows[first]] = np.broadcast_to(visible, rows.shape)[first]
             for number in rows[first].tolist():
                 self._silent.pop(number, None)
         for name, values in {"rounds": 1, "output_tokens": tokens, **counts}.items():
-            columns[name][rows] += values
+            self.columns[name][rows] += values
 
     def end(self, number: int, outcome: str, at: float, reason: str = "") -> None:
         """Note the end of a request, after which a user of a closed loop thinks and comes again."""
-        for name, value in {"outcome": outcome, "finished": at, "reason": reason}.items():
+        for name, value in (("outcome", outcome), ("finished", at), ("reason", reason)):
             self.columns[name][number] = value
         self._silent.pop(number, None)
         if (following := next(self._later, None)) is not None:
@@ -191,11 +164,7 @@ class Driver:
 
 
 class RealEngine:
-    """An engine by the real clock.
-
-    Args:
-        engine: An ``Engine``, or what is used as it is.
-    """
+    """An ``Engine`` by the real clock."""
 
     def __init__(
         self,

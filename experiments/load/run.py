@@ -17,7 +17,7 @@ DONE, DROPPED, FAILED, UNFINISHED = "done", "dropped", "failed", "unfinished"
 """How a request can end; an unfinished one was still there when the run was broken off."""
 OPEN, CLOSED = "open", "closed"
 """Whether requests come whatever the engine does, or a user's next one only after the answer."""
-MOMENTS = ("arrived", "submitted", "admitted", "first_token", "finished")
+MOMENTS = ("arrived", "admitted", "first_token", "finished")
 COUNTS = (
     *("prompt_tokens", "reused_tokens", "output_tokens", "recomputed_tokens"),
     *("rounds", "drafted", "nodes", "accepted", "preemptions"),

@@ -208,7 +208,7 @@ def _guidellm(told: Mapping[str, Any], method: str) -> tuple[str, list[LoadRun]]
 
 
 def _run(method: str, frame: Frame, rate: float, users: int | None) -> LoadRun:
-    frame = frame.assign(request=range(len(frame)), klass="all", submitted=frame.arrived, admitted=frame.arrived)
+    frame = frame.assign(request=range(len(frame)), klass="all", admitted=frame.arrived)
     requests = typed(frame.fillna({"prompt_tokens": 0, "output_tokens": 0}), REQUESTS)
     requests[list(MOMENTS)] -= requests.arrived.min()
     return LoadRun(

@@ -6,7 +6,7 @@ the trace of a run (``experiments.run trace=true``), and how long it takes from 
 
 import copy
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from specdec.requests import Request
 
 Costs = AffineRounds | CalibratedRounds
 """Seconds of an engine's work."""
-PUBLISHED: Mapping[str, Costs] = {"llama_8b_h100": LLAMA_8B_H100}
+PUBLISHED: dict[str | None, Costs] = {"llama_8b_h100": LLAMA_8B_H100}
 """Costs by name that nobody has to measure."""
 
 
@@ -49,14 +49,14 @@ class Virtual:
     def __post_init__(self) -> None:
         if not self.costs or not self.traces:
             raise ValueError(
-                f"clock=virtual needs to know how long rounds take and what they accept: give clock.costs=FILE of plan "
-                f"costs=fit, or {' or '.join(PUBLISHED)}, and clock.traces=FOLDER of experiments.run trace=true"
+                "clock=virtual needs to know how long rounds take and what they accept: give clock.costs=FILE of plan "
+                "costs=fit, or llama_8b_h100, and clock.traces=FOLDER of experiments.run trace=true"
             )
         flag("clock.mixed", self.mixed)
 
     def read_costs(self) -> Costs:
         """Return the costs of rounds. Raises ValueError: their file cannot be read."""
-        return PUBLISHED[str(self.costs)] if self.costs in PUBLISHED else CalibratedRounds.load(str(self.costs))
+        return PUBLISHED.get(self.costs) or CalibratedRounds.load(str(self.costs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,6 @@ class VirtualEngine:
     """An engine as a value: everything that decides what it does and how long that takes.
 
     Attributes:
-        prefill_chunk: Tokens of a prompt per turn, at most.
-        scheduler: Plans its turns.
         accepted: What is accepted; None for plain decoding.
         policy: How deep drafts are; None for as deep as the trace's.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
@@ -100,22 +98,18 @@ class VirtualEngine:
     def play(
         self, asked: Sequence[Asked], times: Times, *, method: str = "virtual", rate: float = 1.0, **arrivals: Any
     ) -> LoadRun:
-        """Play requests until all have ended.
-
-        Args:
-            asked: The requests, whose tokens do not matter.
-            times: See ``Driver``, like ``arrivals`` (loop, users, overload).
-        """
+        """Play requests, whose tokens do not matter, until all have ended; ``arrivals`` are options of ``Driver``."""
         play = _Play(self)
         driver = Driver(play, asked, times, **arrivals)
         driver.run()
-        policy = None if play.policy is None else type(play.policy).__name__
-        facts = {"slots": self.slots, "pages": play.paging.pages, "policy": policy, "virtual": True}
+        facts = {"slots": self.slots, "pages": play.paging.pages, "policy": play.policy and type(play.policy).__name__}
         return driver.result(method=method, rate=rate, **facts)
 
 
 class _Play:
     """One play, of requests by their numbers; what changes in every round stands in arrays over all of them."""
+
+    totals = PageCounts()  # nothing is swapped or reused
 
     def __init__(self, engine: VirtualEngine):
         self.engine, self.scheduler = engine, engine.scheduler
@@ -149,11 +143,6 @@ class _Play:
     @property
     def unfinished(self) -> int:
         return len(self.waiting) + len(self.running)
-
-    @property
-    def totals(self) -> PageCounts:
-        preempted, recomputed = (int(self.columns[name].sum()) for name in ("preemptions", "recomputed_tokens"))
-        return PageCounts(preempted=preempted, recomputed=recomputed)
 
     def submit(self, number: int, arrived: float) -> None:
         prompt, sampling = range(int(self.prompt[number])), self.driver.asked[number].sampling
@@ -194,18 +183,16 @@ class _Play:
         return begin, self.at - begin, prefilled, len(rows), running, waiting
 
     def _round(self, rows: Rows, depth: int) -> tuple[float, Rows, dict[str, Rows]]:
-        """Return the seconds of a round, how many tokens each row gets, and what else is counted of it."""
+        """Return the seconds of a round, the tokens that each row gets, and other columns."""
         left, output, costs = self.left[rows], self.output[rows], self.engine.costs
         lengths = self.prompt[rows] + output - 1
-        drafted, deepest, accepted, counts = 0, 0, 0, {}
+        counts = dict.fromkeys(("drafted", "nodes", "accepted"), np.zeros_like(rows))
         if self.drafts is not None:
             most = np.minimum(left - 1, depth)
-            proposed, nodes, accepted = self.drafts.round(rows, self.slot[rows], lengths, output, most)
-            drafted, deepest = int(nodes.sum()), int(proposed.max())
-            counts = {"drafted": proposed, "nodes": nodes, "accepted": accepted}
-        tokens = np.minimum(accepted + 1, left)
+            counts = dict(zip(counts, self.drafts.round(rows, self.slot[rows], lengths, output, most), strict=True))
+        tokens = np.minimum(counts["accepted"] + 1, left)
         self.left[rows] = left - tokens
-        size = {"drafted": np.array([drafted]), "deepest": np.array([deepest])}
+        size = {"drafted": counts["nodes"].sum(keepdims=True), "deepest": counts["drafted"].max(keepdims=True)}
         seconds = float(costs.ragged(len(rows), float(lengths.sum()), **size)[0])
         return seconds, tokens, counts
 

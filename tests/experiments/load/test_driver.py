@@ -151,10 +151,10 @@ def moments(run: LoadRun, *names: str) -> list[list[float]]:
 def test_moments_of_requests_one_by_one() -> None:
     """The second comes during the first one's turn, and the third to an idle engine."""
     run = driven([1.0, 2.0, 10.0], lambda number: [(3.0, 1), (2.0, 3)])
-    assert moments(run, "arrived", "submitted", "admitted", "first_token", "finished") == [
-        [1, 1, 1, 4, 6],
-        [2, 4, 6, 9, 11],
-        [10, 11, 11, 14, 16],
+    assert moments(run, "arrived", "admitted", "first_token", "finished") == [
+        [1, 1, 4, 6],
+        [2, 6, 9, 11],
+        [10, 11, 14, 16],
     ]
     assert run.requests[["outcome", "output_tokens", "rounds", "accepted"]].to_numpy().tolist() == [[DONE, 4, 2, 2]] * 3
     assert run.seconds == pytest.approx(16) and run.late == pytest.approx(0, abs=1e-9), "waiting for a turn is not late"
@@ -279,7 +279,9 @@ def test_running_and_waiting_are_averages_over_time() -> None:
     rng = np.random.default_rng(2)
     seconds = rng.exponential(1.0, 400)
     run = driven(Gaps(rate=0.7).times(rng, 400), lambda number: [(float(seconds[number]), 1)])
-    found, stays = figures(run), run.requests.finished - run.requests.submitted
+    found, arrived = figures(run), run.requests.arrived
+    ends = np.append(0.0, run.turns.begin + run.turns.seconds)
+    stays = run.requests.finished - np.maximum(arrived, ends[np.searchsorted(run.turns.begin, arrived)])
     assert found.running + found.waiting == pytest.approx(stays.sum() / run.seconds, rel=1e-6)
     assert found.running == pytest.approx(seconds.sum() / run.seconds, rel=1e-6)
     assert not warnings_of(run) and found.unused == pytest.approx(1 - found.running)

@@ -49,12 +49,12 @@ def test_plain_decoding_and_a_method_get_the_same_requests_at_the_same_moments(
 
 def test_chats_find_their_beginnings_in_the_cache(configure: Configure, tiny: list[str], tmp_path: Path) -> None:
     chats = "workload.systems=1 workload.system=32 workload.turns=2 workload.said=4 workload.output=4"
-    words = [*tiny, *QUICK, "workload=shared", *chats.split(), "engine=paged", "engine.max_batch_size=2"]
+    words = [*tiny, *QUICK, "workload=shared", *chats.split(), "engine=paged", "arrival=closed", "arrival.rate=1"]
     runs = load(configure("load", *words))
     rows = json.loads((tmp_path / "out" / "load.json").read_text())["runs"]
     found = [row for row in rows if row["group"] == "all"]
     for run, figures in zip(runs, found, strict=True):
-        assert figures["hit_rate"] > 0.3 and figures["saved_tokens"] == run.requests.reused_tokens.sum() >= 32 * 4
+        assert figures["hit_rate"] > 0.3 and figures["saved_tokens"] == run.requests.reused_tokens.sum() >= 32 * 5
     both = [run.requests.tokens.map(tuple) for run in runs]
     assert both[0].equals(both[1])
 
