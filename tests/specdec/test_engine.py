@@ -58,18 +58,6 @@ def test_steps_add_up(target) -> None:
         assert output.steps[0].seconds.get("prefill", 0.0) > 0 or len(output.prompt_ids) == 1
 
 
-@pytest.mark.parametrize("drafter", ["model_chain_iid", "ngram"])
-def test_cuts_inside_an_accepted_path(target, drafter) -> None:
-    whole = make(target, None).generate([[1, 2, 3]], SamplingParams(max_new_tokens=20))[0].token_ids
-    engine = make(target, drafter)
-    for length in (1, 4, 7):
-        output = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=length))[0]
-        assert (output.token_ids, output.finish_reason) == (whole[:length], "length")
-    for stop in list(dict.fromkeys(whole))[::3]:
-        output = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=20, stop_token_ids=(stop,)))[0]
-        assert (output.token_ids, output.finish_reason) == (whole[: whole.index(stop) + 1], "stop")
-
-
 def test_eos_is_the_union_of_all_sources(model) -> None:
     whole = Engine(Target(model), max_length=64).generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].token_ids
     late = max(set(whole), key=whole.index)

@@ -76,11 +76,10 @@ def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("architecture", "options"),
     [
-        ("llama", {}),
         ("gemma3", {}),
         ("qwen3", {"cache": Paging(page_size=8)}),
         complete("llama", {"kv_cache": "int8"}, strong=False),
-        *(complete(each, {}, strong=False) for each in ("qwen2", "gemma2", "phi3", "gpt2", "mistral_sliding")),
+        *(complete(each, {}, strong=False) for each in ("llama", "qwen2", "gemma2", "phi3", "gpt2", "mistral_sliding")),
     ],
 )
 def test_greedy_tokens_are_those_of_the_models_own_code(architecture, options, fuses, monkeypatch) -> None:
