@@ -58,13 +58,10 @@ def test_rooms_keep_their_size() -> None:
     assert above.keys() == marked, "take something out, or take away the mark of a room that fits (tests/rooms.toml)"
 
 
-def test_every_file_has_a_room() -> None:
+def test_every_file_has_a_room_and_a_room_that_grows_is_noticed() -> None:
     assert homeless(python_files(), ROOMS) == []
     missing = [path for room in ROOMS.values() for path in room["paths"] if not any(ROOT.glob(path))]
     assert not missing, f"tests/rooms.toml names files that there are not: {missing}"
-
-
-def test_a_room_that_grows_is_noticed() -> None:
     rooms = {"verifiers": {"paths": ["verifiers"], "limit": 10}, "core": {"paths": ["specdec/types.py"], "limit": 5}}
     files = {"verifiers/a.py": 6, "verifiers/b.py": 5, "verifiers_of_others/c.py": 90, "specdec/types.py": 5}
     assert distances(files, rooms) == {"verifiers": 1, "core": 0}
@@ -113,9 +110,6 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = circles(import_graph(texts()))
     assert not found
-
-
-def test_a_circle_is_found_wherever_its_imports_stand() -> None:
     sources = {
         "a": "import b",
         "b": "if TYPE_CHECKING:\n    from c import C",
@@ -233,9 +227,6 @@ def test_nobody_outside_a_room_asks_for_the_class_of_its_components_and_no_class
     assert asked(texts(), COMPONENTS) == ASKED
     classes = Classes(texts())
     assert {name for name in classes.parents if classes.depth(name) > 2} == DEEP
-
-
-def test_questions_and_deep_classes_are_noticed() -> None:
     sources = {
         "specdec.interfaces": "class Drafter(ABC):\n    def is_one(self, x): return isinstance(x, Drafter)",
         "drafters.a": "class A(Drafter): ...\nclass B(A): ...\nclass C(B): ...",
@@ -294,18 +285,11 @@ def test_there_are_few_pages() -> None:
     assert [name for name in own if f"({Path(name).name})" not in asked and name != "docs/index.md"] == []
 
 
-def test_pages_show_files_as_they_are() -> None:
-    """``python -m tests.test_guards`` brings the blocks up to date."""
+def test_pages_show_files_as_they_are_and_are_plain(tmp_path: Path) -> None:
     wrong = {name: outdated(text) for name, text in pages().items() if outdated(text)}
     assert not wrong, f"run python -m tests.test_guards: {wrong}"
-
-
-def test_no_page_includes_what_a_plain_viewer_does_not_show() -> None:
     documents = pages() | {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
     assert [name for name, text in documents.items() if "--8<--" in text] == []
-
-
-def test_long_pages_and_old_files_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: 1\n")
     page = 'Two words.\n\n```yaml title="a.yaml"\nx: 2\n```\n'
     assert words_of(page) == 2

@@ -186,8 +186,7 @@ def test_wrong_directions_are_found() -> None:
     assert not wrong_rooms("experiments.results.runs", {"experiments.results.records.Record"})
 
 
-def test_importing_the_core_is_light() -> None:
-    """The core works without the experiments' packages: none of them is loaded with it."""
+def test_importing_the_core_is_light_and_unknown_names_are_errors() -> None:
     heavy = sorted(
         ONLY_EXPERIMENTS | ONLY_TRACKING.keys() | {"matplotlib", "pandas", "pyarrow", "drafters", "verifiers"}
     )
@@ -195,6 +194,13 @@ def test_importing_the_core_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]", f"import specdec loads {done.stdout.strip()}"
+    import specdec
+
+    with pytest.raises(AttributeError, match="module 'specdec' has no attribute 'Enigne'"):
+        specdec.Enigne  # noqa: B018
+    assert not hasattr(specdec, "nothing")
+    with pytest.raises(ImportError, match="cannot import name 'Enigne'"):
+        exec("from specdec import Enigne")
 
 
 # The checks above pass on code that obeys; this shows that they would not on code that does not.
@@ -248,13 +254,3 @@ def test_every_public_name_is_there(package: str) -> None:
         value = getattr(module, name)
         assert getattr(importlib.import_module(value.__module__), name) is value
         assert vars(module)[name] is value, "the second access asks nobody"
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    import specdec
-
-    with pytest.raises(AttributeError, match="module 'specdec' has no attribute 'Enigne'"):
-        specdec.Enigne  # noqa: B018
-    assert not hasattr(specdec, "nothing")
-    with pytest.raises(ImportError, match="cannot import name 'Enigne'"):
-        exec("from specdec import Enigne")

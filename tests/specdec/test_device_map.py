@@ -186,7 +186,7 @@ def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
     assert found == outputs(whole, drafter, 0.9)
 
 
-def test_the_kernel_and_invariant_mode_want_all_layers_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_are_refused_by_kernels_and_invariant_mode_and_asked_for_memory(monkeypatch) -> None:
     runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, invariant=True)
     assert isinstance(runner.executor, InvariantExecutor)
     spread: Any = runner.model  # says that its layers run on two GPUs; it runs on neither
@@ -195,9 +195,6 @@ def test_the_kernel_and_invariant_mode_want_all_layers_on_one_device(monkeypatch
         settle(runner.executor)
     monkeypatch.setattr("specdec.attention.triton.obstacle", lambda device: None)
     assert "several devices" in str(BACKENDS["triton"].check(spread))
-
-
-def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {torch.device("cpu"): 10**6, FAR: 1000}
     monkeypatch.setattr("specdec.cache.layout.free_memory", free.__getitem__)
     shapes = {layer: LayerShape(2, 8, 2, 8, torch.float32, device) for layer, device in enumerate((None, FAR))}

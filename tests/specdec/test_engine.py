@@ -193,7 +193,7 @@ SAMPLINGS = [
 ]
 
 
-def test_raw_log_probabilities_are_the_models_own_and_those_of_p_are_others(model) -> None:
+def test_raw_log_probabilities_are_the_models_own_and_are_cut_with_the_tokens(model) -> None:
     completions = timed(model).generate(REPEATED, SAMPLINGS)
     processed, plain, _ = completions
     assert max(abs(a - b) for a, b in zip(processed.logprobs, processed.raw_logprobs, strict=True)) > 0.1
@@ -212,9 +212,6 @@ def test_raw_log_probabilities_are_the_models_own_and_those_of_p_are_others(mode
         assert [[token for token, _ in row] for row in done.top_logprobs] == tokens.tolist()
         told = torch.tensor([[value for _, value in row] for row in done.top_logprobs])
         assert torch.allclose(told, values, atol=1e-5)
-
-
-def test_cuts_shorten_everything_alike(model) -> None:
     first = timed(model).generate([REPEATED[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
     end = first.token_ids[4]
     sampling = SamplingParams(max_new_tokens=12, logprobs=2, stop_token_ids=(end,))

@@ -117,7 +117,7 @@ def test_only_what_is_wanted_comes_back(architecture, hidden_layers, capture_aft
             torch.testing.assert_close(output.hidden_states[layer], all_of_it.hidden_states[layer], **CLOSE)
 
 
-def test_what_makes_no_forward_is_refused() -> None:
+def test_what_makes_no_forward_and_no_warm_up_is_refused() -> None:
     tree, zero = drafted(1), torch.zeros(1, dtype=torch.long)
     chain, embeds = Topology.chain(2, torch.device("cpu")), torch.zeros(1, 6, 4)
     for message, tokens, given, topology in (
@@ -127,6 +127,14 @@ def test_what_makes_no_forward_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ForwardBatch(tokens=tokens, embeds=given, topology=topology, slots=zero, lengths=zero)
+    with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
+        for nodes in ([-1], [2, 1000]):
+            with pytest.raises(ValueError, match=f"nodes={nodes[-1]}: "):
+                engine.warm_up(nodes)
+        assert not sizes(engine)
+        engine.submit(LOOPS[0], SamplingParams(max_new_tokens=4))
+        with pytest.raises(RuntimeError, match="1 requests unfinished: call it before them"):
+            engine.warm_up()
 
 
 ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
@@ -290,14 +298,3 @@ def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: p
         new = {size for size in sizes(engine) - before if size[0] == engine.max_batch_size}
     assert bool(new) is not warm, "a cold engine captures what a warm one has"
     assert before == (wanted if warm else set())
-
-
-def test_sizes_that_there_are_none_of_and_running_requests_are_refused() -> None:
-    with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
-        for nodes in ([-1], [2, 1000]):
-            with pytest.raises(ValueError, match=f"nodes={nodes[-1]}: "):
-                engine.warm_up(nodes)
-        assert not sizes(engine)
-        engine.submit(LOOPS[0], SamplingParams(max_new_tokens=4))
-        with pytest.raises(RuntimeError, match="1 requests unfinished: call it before them"):
-            engine.warm_up()

@@ -203,7 +203,7 @@ class Keeps(nn.Module):
         return x * self.table + torch.tensor([1.0, 2.0, 3.0])
 
 
-def test_no_tensor_without_numbers_stays_in_a_module_or_in_a_program() -> None:
+def test_no_tensor_without_numbers_stays_and_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
     module, x = Keeps(), torch.randn(2, 3)
     expected = module(x)
     with _restored([module]):
@@ -214,9 +214,6 @@ def test_no_tensor_without_numbers_stays_in_a_module_or_in_a_program() -> None:
         program = _Rewriter(module, kernels, layers).program(lambda x: [module(x)], [x])
     assert torch.equal(program(x)[0], expected)
     assert not any(isinstance(each, FakeTensor) for each in (module.last, module.table))
-
-
-def test_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
     layers = CurrentForward(None)  # type: ignore[arg-type]
     rewriter, x = _Rewriter(nn.Identity(), kernels, layers), torch.randn(2, 3)
 

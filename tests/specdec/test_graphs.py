@@ -303,7 +303,14 @@ def test_a_warm_up_is_for_lengths_that_there_are(target, monkeypatch: pytest.Mon
         assert engine.recording_counts.replayed_share == 1.0
 
 
-def test_no_memory_for_a_warm_up_is_said_once(target, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_what_is_not_recorded_by_design_or_for_want_of_memory_is_said(target, monkeypatch, caplog) -> None:
+    processed = replace(GREEDY, logits_processor=[lambda tokens, scores: scores])
+    with engine_of(target, "model_chain_iid") as engine:
+        engine.generate([[1, 2, 3]], processed, speculate=False)
+        counts = engine.recording_counts
+        assert counts.by_design == {"requests have logits processors": counts.rounds} and not counts.refused
+        assert counts.replayed == 0
+
     def full(*given: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -313,15 +320,6 @@ def test_no_memory_for_a_warm_up_is_said_once(target, monkeypatch: pytest.Monkey
         assert engine.generate([[1, 2, 3]], GREEDY)[0].finish_reason == "length"
         (refused,) = engine.recording_counts.refused.values()
     assert len(refused) == len(caplog.records) == 1 and "no memory is left for recordings" in refused[0]
-
-
-def test_what_is_not_recorded_by_design_is_told_apart(target) -> None:
-    processed = replace(GREEDY, logits_processor=[lambda tokens, scores: scores])
-    with engine_of(target, "model_chain_iid") as engine:
-        engine.generate([[1, 2, 3]], processed, speculate=False)
-        counts = engine.recording_counts
-        assert counts.by_design == {"requests have logits processors": counts.rounds} and not counts.refused
-        assert counts.replayed == 0
 
 
 def test_plain_and_speculative_rounds_in_turn_keep_their_recordings(target) -> None:

@@ -136,12 +136,16 @@ def rounding_by_rows(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def test_the_ordinary_engine_is_told_apart() -> None:
+def test_the_ordinary_engine_is_told_apart_and_a_model_that_cannot_promise_it_is_refused() -> None:
     model = rounding_by_rows(model_in(torch.float32))
     assert parted(runner_for(model)) == 0
     sizes = {"max_batch_size": 3, "max_length": 48, "max_nodes": SHAPE.num_nodes}
     ordinary = ModelRunner(model, **sizes, optimize=False, attention="grouped")
     assert parted(ordinary) > 0
+    model = model_in(torch.float32)
+    model.model.layers[2].mlp.act_fn = nn.Sequential(model.model.layers[2].mlp.act_fn, Counting())
+    with pytest.raises(ValueError, match="a token alone gets other bits than one among others"):
+        runner_for(model)
 
 
 def test_keys_in_the_order_of_the_cache_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +238,6 @@ class Counting(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         self.calls += 1
         return inputs * (1 + 1e-5 * self.calls)
-
-
-def test_a_model_that_cannot_promise_it_is_refused() -> None:
-    model = model_in(torch.float32)
-    model.model.layers[2].mlp.act_fn = nn.Sequential(model.model.layers[2].mlp.act_fn, Counting())
-    with pytest.raises(ValueError, match="a token alone gets other bits than one among others"):
-        runner_for(model)
 
 
 @pytest.mark.parametrize(

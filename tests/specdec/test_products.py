@@ -157,7 +157,7 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
 
 
 @needs_compiler
-def test_weights_are_joined_without_a_copy() -> None:
+def test_weights_are_joined_without_a_copy_and_threads_do_not_matter() -> None:
     channels = module.panel_channels()
     weights = [noise(size, 40) for size in (2 * channels, channels, 30)]
     parts = [part for part in map(panels, weights) if part is not None]
@@ -171,6 +171,17 @@ def test_weights_are_joined_without_a_copy() -> None:
     assert PanelWeight.joined(parts[::-1]) is None, "the first one would end within a panel"
     other = panels(noise(channels, 42))
     assert other is not None and PanelWeight.joined([parts[0], other]) is None, "of other inputs"
+    weight, inputs, before = noise(1501, 768), noise(1, 768), torch.get_num_threads()
+    product = panels(weight)
+    assert product is not None
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(product(inputs, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 class Wrapped(Tensor):
@@ -203,22 +214,6 @@ def test_a_tensor_of_another_class_is_not_read_by_its_address(scheme: str | None
         torch.testing.assert_close(layer(Wrapped(inputs)), wanted, atol=0.03, rtol=2**-6)
         layer._parameters["bias"] = Wrapped(bias)  # type: ignore[assignment]
         torch.testing.assert_close(layer(inputs), wanted, atol=0.03, rtol=2**-6)
-
-
-@needs_compiler
-def test_threads_do_not_matter() -> None:
-    """A layer that is large enough to be divided among threads."""
-    weight, inputs, before = noise(1501, 768), noise(1, 768), torch.get_num_threads()
-    product = panels(weight)
-    assert product is not None
-    found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(product(inputs, None))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @needs_compiler

@@ -276,17 +276,24 @@ def test_projections_run_once_for_all_nodes() -> None:
     assert seen == [("in_proj_qkvz", (2, 4)), ("in_proj_ba", (2, 4)), ("out_proj", (2, 4))]
 
 
-def test_layers_are_found_in_half_precision_and_quantized() -> None:
-    """Numbers that are rounded to 16 bits, and projections that are no linear layers of torch."""
+def test_layers_are_found_in_half_precision_and_quantized_and_the_model_is_left_as_it_was() -> None:
     for name in ("recurrent_gemma", "qwen3_next"):
         mixers = ModelRunner(tiny(name).bfloat16(), max_batch_size=1, max_length=32).facts.mixers
         assert {mixer.one_by_one for mixer in mixers} == {FOUND[name][1]}
     quantized = ModelRunner(quantize(tiny("qwen3_next"), "int8", check=False), max_batch_size=1, max_length=32)
     assert {mixer.projections for mixer in quantized.facts.mixers} == {("in_proj_qkvz", "in_proj_ba")}
+    model = tiny("recurrent_gemma")
+    before = plain(model, [1, 2, 3])
+    attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
+    runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
+    verify(runner, DraftTree.root_only(torch.tensor([5])), [0])
+    for name, module in model.named_modules():
+        assert vars(module).keys() == attributes[name].keys()
+        assert all(vars(module)[key] is value for key, value in attributes[name].items() if "state" in key)
+    assert torch.equal(plain(model, [1, 2, 3]), before)
 
 
-def test_a_token_that_was_seen_is_refused() -> None:
-    """One comparison finds a forward that would update a state twice, or leave a token out."""
+def test_a_token_that_was_seen_is_refused_and_a_failed_piece_changes_no_state() -> None:
     runner = ModelRunner(tiny("lfm2"), max_batch_size=2, max_length=32, max_nodes=1)
     prefill(runner, torch.tensor([[1, 2, 3]]), np.zeros(1, dtype=np.int64))
     root = DraftTree.root_only(torch.tensor([4]))
@@ -300,9 +307,6 @@ def test_a_token_that_was_seen_is_refused() -> None:
         verify(runner, root, [3])
     runner.cache.vacate(0)
     verify(runner, root, [0])
-
-
-def test_a_failed_piece_of_a_prompt_changes_no_state() -> None:
     model = tiny("qwen3_next")
     runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
     tokens, nothing = torch.tensor([[1, 2, 3, 4]]), np.zeros(1, dtype=np.int64)
@@ -317,19 +321,6 @@ def test_a_failed_piece_of_a_prompt_changes_no_state() -> None:
     logits = verify(runner, DraftTree.root_only(torch.tensor([5])), [4]).scores[0, 0]
     with torch.inference_mode():
         torch.testing.assert_close(logits, plain(model, [1, 2, 3, 4, 5])[-1], atol=1e-4, rtol=1e-5)
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    """Forwards of modules, and attributes that hold states; its own generation goes on."""
-    model = tiny("recurrent_gemma")
-    before = plain(model, [1, 2, 3])
-    attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
-    runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
-    verify(runner, DraftTree.root_only(torch.tensor([5])), [0])
-    for name, module in model.named_modules():
-        assert vars(module).keys() == attributes[name].keys()
-        assert all(vars(module)[key] is value for key, value in attributes[name].items() if "state" in key)
-    assert torch.equal(plain(model, [1, 2, 3]), before)
 
 
 def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

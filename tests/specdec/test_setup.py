@@ -225,12 +225,21 @@ def test_every_compensation_is_needed(forgotten: str) -> None:
     assert (outputs(larger)[0] - outputs(model)[0]).abs().max() > 0.05
 
 
-def test_named_shapes_are_llama_shapes() -> None:
+def test_named_shapes_are_llama_shapes_and_other_models_are_refused() -> None:
     for name in SHAPES:
         goal = resolve_shape(name)
         assert resolve_shape(LlamaConfig(**vars(goal))) == goal == resolve_shape(vars(goal))
         assert place_heads(4, 2, goal.num_attention_heads, goal.num_key_value_heads) is not None
         assert describe(name) == name
+    with pytest.raises(ValueError, match="qwen2"):
+        inflate(tiny_model("qwen2"), LARGER)
+    with pytest.raises(ValueError, match="give one of 110m"):  # before it is loaded
+        Target.from_pretrained("/no/such/model", inflate="7b")
+    rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    model = small(rope_parameters=rope)
+    with pytest.raises(ValueError, match="yarn RoPE depends on the head's width"):
+        inflate(model, shape(head_dim=16))
+    torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -248,18 +257,6 @@ def test_named_shapes_are_llama_shapes() -> None:
 def test_what_does_not_fit_is_refused(goal: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         inflate(small(), goal)
-
-
-def test_models_that_cannot_be_inflated_are_refused() -> None:
-    with pytest.raises(ValueError, match="qwen2"):
-        inflate(tiny_model("qwen2"), LARGER)
-    with pytest.raises(ValueError, match="give one of 110m"):  # before it is loaded
-        Target.from_pretrained("/no/such/model", inflate="7b")
-    rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0, "original_max_position_embeddings": 32}
-    model = small(rope_parameters=rope)
-    with pytest.raises(ValueError, match="yarn RoPE depends on the head's width"):
-        inflate(model, shape(head_dim=16))
-    torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
 
 
 def raised(function: Callable[[], object]) -> Exception:

@@ -168,8 +168,7 @@ def test_sharing_out_spends_what_there_is(p: list[float], q: list[float], weight
     assert float(arrives.sum()) == pytest.approx(min(float(best), float(mass.sum())), abs=1e-13)
 
 
-def test_sharing_out_scales() -> None:
-    """20 000 tokens in float32: the optimum to rounding, and neither of the two places is preferred."""
+def test_sharing_out_scales_and_halving_the_interval_finds_the_same_rho(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(20_000, generator=generator)
     p, q = logits.softmax(-1), (logits + torch.randn(20_000, generator=generator)).softmax(-1)
@@ -183,10 +182,6 @@ def test_sharing_out_scales() -> None:
     torch.testing.assert_close(of_first[different], swapped[1][different])
     torch.testing.assert_close(of_second[different], swapped[0][different])
     assert 0.2 < float((of_first + of_second).mean()) < 1
-
-
-def test_halving_the_interval_finds_the_same_rho(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large tables on a CPU are searched in more steps of one place each."""
     tables = Tables.random(4, 2, seed=21)
     p, q = tables.p[1], tables.p[1].roll(1, -1)
     three = torch.full((len(p),), 3)
