@@ -16,9 +16,17 @@ from experiments.reporting.studies.two_way import report_two_way
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.terminal import short
 from experiments.reporting.verdicts import counted, say_verdict, sentence
-from experiments.results.comparison import Entry, best_of, commit_of, differences, entries_of, settings_of, title
+from experiments.results.comparison import (
+    Entry,
+    best_of,
+    commit_of,
+    differences,
+    entries_of,
+    paired_differences,
+    settings_of,
+    title,
+)
 from experiments.results.data import described
-from experiments.results.differences import paired_differences
 from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.rows import ALL, RUNS, Row, family, typed

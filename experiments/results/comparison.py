@@ -1,17 +1,18 @@
-"""Comparing runs: which ones may be compared, a named row per method, temperature and run, and two-way grids."""
+"""Comparing runs: which ones may be compared, a named row per method and run, grids, and paired differences."""
 
 import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.results.records import PLAIN
-from experiments.results.rows import Row
+from experiments.results.rows import ALL, Row, ends
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import winner
+from experiments.results.timing import lead, winner
 
 _SAME: dict[str, Callable[[Run], str]] = {
     "target": lambda run: run.manifest["target"]["name"],
@@ -20,11 +21,6 @@ _SAME: dict[str, Callable[[Run], str]] = {
     "chat template": lambda run: json.dumps(run.manifest.get("template"), sort_keys=True),
 }
 """What runs must share, unless they are mixed on purpose."""
-_SHOWN: dict[str, Callable[[Run], str]] = {
-    **_SAME,
-    "dataset": lambda run: dataset_name(run),
-    "chat template": lambda run: _template_name(run),
-}
 _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace", "progress_every", "title=")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
@@ -52,21 +48,11 @@ def differences(runs: Sequence[Run]) -> list[str]:
         # Each value once, with the first run that has it.
         first = {value(run): run for run in reversed(runs)}
         if len(first) > 1:
-            alike = sorted(first.values(), key=list(runs).index)
-            own = _own_settings(alike) if name == "dataset" else [""] * len(alike)
-            values = [f"{_SHOWN[name](run)}{more} ({run.folder.name})" for run, more in zip(alike, own, strict=True)]
+            shown = {"dataset": dataset_name, "chat template": _template_name}.get(name, value)
+            values = [f"{shown(run)} ({run.folder.name})" for run in sorted(first.values(), key=list(runs).index)]
             more = f" and {len(values) - 3} more" if len(values) > 3 else ""
             found.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
     return found
-
-
-def _own_settings(runs: Sequence[Run]) -> list[str]:
-    """In words what every run has set differently from others in its dataset; empty where nothing is."""
-    settings = [run.manifest["config"].get("dataset") or {} for run in runs]
-    names = [name for name in settings[0] if len({str(each.get(name)) for each in settings}) > 1]
-    # What the dataset's name says already is not repeated.
-    names = [name for name in names if name not in ("file", "split", "seed", "count", "_target_")]
-    return ["".join(f", {name}={each.get(name)}" for name in names) for each in settings]
 
 
 def dataset_name(run: Run) -> str:
@@ -87,7 +73,7 @@ def _template_name(run: Run) -> str:
 def title(runs: Sequence[Run]) -> str:
     """The conditions that all runs share, in words."""
     facts: list[Callable[[Run], str]] = [_SAME["target"], _SAME["dtype"], lambda run: run.manifest["device"]]
-    facts += [_SHOWN["dataset"], lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}"]
+    facts += [dataset_name, lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}"]
     values = [{fact(run) for run in runs} for fact in facts]
     return ", ".join(text for each in values if len(each) == 1 for text in each)
 
@@ -178,34 +164,31 @@ def grids(entries: Sequence[Entry], *, by_category: bool = False) -> list[Grid]:
     its own: nothing is averaged over settings. ``by_category`` puts the prompts' categories down, those of a single
     prompt left out, and marks no best.
     """
-    named, shown = settings_of(entries), [entry.row for entry in entries]
-    axes = axes_of(named)
+    named = list(zip(settings_of(entries), entries, strict=True))
+    axes = axes_of([settings for settings, _ in named])
     if by_category:
-        parts = [
-            ({**settings, CATEGORY: part["category"]}, part)
-            for settings, entry in zip(named, entries, strict=True)
+        named = [
+            ({**settings, CATEGORY: part["category"]}, entry._replace(row=part))
+            for settings, entry in named
             for part in entry.run.parts_of(entry.row)
             if part["mean_acceptance_length_low"] is not None  # one prompt says nothing of its category
         ]
-        if len({settings[CATEGORY] for settings, _ in parts}) < 2:
-            return []
-        named, shown, axes = [settings for settings, _ in parts], [part for _, part in parts], [CATEGORY, *axes]
-    if len(axes) < 2 or len({tuple(settings[name] for name in axes) for settings in named}) < len(named):
+        axes = [CATEGORY, *axes] if len({settings[CATEGORY] for settings, _ in named}) > 1 else []
+    if len(axes) < 2 or len({tuple(settings[name] for name in axes) for settings, _ in named}) < len(named):
         return []  # or the runs differ in something besides: two would share a cell
-    values = {name: _ordered([settings[name] for settings in named]) for name in axes}
+    values = {name: _ordered([settings[name] for settings, _ in named]) for name in axes}
     down, across, *others = axes
     made = []
     for combination in itertools.product(*(values[name] for name in others)):
         fixed = dict(zip(others, combination, strict=True))
-        numbers = [n for n, settings in enumerate(named) if fixed.items() <= settings.items()]
-        places = [(named[n][down], named[n][across]) for n in numbers]
-        cells = {place: shown[n] for place, n in zip(places, numbers, strict=True)}
-        best = None if by_category else best_of([entries[n] for n in numbers], "speedup")
-        if cells:
+        chosen = [(settings, entry) for settings, entry in named if fixed.items() <= settings.items()]
+        if chosen:
+            places = [(settings[down], settings[across]) for settings, _ in chosen]
+            cells = {place: entry.row for place, (_, entry) in zip(places, chosen, strict=True)}
+            best = None if by_category else best_of([entry for _, entry in chosen], "speedup")
             best_place = None if best is None else places[best]
             made.append(Grid(down, across, values[down], values[across], fixed, cells, best_place))
-    size = len(values[down]) * len(values[across]) * len(made)
-    return made if len(named) >= _FILLED * size else []
+    return made if len(named) >= _FILLED * len(values[down]) * len(values[across]) * len(made) else []
 
 
 def settings_of(entries: Sequence[Entry]) -> list[dict[str, str]]:
@@ -250,3 +233,76 @@ def _ordered(values: Sequence[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct, key=float))
     except ValueError:
         return tuple(distinct)
+
+
+# ---------------------------------------------------------------- paired differences
+
+METHOD = "method and settings"
+"""Stands for the compared setting where two rows differ in more than one."""
+
+
+def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> tuple[str, list[Row]]:
+    """Return what is compared, and its differences from its first value, for all prompts and by category.
+
+    A row has the other settings in which the runs differ, then ``category`` (``all`` for all prompts), ``reference``
+    and ``compared``, either's mean acceptance length (``length``, ``reference_length``) on the
+    ``prompts`` that both have finished, the paired ``difference``, and the ``prompts_needed`` for the wanted width.
+
+    Two entries are compared where they share the prompts and all settings but this one; of two drafters, also where
+    only one has a setting, such as a shape. The only two entries at a temperature are compared whatever they differ in.
+
+    Args:
+        setting: The setting whose values are compared; None for the drafter, or else the setting with most values.
+
+    Raises:
+        ValueError: The entries do not differ in the setting.
+    """
+    named = settings_of(entries)
+    axes = axes_of(named)
+    if setting is None:
+        setting = DRAFTER if DRAFTER in axes else next(iter(axes), None)
+    elif setting not in axes:
+        raise ValueError(
+            f"difference={setting!r}: the runs do not differ in it, choose among {', '.join(axes) or 'none at all'}"
+        )
+    if setting is None:
+        return METHOD, []
+    reference, rows = named[0][setting], []
+    for (compared, second), (before, first) in itertools.product(zip(named, entries, strict=True), repeat=2):
+        if before[setting] == reference != compared[setting] and _alike(before, compared, setting):
+            others = {name: compared[name] for name in axes if name != setting}
+            rows += _differences(first, second, (reference, compared[setting]), others)
+    if rows:
+        return setting, rows
+    by_temperature = itertools.groupby(
+        sorted(entries, key=lambda e: e.row["temperature"]), lambda e: e.row["temperature"]
+    )
+    pairs = [pair for _, listed in by_temperature if len(pair := list(listed)) == 2]
+    return METHOD, [row for one, two in pairs for row in _differences(one, two, (one.name, two.name), {})]
+
+
+def _alike(first: Mapping[str, str], second: Mapping[str, str], setting: str) -> bool:
+    return all(
+        first[name] == second[name]
+        or (setting == DRAFTER and name.startswith("drafter.") and "null" in (first[name], second[name]))
+        for name in first
+        if name != setting
+    )
+
+
+def _differences(first: Entry, second: Entry, values: tuple[str, str], settings: dict[str, str]) -> list[Row]:
+    """The second entry less the first, for all prompts and by category; none where the prompts are not the same."""
+    outputs = [own for entry in (second, first) if (own := entry.run.of(entry.row)) is not None]
+    if len(outputs) < 2 or first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
+        return []
+    bootstrap = replace(Bootstrap(**second.run.manifest["config"]["bootstrap"]), width=second.row["width"])
+    rows = []
+    for category in (ALL, *(part["category"] for part in second.run.parts_of(second.row))):
+        own = [frame if category == ALL else frame[frame.category == category] for frame in outputs]
+        found = lead("mean_acceptance_length", ({}, own[0], None), ({}, own[1], None), bootstrap)
+        if found is not None and found.interval is not None:  # one prompt says nothing of its category
+            row = {"category": category, "reference": values[0], "compared": values[1], "length": found.first}
+            row |= {"reference_length": found.second, "difference": found.difference}
+            row |= {**ends("difference", found.interval), "prompts": found.prompts}
+            rows.append(settings | row | {"prompts_needed": bootstrap.prompts_needed(found.interval, found.prompts)})
+    return rows

@@ -9,7 +9,7 @@ import pytest
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import render, template_facts
 from experiments.reporting.comparison import report_comparison
-from experiments.results.differences import paired_differences
+from experiments.results.comparison import paired_differences
 from experiments.results.runs import find_folders, load_run
 from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.runs import launched

@@ -10,8 +10,7 @@ import pytest
 from experiments.reporting.comparison import by_position, report_differences
 from experiments.reporting.terminal import console
 from experiments.results import metrics
-from experiments.results.comparison import entries_of
-from experiments.results.differences import METHOD, paired_differences
+from experiments.results.comparison import METHOD, entries_of, paired_differences
 from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.records import read_records, replace_records
 from experiments.results.rows import positions
