@@ -54,7 +54,7 @@ def test_chats_find_their_beginnings_in_the_cache(configure: Configure, tiny: li
     rows = json.loads((tmp_path / "out" / "load.json").read_text())["runs"]
     found = [row for row in rows if row["group"] == "all"]
     for run, figures in zip(runs, found, strict=True):
-        assert figures["hit_rate"] > 0.3 and figures["saved_tokens"] == run.requests.reused_tokens.sum() >= 32 * 5
+        assert figures["hit_rate"] > 0.3 and figures["saved_tokens"] == run.requests.reused_tokens.sum() >= 32 * 4
     both = [run.requests.tokens.map(tuple) for run in runs]
     assert both[0].equals(both[1])
 
