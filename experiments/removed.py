@@ -54,6 +54,7 @@ OPTIONS = {
     "bench verifiers": "replay compares rules on real drafts",
     "bench load": "load measures schedules and pages under arrivals",
     "bench virtual": "load clock=virtual plays loads in virtual time",
+    "plan page": "pages hold as many positions as a run's engine.cache says",
     "run time_limit": "give dataset.count and sampling.max_new_tokens",
     "run costs": "plan costs=fit tries its constants at held-out sizes; policies take the file with policy.costs",
     "run dataset.too_long=fail": "skip leaves long prompts out, cut shortens them",

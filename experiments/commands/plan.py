@@ -8,10 +8,9 @@ from omegaconf import DictConfig
 
 from experiments.config.sections import listed, plain
 from experiments.planning.drafting import drafter_class, plan_drafter
-from experiments.planning.formats import choose_formats, inflated
 from experiments.planning.measured import check_file, device_of
 from experiments.planning.plan import Plan, Question
-from experiments.planning.sources import read_config, shape_of
+from experiments.planning.sources import choose_formats, inflated, read_config, shape_of
 from experiments.reporting import terminal
 from experiments.reporting.formats import publish
 from experiments.reporting.plan import figures_of, head_lines, tables, tail_lines
@@ -95,7 +94,6 @@ def question_of(config: DictConfig) -> Question:
         longest=config.longest,
         usable=config.usable * (device.memory if config.memory is None else config.memory),
         prefill_chunk=engine["prefill_chunk"],
-        page=config.page,
         overhead=config.overhead,
         price=config.price,
         costs=None if costs is None else replace(costs, depths=()),  # a chain has a level for every node

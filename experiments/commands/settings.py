@@ -186,7 +186,6 @@ class PlanSettings(Settings):
     longest: Count
     memory: Positive | None
     usable: Annotated[float, number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
-    page: Count
     overhead: AtLeastZero
     pictures: bool
     nodes: Several[Two]

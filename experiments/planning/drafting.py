@@ -3,15 +3,14 @@
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from experiments.planning.formats import Formats, choose_formats
-from experiments.planning.sources import downloaded, read_config, shape_of, stored_sizes
+from experiments.planning.sources import Formats, choose_formats, downloaded, read_config, shape_of, stored_sizes
 from specdec import bundled
 from specdec.physics import heads
 from specdec.physics.capacity import Drafting
@@ -73,7 +72,12 @@ def plan_drafter(
         return None
     parts = [options[part] for part in PARTS if isinstance(options.get(part), Mapping)]
     if parts:
-        return _several([plan_drafter(each, target, formats, target_name=target_name) for each in parts])
+        found = [plan_drafter(each, target, formats, target_name=target_name) for each in parts]
+        # The time is that of the first one that runs a model.
+        first, *others = sorted((part for part in found if part is not None), key=lambda part: part.model is None)
+        helpers = [each for other in others for each in (other, *other.helpers)]
+        title = " and ".join(part.title for part in found if part is not None)
+        return replace(first, title=title, helpers=(*first.helpers, *helpers))
     if options.get("kv_cache") is not None:
         from specdec.cache.formats import check_format  # which imports PyTorch
 
@@ -81,7 +85,10 @@ def plan_drafter(
     usual = _usual_sizes(options)
     if usual is not None:
         return _head(owner, options, usual, target, formats, at_once=bool(usual.get("at_once")))
-    kind: Any = class_of(options)  # which imports PyTorch
+    try:
+        kind: Any = getattr(import_module(_class(options)[0]), owner)  # which imports PyTorch
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"drafter._target_={options['_target_']} cannot be imported: {error}") from error
     runs, at_once = getattr(kind, "runs", None), bool(getattr(kind, "at_once", False))
     if runs == "nothing":
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
@@ -216,7 +223,7 @@ def _keeping(width: int) -> Layer:
 
 def _usual_sizes(options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return ``Drafter.usual`` of a class as its source says, for importing it imports PyTorch; None if it is none."""
-    module, _, owner = str(options["_target_"]).removesuffix(".from_pretrained").rpartition(".")
+    module, owner = _class(options)
     try:
         source = getattr(find_spec(module), "origin", None)
     except (ImportError, ValueError):
@@ -231,26 +238,14 @@ def _usual_sizes(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def drafter_class(options: Mapping[str, Any]) -> str | None:
-    """Return the name of the class that a section ``drafter`` makes; None without a drafter."""
-    kind = options.get("_target_")
-    return None if kind is None else str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
+    """The name of the class that a section ``drafter`` makes; None without a drafter."""
+    return None if options.get("_target_") is None else _class(options)[1]
 
 
-def class_of(options: Mapping[str, Any]) -> Any:
-    """Return the class that a section ``drafter`` makes, imported. Raises ValueError: there is none."""
+def _class(options: Mapping[str, Any]) -> tuple[str, str]:
+    """The module and the name of a drafter's class."""
     module, _, name = str(options["_target_"]).removesuffix(".from_pretrained").rpartition(".")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"drafter._target_={options['_target_']} cannot be imported: {error}") from error
-
-
-def _several(parts: Sequence[Planned | None]) -> Planned:
-    """Return the plan of a drafter with parts: the time is that of the first one that runs a model."""
-    found = [part for part in parts if part is not None]
-    first, *helpers = sorted(found, key=lambda part: part.model is None)
-    further = [each for helper in helpers for each in (helper, *helper.helpers)]
-    return replace(first, title=" and ".join(part.title for part in found), helpers=(*first.helpers, *further))
+    return module, name
 
 
 def _kept(layers: tuple[Layer, ...], skip: Any) -> tuple[tuple[Layer, ...], bool]:

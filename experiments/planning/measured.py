@@ -24,10 +24,10 @@ def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory:
     name, peaks = costs.conditions.device, costs.peaks
     size = peaks.get("memory", memory)
     row = next((each for each in devices.values() if each.title == name), None) or row_of(name, size, devices)
-    if row is not None or not peaks:
-        if row is None:
-            raise ValueError(f"the costs were measured on {name}, of which their file has no peaks: give device=NAME")
+    if row is not None:
         return row
+    if not peaks:
+        raise ValueError(f"the costs were measured on {name}, of which their file has no peaks: give device=NAME")
     return Device(
         name=name,
         title=name,

@@ -10,7 +10,7 @@ from experiments.planning.drafting import Planned
 from experiments.planning.measured import longest_chain
 from experiments.results.origin import Figures
 from specdec.physics.calibrated import CalibratedRounds
-from specdec.physics.capacity import Served, kv_bytes_per_position
+from specdec.physics.capacity import Served
 from specdec.physics.devices import Device
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import RoofRounds, RoundCost
@@ -65,7 +65,6 @@ class Question:
     longest: int
     usable: float
     prefill_chunk: int
-    page: int
     overhead: float
     price: float | None
     costs: CalibratedRounds | None = None
@@ -100,24 +99,23 @@ class Plan:
 
     @cached_property
     def served(self) -> Served:
-        asked = self.asked
-        drafter = asked.drafter
+        asked, drafter = self.asked, self.asked.drafter
         return Served(
             shape=asked.shape,
             precision=asked.precision,
             drafting=() if drafter is None else drafter.memory_of(self.longest),
-            drafted=0 if asked.drafter is None else self.longest,
+            drafted=0 if drafter is None else self.longest,
             prefill_chunk=asked.prefill_chunk,
         )
 
     @property
     def longest(self) -> int:
         """The longest draft to consider, which the drafter may limit, and what was measured."""
-        asked = self.asked
-        limits = [asked.longest]
-        limits += [asked.drafter.longest] if asked.drafter is not None and asked.drafter.longest else []
-        limits += [longest_chain(asked.costs)] if asked.costs is not None and asked.drafter is not None else []
-        return min(limits)
+        asked, drafter = self.asked, self.asked.drafter
+        if drafter is None:
+            return asked.longest
+        measured = asked.longest if asked.costs is None else longest_chain(asked.costs)
+        return min(asked.longest, drafter.longest or asked.longest, measured)
 
     @cached_property
     def fixed(self) -> int:
@@ -140,11 +138,6 @@ class Plan:
     def most_rows(self) -> int:
         return self.served.most_rows(self.asked.usable, length=self.asked.context)
 
-    @property
-    def most_paged_rows(self) -> int:
-        """How many rows there is room for in pages, if they are half as long on average."""
-        return self.served.most_paged_rows(self.asked.usable, mean_length=self.asked.context / 2, page=self.asked.page)
-
     @cached_property
     def phases(self) -> list[Figures]:
         """The prefill, and for every batch a plain step, a draft and its verification.
@@ -154,29 +147,24 @@ class Plan:
         ``seconds``, part by part, and the ``tokens`` that it emits, over all rows. ``predicted_seconds`` are by
         measured costs; None without such, and outside of what was measured.
         """
-        asked = self.asked
+        asked, model = self.asked, None if self.asked.drafter is None else self.asked.drafter.model
         chunks = "" if asked.prompt <= asked.prefill_chunk else f" by {asked.prefill_chunk:,}"
         predicted = self._prefill_seconds(1) if asked.costs is not None else None
-        name = f"prefill {asked.prompt:,}{chunks}"
-        found = [self._phase("prefill", name, 1, self._prefill(1), tokens=0, predicted=predicted)]
+        found = [self._phase("prefill", f"prefill {asked.prompt:,}{chunks}", 1, self._prefill(1), 0, predicted)]
         for batch, speculation in zip(asked.batches, self.speculations, strict=True):
-            plain = step_work(asked.shape, asked.precision, batch=batch, context=asked.context)
-            seconds = self._predicted(batch, 0)
-            found.append(self._phase("decode", "decode, one token", batch, plain, tokens=batch, predicted=seconds))
             best = self._least_best(batch, asked.context) if speculation is None else speculation.best
-            drafted = best.drafted
-            if asked.drafter is None or not drafted:
-                continue
-            if asked.drafter.model is not None:
-                drafting = asked.drafter.model.work(batch=batch, drafted=drafted, context=asked.context)
-                what = f"draft {drafted} tokens" if drafted > 1 else "draft a token"
-                seconds = self._predicted(batch, drafted, draft=True)
-                found.append(self._phase("draft", what, batch, drafting, tokens=0, predicted=seconds))
-            work = step_work(asked.shape, asked.precision, batch=batch, context=asked.context, drafted=drafted)
-            tokens = batch * chain_tokens(asked.acceptance, drafted)
-            seconds = self._predicted(batch, drafted)
-            name = f"verify {drafted} and the root"
-            found.append(self._phase("verify", name, batch, work, tokens=tokens, predicted=seconds))
+            for drafted in (0, *([best.drafted] if asked.drafter is not None and best.drafted else [])):
+                at = {"batch": batch, "context": asked.context, "drafted": drafted}
+                if model is not None and drafted:
+                    what = f"draft {drafted} tokens" if drafted > 1 else "draft a token"
+                    predicted = None if asked.costs is None else _known(asked.costs.draft, **at)
+                    found.append(self._phase("draft", what, batch, model.work(**at), 0, predicted))
+                kind, what = "decode", "decode, one token"
+                if drafted:
+                    kind, what = "verify", f"verify {drafted} and the root"
+                work, tokens = step_work(asked.shape, asked.precision, **at), chain_tokens(asked.acceptance, drafted)
+                predicted = None if asked.costs is None else _known(asked.costs.verify, **at)
+                found.append(self._phase(kind, what, batch, work, batch * tokens, predicted))
         return found
 
     @cached_property
@@ -190,7 +178,7 @@ class Plan:
         return [self._speculation(batch) for batch in self.asked.batches]
 
     def requests(self, *, speculate: bool) -> list[Figures | None]:
-        """Return what a request takes, by batch; None where that is outside of what was measured.
+        """What a request takes, by batch; None where that is outside of what was measured.
 
         The prompts of a batch are prefilled together, and all rows have the length that they have halfway.
 
@@ -210,17 +198,14 @@ class Plan:
             return None
         each = (plain + self.cost.outside) / best.speedup
         seconds = None if prefill is None else latency(prefill + each, each, asked.output)
-        price = None
-        if asked.price is not None and seconds is not None:
-            price = price_per_million(asked.price, batch * asked.output / seconds)
         return Figures(
             batch=batch,
             prefill_seconds=prefill,
             per_token=each,
             seconds=seconds,
-            prefill_share=None if prefill is None or seconds is None else prefill / seconds,
+            prefill_share=prefill / seconds if prefill is not None and seconds else None,
             tokens_per_second=batch / each,
-            price=price,
+            price=price_per_million(asked.price, batch * asked.output / seconds) if asked.price and seconds else None,
         )
 
     @cached_property
@@ -264,24 +249,8 @@ class Plan:
         return True, batch
 
     def critical_context(self, drafted: int) -> float | None:
-        """Return the context from which a step is bound by memory at every batch; None if there is none."""
-        shape, precision = self.asked.shape, self.asked.precision
-        flops = 2.0 * (shape.active_weights + shape.output_weights)
-        if not any(part.window for layer, _ in shape.groups for part in layer.attending):
-            return critical_context(
-                flops=flops,
-                pair_flops=shape.pair_flops,
-                kv_bytes=kv_bytes_per_position(shape, precision),
-                ridge=self.asked.roof.ridge,
-                drafted=drafted,
-            )
-
-        def bound_by_memory(context: int) -> bool:
-            step = step_work(shape, precision, batch=1, context=context, drafted=drafted)
-            per_row = flops * (drafted + 1) + step.attention_flops
-            return per_row < self.asked.roof.ridge * step.kv_read_bytes
-
-        return next((float(2**power) for power in range(24) if bound_by_memory(2**power)), None)
+        """The context from which a step is bound by memory at every batch; None if there is none."""
+        return critical_context(self.asked.shape, self.asked.precision, ridge=self.asked.roof.ridge, drafted=drafted)
 
     def _best(self, batch: int, context: float) -> BestLength | None:
         if self.asked.costs is None:
@@ -293,13 +262,6 @@ class Plan:
 
     def _least_best(self, batch: int, context: float) -> BestLength:
         return best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
-
-    def _predicted(self, batch: int, drafted: int, *, draft: bool = False) -> float | None:
-        """Return the seconds of verifying, or of drafting, by measured costs; None if they do not say."""
-        costs = self.asked.costs
-        if costs is None:
-            return None
-        return _known(costs.draft if draft else costs.verify, batch=batch, drafted=drafted, context=self.asked.context)
 
     def _prefill_seconds(self, batch: int) -> float | None:
         """Return the seconds of a batch's prompts; None outside of what was measured."""
@@ -332,7 +294,7 @@ class Plan:
         return prompts_work(asked.shape, asked.precision, [asked.prompt] * batch, asked.prefill_chunk)
 
     def _phase(
-        self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float, predicted: float | None
+        self, kind: str, what: str, batch: int, work: StepWork, tokens: float, predicted: float | None
     ) -> Figures:
         seconds = work.by_parts(self.asked.roof) + self.asked.overhead
         total = work.total

@@ -1,13 +1,15 @@
-"""The configuration of a model by its name, without its weights and without PyTorch."""
+"""The configuration of a model by its name, and the bytes of its numbers, without its weights and without PyTorch."""
 
 import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec import bundled
+from specdec import bundled, llama_shapes
+from specdec.physics.precision import BYTES, Precision, stored
 from specdec.physics.reading import MissingSizeError, read_shape
 from specdec.physics.shape import ModelShape
 
@@ -50,24 +52,13 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     try:
         return read_shape(config)
     except MissingSizeError as missing:
-        completed = _completed(config)
-        if completed is None:
+        from transformers import CONFIG_MAPPING  # imports PyTorch
+
+        if config.get("model_type") not in CONFIG_MAPPING:
             raise ValueError(f"{name}: {missing}") from missing
-        return read_shape(completed)
+        return read_shape(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def _completed(config: Mapping[str, Any]) -> Any:
-    """Return the configuration as transformers completes it; None if it does not know the type."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        return None
-    from transformers import CONFIG_MAPPING  # imports PyTorch
-
-    if kind not in CONFIG_MAPPING:
-        return None
-    return CONFIG_MAPPING[kind].from_dict(dict(config))
 
 
 def stored_sizes(name: str, pattern: str = "", axis: int | None = None, *, least: int = 1) -> dict[str, int]:
@@ -89,9 +80,9 @@ def stored_sizes(name: str, pattern: str = "", axis: int | None = None, *, least
     for file in files:
         with file.open("rb") as stream:
             tensors = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for key, stored in tensors.items():
+        for key, tensor in tensors.items():
             if key != "__metadata__" and re.search(f"{pattern}$", key):
-                sizes[key] = math.prod(stored["shape"]) if axis is None else stored["shape"][axis]
+                sizes[key] = math.prod(tensor["shape"]) if axis is None else tensor["shape"][axis]
     return sizes
 
 
@@ -120,3 +111,62 @@ def _from_hub(name: str) -> Path:
         raise ValueError(
             f"{name!r} is not on this machine, and the hub cannot be reached: give the path of its {FILE}"
         ) from error
+
+
+# ---------------------------------------------------------------- bytes
+
+GROUP = 64
+"""Weights that share a factor in this project's ``int4``."""
+
+_QUANTIZED = ("int8", "int4", "fp8")
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes of a target's numbers, the type that matrix products compute in, and both in words."""
+
+    precision: Precision
+    computes: str
+    words: str
+
+
+def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str | None, kv_cache: str | None) -> Formats:
+    """Return the bytes of a target's numbers, by settings as in ``target.dtype`` and ``target.quantization``.
+
+    Quantized weights are expanded before they are multiplied, so that products compute in the model's own type.
+    """
+    computes = _dtype_of(config) if dtype == "auto" else dtype
+    if computes not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"target.dtype={dtype!r}: give float32, bfloat16, float16 or auto")
+    if quantization is not None and quantization not in _QUANTIZED:
+        raise ValueError(f"target.quantization={quantization!r}: give one of {', '.join(_QUANTIZED)}, or null")
+    found, words = Precision.of(computes, weights=quantization, kv=kv_cache), computes
+    if quantization is not None:
+        if quantization == "int4":  # factors are kept in the model's own type
+            size = found.weights + BYTES[computes] / GROUP
+            found = replace(found, weights=size, output=size)
+        # Experts that are stored as one tensor are left alone.
+        found, words = replace(found, experts=BYTES[computes]), f"weights in {quantization}, computing in {computes}"
+    elif (checkpoint := stored(config)) is not None:
+        weights = found.weights if checkpoint.weights is None else checkpoint.weights
+        found = replace(found, weights=weights, experts=checkpoint.experts)
+        words = f"weights as stored ({checkpoint.name}), computing in {computes}"
+    return Formats(found, computes, words + ("" if kv_cache is None else f", KV cache in {kv_cache}"))
+
+
+def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None) -> dict[str, Any]:
+    """Return the configuration of a target that is inflated; as it is if it is not."""
+    if inflate is None:
+        return dict(config)
+    if config.get("model_type") != "llama":
+        raise ValueError(
+            f"target.inflate={inflate}: only Llama models can be inflated, and this is a "
+            f"{config.get('model_type')} model"
+        )
+    return {**config, **asdict(llama_shapes.shape_of(inflate))}
+
+
+def _dtype_of(config: Mapping[str, Any]) -> str:
+    inner = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else {}
+    named = config.get("dtype") or config.get("torch_dtype") or (inner or {}).get("torch_dtype")
+    return str(named).removeprefix("torch.") if named else "bfloat16"

@@ -40,10 +40,9 @@ def memory_table(plan: Plan) -> Table:
         runs = {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv"}
         parts |= (runs if drafter.model is not None else {}) | {"draft\nnodes": "scratch"}
     parts |= {"activations": "activations", "total": "total"}
-    paged = f"{plan.most_paged_rows:,} rows in pages of {asked.page} if they are half as long on average"
     notes = [
         f"a position takes {kv_bytes_per_position(asked.shape, asked.precision) / 1024:,.4g} KiB of KV cache",
-        f"{plan.most_rows:,} such slots fit, or {paged}" if plan.most_paged_rows else "not even one row fits",
+        f"{plan.most_rows:,} such slots fit" if plan.most_rows else "not even one row fits",
     ]
     columns = [
         *(ROWS, *(_gb(name, part) for name, part in parts.items())),
@@ -254,7 +253,6 @@ def figures_of(plan: Plan) -> dict[str, Any]:
         "asked": facts,
         "memory": plan.rooms,
         "most_rows": plan.most_rows,
-        "most_paged_rows": plan.most_paged_rows,
         "forwards": plan.phases,
         "speculation": plan.speculations if drafts else [],
         "requests": {"plain": plan.requests(speculate=False), "speculative": speculative},

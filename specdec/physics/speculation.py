@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from specdec.physics.precision import Precision
 from specdec.physics.rounds import RoundCost, round_seconds
+from specdec.physics.shape import ModelShape
 
 Acceptance = float | Sequence[float]
 """How likely a drafted token is accepted, given that those before it were: one probability, or one by position."""
@@ -100,19 +102,23 @@ def break_even_batch(
     return low + bisect_left(range(low + 1, high), True, key=lambda batch: not pays(batch))
 
 
-def critical_context(
-    *, flops: float, pair_flops: float, kv_bytes: float, ridge: float, drafted: float = 0
-) -> float | None:
+def critical_context(shape: ModelShape, precision: Precision, *, ridge: float, drafted: float = 0) -> float | None:
     """Return the context from which a step is bound by memory however many rows there are; None if there is none.
 
     With very many rows, reading the weights costs nothing per row: what is left per row is its keys and values, and
-    the operations of its tokens. From this context on, their ratio stays below the ridge (MagicDec, arXiv 2408.11049).
-
-    ``flops`` are operations per token with weights, ``pair_flops`` of attention per token and position, ``kv_bytes``
-    what the cache keeps per position, ``ridge`` operations per byte.
+    the operations of its tokens. From this context on, their ratio stays below the ``ridge`` (MagicDec, arXiv
+    2408.11049). Layers with a window are taken to see all of it.
     """
-    left = ridge * kv_bytes - pair_flops * (drafted + 1)
-    return flops * (drafted + 1) / left if left > 0 else None
+    nodes = drafted + 1
+    least, left = 2.0 * nodes * (shape.active_weights + shape.output_weights), 0.0
+    for layer, count in shape.groups:
+        for part in layer.attending:
+            hidden = count * (ridge * precision.kept(part) - nodes * part.pair_flops)  # operations per position
+            if part.window is None:
+                left += hidden
+            else:
+                least -= hidden * part.window
+    return max(least, 0.0) / left if left > 0 else None
 
 
 def latency(first: float, per_token: float, tokens: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-from experiments.planning.formats import choose_formats
+from experiments.planning.sources import choose_formats
 from specdec import ModelRunner
 from specdec.cache.transformers_cache import CACHE
 from specdec.physics import heads

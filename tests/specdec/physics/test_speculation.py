@@ -1,6 +1,7 @@
 """Tokens per round, best draft lengths and what limits them, on published and on hand-made figures."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from specdec.physics.speculation import (
     speedup_of,
     target_efficiency,
 )
-from specdec.physics.work import Roof
+from specdec.physics.work import Roof, step_work
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
@@ -101,18 +102,28 @@ def test_break_even() -> None:
     assert break_even_batch(FITTED, 0.0, drafted=3, context=1024) == 0, "nothing is ever accepted"
 
 
+def windowed(shape: ModelShape) -> ModelShape:
+    """The same with a window of 1,024 positions in every other layer."""
+    parts = [layer.attention for layer in shape.layers if layer.attention is not None]
+    windows = [replace(part, window=1024 if index % 2 else None) for index, part in enumerate(parts)]
+    return replace(shape, layers=tuple(Layer(attention=part) for part in windows))
+
+
 def test_critical_context() -> None:
-    for parameters, shape, drafted, context in (
-        (70e9, ROUND_70B, 0, 1487),
-        (70e9, ROUND_70B, 3, 6490),
-        (8.03e9, ROUND_8B, 0, 421),
-        (8.03e9, ROUND_8B, 3, 1754),
+    for shape, drafted, context in (
+        (ROUND_70B, 0, 1487),
+        (ROUND_70B, 3, 6490),
+        (ROUND_8B, 0, 420),
+        (ROUND_8B, 3, 1748),
+        (windowed(ROUND_70B), 0, 2 * 1487 - 1024),
+        (windowed(ROUND_70B), 3, 2 * 6490 - 1024),
     ):
-        sizes = {"flops": 2 * parameters, "pair_flops": shape.pair_flops, "kv_bytes": 2.0 * shape.kept_per_position}
-        found = critical_context(**sizes, ridge=H100.ridge, drafted=drafted)
-        assert found is not None and found == pytest.approx(context, abs=1)
-        per_row = (drafted + 1) * (sizes["flops"] + sizes["pair_flops"] * found)  # operations, without the weights
-        assert per_row / (sizes["kv_bytes"] * found) == pytest.approx(H100.ridge)
+        found = critical_context(shape, HALF, ridge=H100.ridge, drafted=drafted)
+        assert found is not None and found == pytest.approx(context, abs=1.5)
+        step = step_work(shape, HALF, batch=1, context=found, drafted=drafted)
+        # Operations of a row's tokens over what it reads, without the weights.
+        rate = (step.attention_flops + 2 * (drafted + 1) * shape.active_weights) / step.kv_read_bytes
+        assert rate == pytest.approx(H100.ridge, rel=2e-3)
 
 
 def test_intensity_of_decode_attention() -> None:
