@@ -50,9 +50,6 @@ class AssistantDrafter(OwnModelDrafter):
     Args:
         assistant: A ``Gemma4AssistantForCausalLM``, or its twin for unified models. ``bind`` does not change it.
         shape: What ``TreeShape.of`` takes, or a tree builder.
-
-    Raises:
-        ValueError: It is no assistant, or an argument is out of its range.
     """
 
     runs = "head"
@@ -88,10 +85,7 @@ class AssistantDrafter(OwnModelDrafter):
         optimize: bool = True,
         **where: Unpack[Where],
     ) -> "AssistantDrafter":
-        """Load an assistant from a folder or the hub; ``bind`` copies it to the target's device and dtype.
-
-        The other arguments are those of the class.
-        """
+        """Load an assistant from a folder or the hub; ``bind`` copies it to the target's device and dtype."""
         with buildable():
             assistant = load_model(str(path), dtype=dtype, device=device, **where)
         settings: Any = {"sampling": sampling, "temperature": temperature, "optimize": optimize}
@@ -164,7 +158,7 @@ class TargetKeys:
         reaches: How far back is seen, by the same names.
 
     Attributes:
-        stand_ins: What the model is given as keys and values, by name: the call is recognized by them.
+        stand_ins: The keys and values that the model is given, by which calls are recognized.
     """
 
     def __init__(self, runner: ModelRunner, layers: Mapping[str, int], reaches: Mapping[str, Reach]):
@@ -211,11 +205,7 @@ class TargetKeys:
 
 
 class AssistantStep(nn.Module):
-    """One step of an assistant, for all nodes of a level.
-
-    Attributes:
-        max_depth: None: it drafts as far as it is asked.
-    """
+    """One step of an assistant, for all nodes of a level."""
 
     max_depth = None
 
@@ -260,13 +250,7 @@ class AssistantStep(nn.Module):
 
 
 class AssistantScorer(LastStateScorer):
-    """Scores a node's children by a step from the node's token and its parent's state.
-
-    Args:
-        keys: Answers the assistant's attention.
-        embed: The target's embeddings.
-        max_shown: The most nodes that are shown to it, the root not counted.
-    """
+    """Scores a node's children by a step from the node's token and its parent's state."""
 
     def __init__(self, *, keys: TargetKeys, embed: Any, max_shown: int, **places: Any):
         super().__init__(**places)

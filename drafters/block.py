@@ -61,18 +61,13 @@ class BlockDrafter(HeadDrafter):
     place by place follows q exactly, and trees may be drawn without replacement.
 
     Args:
-        head: The head. ``bind`` does not change it.
         tree: A tree builder, or what ``TreeShape.of`` takes; None for a chain of all tokens that a block predicts. With
-            ``ExpansionTree(nodes, depth, width=nodes)`` and a head without a Markov head, the tree is DDTree's: the
-            most probable paths of all.
+            ``ExpansionTree(nodes, depth, width=nodes)`` and a head without a Markov head, it is DDTree's.
         block_size: Places of a block; None for as many as in training. Fewer work, more do not help.
         mask_token_id: The mask token, in place of the one that the head's files name.
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
         passes: How often xPress's refiner fills the block before anything is drafted; 0 refines each place behind the
-            tokens drawn before it, None for as often as the head's files say. Other heads make no passes.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
+            tokens drawn before it, None for as often as the head's files say.
     """
 
     usual: ClassVar = {"family": "block"}
@@ -216,7 +211,6 @@ class BlockDrafter(HeadDrafter):
         return found
 
     def _check_block(self, head: BlockHead, target: Target) -> None:
-        """Refuse a target whose layers, tokens or output layer are not those that a bound head was made for."""
         config, remedy = head.config, "give a head that was trained on this target"
         embeddings, output = head.get_input_embeddings(), head.get_output_embeddings()
         rows, columns, layers = embeddings.weight.shape[0], output.weight.shape[0], target.num_layers

@@ -21,13 +21,10 @@ class ChoiceDrafter(CombinedDrafter):
 
     Before a round, the look-up says how many of its tokens it expects to be accepted (``RatedSession.rate``). This is
     multiplied by the request's *trust*, the running mean of accepted over expected tokens in the rounds that took the
-    look-up's draft: at a temperature fewer are accepted than a look-up expects. A row takes the look-up's draft where
-    the product is more than the running mean of accepted tokens over the rounds that took the model's; elsewhere it
-    takes the model's. So the choice depends on what was emitted before the round and on nothing that is drawn in it,
-    which makes it exact for every rule that takes both parts' drafts.
-
-    The model drafts only for the rows that take its draft: in a round that takes none it costs nothing. What it has
-    missed it is shown before its next draft.
+    look-up's draft. A row takes the look-up's draft where the product is more than the running mean of accepted tokens
+    over the rounds that took the model's. So the choice depends on what was emitted before the round and on nothing
+    that is drawn in it, which makes it exact for every rule that takes both parts' drafts. The model drafts only for
+    the rows that take its draft.
 
     Args:
         lookup: A drafter that rates its drafts, such as ``SuffixDrafter``.
@@ -69,7 +66,6 @@ class ChoiceSession(CombinedSession):
         self._mean[slot], self._trust[slot] = self._start, 1.0
 
     def observe(self, outcome: Outcome) -> None:
-        """Show both what became final, and note how many tokens were accepted of the part that drafted."""
         host = outcome.host
         assert host is not None, "the engine gives the host's numbers to a session that reads them"
         slots = host.slots

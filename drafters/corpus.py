@@ -27,10 +27,7 @@ _MOST = 2**31 - 1
 
 
 class Match(NamedTuple):
-    """The places, from begin to end in the suffix array, at which the last ``length`` tokens of a text stand.
-
-    The length is 0 if not even the last token occurs.
-    """
+    """The places, from begin to end in the suffix array, at which the last ``length`` tokens of a text stand."""
 
     length: int
     begin: int
@@ -45,7 +42,6 @@ class Corpus:
         tokens: Their tokens, each document followed by the separator.
         suffixes: The suffix array: place i is that of the i-th smallest rest of ``tokens``.
         separator: The token behind every document: EOS, or -1 where the tokenizer has none.
-        name: The file, for messages.
         notes: ``tokenizer``, its name, and ``hash``, ``tokenizer_hash`` of it; empty if tokens were given.
     """
 
@@ -64,12 +60,7 @@ class Corpus:
         separator: int | None = None,
         name: str = "corpus",
     ) -> "Corpus":
-        """Return a corpus of the tokens of these documents, in memory.
-
-        Args:
-            tokenizer: Whose tokens these are; None if that is not known.
-            separator: The token behind every document; None for the tokenizer's EOS.
-        """
+        """Return a corpus of the tokens of these documents, in memory."""
         if separator is None:
             end = None if tokenizer is None else tokenizer.eos_token_id
             separator = end if isinstance(end, int) else -1
@@ -113,7 +104,7 @@ class Corpus:
         return cls(tokens, suffixes, int(notes["separator"]), str(path), known)
 
     def save(self, path: str | Path) -> None:
-        """Write the corpus. A process that dies on the way leaves no file of this name, or the one that was there."""
+        """Write the corpus, in one step."""
         file = Path(path).expanduser()
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}.part")
@@ -160,15 +151,12 @@ class Corpus:
         return matches[max(matches)]
 
     def first(self, match: Match, count: int) -> list[int]:
-        """Returns up to so many tokens that follow where a match stands first, to the end of the document."""
+        """The tokens that follow where a match stands first, to the end of the document."""
         place = int(self.suffixes[match.begin : match.end].min()) + match.length
         return self._to_separator(np.array([place]), count)[0].tolist()
 
     def continuations(self, match: Match, hits: int, count: int) -> Int[np.ndarray, "hit depth"]:
-        """Return the tokens behind each place of a match, places ascending; -1 behind the end of a document.
-
-        Of more than ``hits`` places, those at equal distances in the suffix array count.
-        """
+        """The tokens behind each of ``hits`` places of a match, ascending; -1 behind the end of a document."""
         found = match.end - match.begin
         at = np.arange(found) if found <= hits else np.arange(hits) * found // hits
         return self._to_separator(self.suffixes[match.begin + at].astype(np.int64) + match.length, count)
@@ -181,7 +169,6 @@ class Corpus:
         return tokens
 
     def _find(self, string: list[int]) -> Match | None:
-        """Returns where a string stands; None if it does not occur."""
         tokens, suffixes, length = self.tokens, self.suffixes, len(string)
 
         def begins(order: int) -> list[int]:

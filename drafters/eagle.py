@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from drafters.feature import FeatureDrafter
 from drafters.heads.assemble import mask_of
 from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import Eagle3Head, EagleHead, default_layers
@@ -21,7 +20,7 @@ from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
 from drafters.heads.files import Public, has
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
-from drafters.own_model import HeadOptions, LoadedFirst, layers_given
+from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst, layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.interfaces import Drafter

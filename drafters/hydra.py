@@ -49,10 +49,8 @@ class HydraHeads(Heads):
     """Heads that predict one token each, from the target's last hidden state and the embeddings of the tokens between.
 
     With the last committed position at t, head ``i`` reads the hidden state at t and the target's embeddings of the
-    root and of the ``i`` tokens drafted below it, side by side, and predicts token t+2+i (section 3).
-
-    ``num_layers`` counts a head's residual blocks. The published code repeats *one* block behind the first one, so
-    their weights are shared. The other arguments: see ``Heads``.
+    root and of the ``i`` tokens drafted below it, side by side, and predicts token t+2+i (section 3). ``num_layers``
+    counts its residual blocks; the published code repeats *one* block behind the first one.
 
     Args:
         prefix: Hydra++'s layer, whose output takes the place of the hidden state; None for plain Hydra.
@@ -78,7 +76,6 @@ class HydraHeads(Heads):
         return layers[depth - 1]
 
     def begin_as(self, output: nn.Linear) -> None:
-        """The first blocks pass on the hidden state, and the others what they are given."""
         for name, parameter in self.named_parameters():
             if name.startswith("prefix."):  # see ``PrefixAttention.for_target``
                 continue
@@ -110,11 +107,9 @@ class HydraHeads(Heads):
         return larger.requires_grad_(False).eval()
 
     def forward(self, joined: Float[Tensor, "*rows width"], index: int) -> Float[Tensor, "*rows vocab"]:
-        """Returns the logits of head ``index``, from 0, of hidden states and embeddings side by side."""
         return self.lm_head[index](self.mlp[index](joined))
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``config.json`` and ``hydra_lm_head.safetensors`` as the published code names things."""
         config = {
             "hydra_num_heads": self.num_heads,
             "hydra_num_layers": self.num_layers,
@@ -167,11 +162,7 @@ class HydraHeads(Heads):
 class HydraScorer(PathScorer):
     """Scores the children of a node with its depth's head, which reads the state and the embeddings of the node's path.
 
-    The cache of prefix attention has an entry per committed position, and none of a draft: nothing has to be moved or
-    taken back.
-
-    Args:
-        runner: Hydra++'s prefix attention; None for plain Hydra.
+    ``runner`` runs Hydra++'s prefix attention, whose cache has an entry per committed position, and none of a draft.
     """
 
     def __init__(self, *, runner: ModelRunner | None = None, **places: Any):
@@ -278,7 +269,6 @@ class TrainedHydra(TrainedHeads):
             self.head.prefix = self.head.prefix.stated_for(target)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """The outputs of the heads' residual blocks."""
         previous = batch.tokens.flatten()[anchors.places(batch)]
         joined = [self._before(batch, states, anchors)]
         found = []
@@ -288,7 +278,6 @@ class TrainedHydra(TrainedHeads):
         return Prediction(found)
 
     def _before(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Float[Tensor, "anchor hidden"]:
-        """What the heads read of the position before each root."""
         if self.head.prefix is None:
             return states.before(anchors).float()
         made = self.head.prefix.model(

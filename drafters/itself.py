@@ -1,15 +1,13 @@
 """The target as its own drafter: without some of its layers, or with weights in fewer bits."""
 
 import json
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from transformers import PreTrainedModel
 
-from drafters.layers import checked, chosen_parts, exits_early, layers_of, leave_out, search
+from drafters.layers import chosen_parts, exits_early, layers_of, leave_out
 from drafters.own_model import CausalDrafter, Settings, twin_of
 from specdec.arguments import flag, shown
 from specdec.drafting.builders import AnyTree, tree_of
@@ -21,7 +19,7 @@ from specdec.quantization import check_quantization, quantize
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
-SEARCH = "give drafter.search={} to search for it, and write it there"
+SEARCH = "python examples/skip_search.py TARGET FILE searches for one, and writes it"
 
 
 class SelfDrafter(CausalDrafter):
@@ -35,8 +33,6 @@ class SelfDrafter(CausalDrafter):
         skip: The layers and parts of layers that are left out: ``[4, 2.mlp, 8-31]``; layers are counted from 0. Or a
             JSON file with such a list under ``skip``. None for none.
         shape: What ``TreeShape.of`` takes, or a tree builder.
-        search: The settings of ``drafters.layers.search``. Where there is no file ``skip``, the search is made and the
-            file written when an engine is built.
         quantization: The name of a quantization (``specdec.quantization``); None for the target's own weights.
         quantization_check: Refuse a scheme that is not faster than full precision on the target's device.
     """
@@ -48,16 +44,12 @@ class SelfDrafter(CausalDrafter):
         skip: Sequence[str | int] | str | Path | None = None,
         shape: AnyTree = 4,
         *,
-        search: Mapping[str, Any] | None = None,
         quantization: str | None = None,
         quantization_check: bool = True,
         **options: Unpack[Settings],
     ):
-        self.search = None if search is None else checked(search)
         self.file = Path(skip).expanduser() if isinstance(skip, str | Path) else None
-        if self.file is None and search is not None:
-            raise ValueError(f"search needs a file to write to: give skip=FILE in place of skip={shown(skip)}")
-        if self.file is not None and self.search is None and not self.file.is_file():
+        if self.file is not None and not self.file.is_file():
             raise ValueError(f"skip={skip}: there is no such file; {SEARCH}")
         if quantization is not None:
             check_quantization(quantization)
@@ -105,8 +97,6 @@ class SelfDrafter(CausalDrafter):
         if self.file is None:
             return list(self.skip)  # pyright: ignore[reportArgumentType] (no file, so a list)
         layers = len(layers_of(target.model))
-        if not self.file.is_file():
-            return self._found(self.file, target, layers)
         try:
             said = json.loads(self.file.read_text(encoding="utf-8"))
             skip, count = said["skip"], said.get("layers", layers)
@@ -118,15 +108,3 @@ class SelfDrafter(CausalDrafter):
                 f"has {layers}: give another file, or another target"
             )
         return skip
-
-    def _found(self, file: Path, target: Target, layers: int) -> Sequence[str]:
-        """Search, and write what was found in one step."""
-        assert self.search is not None, "checked when the drafter was made"
-        found = search(target, twin_of(target.model), depth=self.max_depth, **self.search)
-        said = {"target": target.name, "layers": layers, **asdict(found)}
-        said |= {"depth": self.max_depth, "search": self.search}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, file)
-        return found.skip

@@ -26,17 +26,12 @@ class LookaheadDrafter(Drafter):
     Beside its text a request keeps a *window* of guesses: ``ngram - 1`` rows and ``window`` columns. Row 0 continues
     the text after the root, which is its column 0; the token in row r + 1 is what the target said after that in row r
     of the same column. Every round the target is asked about the whole window, and says a new row, so that a column
-    with its new token is an n-gram of the target's: Jacobi iterations, of which ``ngram - 1`` are kept. It goes to the
-    request's pool, under its first token; then the window moves on by a row and a column. N-grams that begin with the
-    root are drafted, merged into a tree.
+    with its new token is an n-gram of the target's. It goes to the request's pool, under its first token; then the
+    window moves on by a row and a column. N-grams that begin with the root are drafted, merged into a tree.
 
     The window is a tree, too: row 0 is a chain behind the root, and a token of row r + 1 a child of the one in row r.
-    Its nodes are never accepted (they are not valid), and the target says after them what it says after any node
-    (``Session.top_tokens``). A window begins with tokens of the prompt, in an order that looks random, and fills up in
-    the first ``ngram - 2`` rounds. Where the output ends too soon for all of it, it is left out.
-
-    A round verifies ``(ngram - 1) · window - 1`` nodes of the window, and up to ``(ngram - 1) · guesses`` others:
-    cheap only where a GPU has nothing else to do. What is kept is on the host.
+    Its nodes are never accepted (they are not valid). A window begins with tokens of the prompt, in an order that looks
+    random, and fills up in the first ``ngram - 2`` rounds. Where the output ends too soon for it, it is left out.
 
     Args:
         ngram: Tokens of an n-gram, the root included.
@@ -69,7 +64,7 @@ class LookaheadDrafter(Drafter):
         return LookaheadSession(self, sizes)
 
     def columns(self, rows: int) -> int:
-        """Return the columns of a window with so many rows behind row 0; each new row costs one until it is full."""
+        """The columns of a window with so many rows behind row 0."""
         return self.window + self.ngram - 2 - rows
 
 
@@ -117,7 +112,7 @@ class LookaheadSession(Session):
 
 
 class _Request:
-    """What is kept of a running request.
+    """The window and the pool of a running request.
 
     Attributes:
         rows: The window: row 0 from its column 1 on, and those behind it, from column 0 on.
@@ -168,7 +163,6 @@ class _Request:
         self.asked = range(0)
 
     def _read(self, sequence: Int[np.ndarray, " position"]) -> None:
-        """Put the n-grams that end with new tokens of the sequence into the pool."""
         begin = max(self.read - self._drafter.ngram + 1, 0)
         tokens = sequence[begin:].tolist()
         for start in range(len(tokens) - self._drafter.ngram + 1):

@@ -27,7 +27,7 @@ LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 class Lora(nn.Module):
-    """The weights of an adapter: for every layer, from its input to the rank and from there to its output."""
+    """The weights of an adapter: for every layer, ``down`` to the rank and ``up`` from there."""
 
     def __init__(self, widths: Mapping[str, tuple[int, int]], rank: int):
         super().__init__()
@@ -58,10 +58,7 @@ class Lora(nn.Module):
 
 
 def widths(model: PreTrainedModel, names: Iterable[str], of: str) -> dict[str, tuple[int, int]]:
-    """Returns the widths of the input and the output of a model's linear layers whose names end so.
-
-    The output layer is never one of them. ``of`` is what to call the model in a message.
-    """
+    """The widths of the input and the output of a model's linear layers, but the output layer, whose names end so."""
     ends, output = tuple(names), model.get_output_embeddings()
     found = {
         name: (layer.in_features, layer.out_features)

@@ -1,8 +1,7 @@
 """The target's own marginals as drafts: the most that heads which do not see each other's tokens can be taught.
 
-It is an instrument and no method. It runs the target many times per round, so its *speed* is that of no real drafter.
-The tokens per round are what it is for. They say how much of what a parallel drafter lacks is its own fault, and how
-much is due to filling all places at once.
+It is an instrument and no method: it runs the target many times per round, so its *speed* is that of no real drafter.
+Its tokens per round say how much of what a parallel drafter lacks is due to filling all places at once.
 """
 
 import torch
@@ -31,9 +30,8 @@ _PAIR = 2  # nodes above the continuations: the last committed token, and the ro
 class MarginalScorer(Follower):
     """Scores every depth with the average of what the target says after many continuations.
 
-    Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
-    forwards the last of them again, with the root, and below one of the two a bush of ``samples`` chains, level by
-    level. The bush stands behind what is committed, and is written over later; the runner's cache has room for it.
+    Its cache holds keys and values of the committed tokens. In a round it forwards the last of them again, with the
+    root, and below one of the two a bush of ``samples`` chains, level by level, behind what is committed.
     """
 
     per_depth, needs_state = True, True
@@ -64,7 +62,6 @@ class MarginalScorer(Follower):
         self._pair = Topology.chain(_PAIR, runner.device)
 
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
-        """Returns the logarithms of the marginals of the first ``depth`` depths."""
         before = (batch.lengths - 1).clamp(min=0)  # a row without a token there is not ready
         tokens = torch.stack([self._last_token[batch.slots], batch.roots], dim=1)
         scores = self._scores(batch, before, tokens, self._pair)
@@ -101,7 +98,6 @@ class MarginalScorer(Follower):
     def _scores(
         self, batch: Batch, lengths: Int[Tensor, " batch"], tokens: Int[Tensor, "batch node"], topology: Topology
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns logits at the last nodes of a topology whose other nodes are in the cache."""
         # The bound was made for a tree of the target's, which is smaller than the bush.
         bound = None if batch.key_bound is None else batch.key_bound + topology.width
         return self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound)).scores
@@ -114,25 +110,16 @@ class MarginalScorer(Follower):
 class MarginalDrafter(ScoredDrafter):
     """Drafts every depth from the target's own marginal there: the law of that token, whatever stands between.
 
-    Let the last committed token stand at position t and the root at t+1. A node of depth d stands at t+1+d. Its law is
-    the distribution of the token there in text that the target goes on to write, given
+    Let the last committed token stand at position t and the root at t+1. The law of a node of depth d is the
+    distribution of the token at t+1+d in text that the target goes on to write, given the tokens up to t alone, which
+    is what Medusa's heads predict, or (``knows_root``) up to t+1, as a block drafter without a Markov head can know.
 
-    - the tokens up to t alone, if the root is not known. This is what Medusa's heads predict, which read the hidden
-      state at t. Between what is known and the node stand d unknown tokens, the root among them;
-    - the tokens up to t+1, if it is. A block drafter without a Markov head can know as much. Then d-1 tokens are
-      unknown, and the law of depth 1 is the target's next-token distribution itself.
-
-    Among all predictions of one depth that read these tokens alone, the marginal has the least cross-entropy on the
-    target's text, and its k most probable tokens are right as often as any k can be. It is estimated: the target writes
-    ``samples`` continuations in every round, and its next-token distributions behind them are averaged. The estimate
-    has no bias. It depends on nothing but the request's tokens and its random numbers, which are other numbers than
-    those that draw and accept drafts. So the output is the target's under every rule that is exact.
-
-    A request's temperature, filters and penalties have no part in the continuations; they apply when nodes are chosen.
+    Among all predictions that read these tokens alone, the marginal has the least cross-entropy on the target's text.
+    It is estimated without bias: the target writes ``samples`` continuations in every round, and its next-token
+    distributions behind them are averaged. Their random numbers are others than those that draw and accept drafts.
 
     Args:
-        shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder. None is
-            Medusa's (``drafters.medusa.DEFAULT_SHAPE``).
+        shape: A tree builder, or what ``TreeShape.of`` takes. None is Medusa's.
         samples: Continuations per round. All of them together may have 4,096 tokens.
         knows_root: Whether the root is known.
         text_temperature: The temperature of the text whose marginals are drafted: of the continuations, and of the
@@ -161,9 +148,9 @@ class MarginalDrafter(ScoredDrafter):
             )
         self.knows_root = flag("knows_root", knows_root)
         remedy = "give a positive number, or 0 for the most probable continuation"
-        self.text_temperature = number("text_temperature", text_temperature, remedy)
-        if not 0 <= self.text_temperature < float("inf"):
-            raise ValueError(f"text_temperature={text_temperature}: {remedy}")
+        self.text_temperature = number(
+            "text_temperature", text_temperature, remedy, lambda value: 0 <= value < float("inf")
+        )
         self.optimize = flag("optimize", optimize)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:

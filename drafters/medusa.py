@@ -61,14 +61,9 @@ class ResidualBlock(nn.Module):
 class MedusaHeads(Heads):
     """Heads that predict several tokens ahead from the target's last hidden state.
 
-    Where the target's own output layer predicts token t+1 from the (normalized) hidden state at t, head ``i``
-    predicts token t+2+i. Each head is ``num_layers`` residual blocks, then an output layer.
-
-    Args:
-        shared: Whether a head's blocks are one that is passed through ``num_layers`` times, as in the published code
-            (``[ResBlock(hidden_size)] * num_layers``).
-        bias: Whether blocks have a bias.
-        sizes: See ``Heads``. With a ``vocab_size`` of 0, all heads have the target's output layer (version 2).
+    Head ``i`` predicts token t+2+i from the state at t, by ``num_layers`` residual blocks, then an output layer; with a
+    ``vocab_size`` of 0 all heads have the target's (version 2). ``shared`` blocks are one that is passed through
+    ``num_layers`` times, as in the published code (``[ResBlock(hidden_size)] * num_layers``).
     """
 
     files = (*FILES, *_WHOLE)
@@ -130,14 +125,10 @@ class MedusaHeads(Heads):
     def forward(
         self, hidden: Float[Tensor, "*rows hidden"], num_heads: int | None = None
     ) -> Float[Tensor, "head *rows vocab"]:
-        """Returns the logits of the first ``num_heads`` heads (default: all)."""
         return torch.stack([head(hidden) for head in self.heads[:num_heads]])
 
     def save_pretrained(self, path: str | Path, *, layout: str = "native") -> None:
-        """Write a folder in FasterDecoding's format (``"native"``), or in vLLM's.
-
-        Shared layers are written once per layer, as the published checkpoints have them.
-        """
+        """Write a folder in FasterDecoding's format (``"native"``), or in vLLM's."""
         check_layout(layout, ("native", "vllm"))
         sizes: dict[str, Any] = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
         if layout == "native":
@@ -158,11 +149,7 @@ class MedusaHeads(Heads):
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "MedusaHeads":
-        """Returns the heads of a checkpoint: FasterDecoding's in both versions, modelopt's, TensorRT-LLM's or vLLM's.
-
-        If names begin with ``medusa_head.`` or ``medusa_heads.``, as in models that were trained as a whole, all other
-        tensors are ignored.
-        """
+        """Returns the heads of FasterDecoding's checkpoints in both versions, modelopt's, TensorRT-LLM's or vLLM's."""
         name, stored = checkpoint.name, checkpoint.config
         try:
             tensors = _behind_prefix(checkpoint.tensors(lambda key: not key.startswith(_TARGETS)))
@@ -273,9 +260,8 @@ class MedusaScorer(LastStateScorer):
 class MedusaDrafter(LastStateDrafter):
     """Drafts every depth of the tree at once, from the hidden state at the last committed position.
 
-    With that position at t, the root stands at t+1 and head i predicts token t+2+i: depth d takes its tokens from
-    head d-1, whatever the nodes above are (section 2.1.2). By default a node whose path ends with rank r has the head's
-    r-th most probable token (from 0), as in the paper. Tokens may also be drawn. Arguments: see ``LastStateDrafter``.
+    Depth d takes its tokens from head d-1, whatever the nodes above are (section 2.1.2). By default a node whose path
+    ends with rank r has the head's r-th most probable token, as in the paper. Arguments: see ``LastStateDrafter``.
     """
 
     kind, title = MedusaHeads, "Medusa"
@@ -307,7 +293,6 @@ class TrainedMedusa(TrainedHeads):
     title, made = "Medusa heads", MedusaDrafter
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """The outputs of the heads' residual blocks, of the state one position before each root."""
         layers: Any = self.head.heads
         hidden = states.before(anchors).to(next(layers.parameters()).dtype)
         return Prediction([head[:-1](hidden) for head in layers])

@@ -117,7 +117,7 @@ class ModelDrafter(CausalDrafter):
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, *, shape: AnyTree = 4, **options: Unpack[LoadedModel]) -> Self:
-        """Load the model and its tokenizer; arguments as for ``Target.from_pretrained``, ``Where`` and ``Settings``."""
+        """Load the model and its tokenizer; arguments as for ``Target.from_pretrained``."""
         given: dict[str, Any] = dict(options)
         files = {key: given.pop(key) for key in ModelFiles.__annotations__ if key in given}
         files = {key: each for key, each in files.items() if each not in (None, False) or key == "quantization_check"}
@@ -153,14 +153,10 @@ class TrainedLM(TrainedHead):
     Args:
         name: A folder or a name on the hub to go on from; None for new weights.
         architecture: The architecture of new weights: a ``model_type`` of transformers, such as ``"llama"``.
-        config: Its sizes, in the words of that architecture's configuration. Vocabulary and special tokens are the
-            target's.
+        config: Its sizes, in that architecture's words. Vocabulary and special tokens are the target's.
         copies: A folder or a name on the hub: new weights begin as that model's, where it has some of equal name and
             shape. So a hybrid model takes over embeddings and feed-forward layers (Wang et al. 2024, arXiv 2408.15237).
         depths: The length of the drafts that are measured while training. One token at a time is trained.
-
-    Raises:
-        ValueError: There is neither a name nor a configuration, or an argument is out of its range.
     """
 
     title = "causal LM"
@@ -225,7 +221,6 @@ class TrainedLM(TrainedHead):
         return self._states(input_ids=batch.tokens, attention_mask=mask, position_ids=batch.positions, use_cache=False)
 
     def _states(self, **inputs: Any) -> Float[Tensor, "row position width"]:
-        """Returns the model's last states."""
         return self.head.base_model(**inputs).last_hidden_state
 
     def logits(
@@ -248,9 +243,6 @@ def copy_weights(model: PreTrainedModel, source: PreTrainedModel) -> int:
     """Copy the weights of equal names and shapes, and return how many tensors they are.
 
     Norms begin at one in the source, and in some models at zero, where one is added to them: the difference is copied.
-
-    Raises:
-        ValueError: There are none.
     """
     given, copied = source.state_dict(), 0
     for name, weight in model.state_dict().items():

@@ -9,12 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.files import Public, check_layout
 from drafters.heads.mtp import HIDDEN, TOKENS, MTPHead, holds_module, load_mtp, model_like, save_mtp
 from drafters.heads.unrolled import TrainedFeatureHead
-from drafters.own_model import HeadOptions, Loaded
+from drafters.own_model import FeatureDrafter, HeadOptions, Loaded
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.interfaces import Drafter

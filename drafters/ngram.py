@@ -5,12 +5,11 @@ several continuations merged into a tree.
 """
 
 import numpy as np
-import torch
 from jaxtyping import Int
 
 from specdec.arguments import whole
 from specdec.batch import Batch
-from specdec.drafting.lookup import chains
+from specdec.drafting.lookup import Draft, chains, trees
 from specdec.interfaces import StatelessDrafter
 from specdec.shape import MOST_NODES
 from specdec.tree import DraftTree
@@ -27,17 +26,10 @@ class NGramDrafter(StatelessDrafter):
     is not covered by the branches so far (that is, the beginning of one of them) is the next, up to ``branches``.
     Where a continuation ends with the sequence and others begin with it, the longest of these (the best among
     equals) takes its place, so that text in a loop is not drafted one period at a time. Branches share the nodes of
-    their common beginnings; siblings stand in the order of the branches. A row without a match proposes nothing.
+    their common beginnings.
 
-    For every ``n``, only the ``max_draft_tokens + 8`` most recent matches are looked at: this bounds the work on
-    text with thousands of matches, and cannot change which one is the best.
-
-    All work is on the host, in numpy, over all rows at once: one dense comparison with each row's last token, then
-    only the positions that it found.
-
-    Args:
-        max_draft_tokens: Length of a branch at most.
-        branches: How many at most; 1 makes chains.
+    For every ``n``, only the ``max_draft_tokens + 8`` most recent matches are looked at: this bounds the work, and
+    cannot change which one is the best. All work is on the host, in numpy, over all rows at once.
     """
 
     runs = "nothing"
@@ -70,7 +62,11 @@ class NGramDrafter(StatelessDrafter):
         branches = self._branches(host.tokens, lengths, depth) if depth.any() else None
         if branches is None:
             return DraftTree.root_only(batch.roots)
-        return _merge(host.tokens[np.arange(len(lengths)), lengths], branches, batch.roots.device)
+        roots = host.tokens[np.arange(len(lengths)), lengths]
+        if self.is_chain:
+            return chains(roots, branches[:, 0], batch.device)
+        drafts = [Draft.merged(branch[branch >= 0].tolist() for branch in row) for row in branches]
+        return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], batch.device)
 
     def _branches(
         self,
@@ -152,53 +148,3 @@ class NGramDrafter(StatelessDrafter):
                 break
             uncovered &= ~((continuations == branch[:, None]) | (continuations < 0)).all(2)
         return np.stack(branches, 1)
-
-
-def _merge(
-    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch branch depth"], device: torch.device
-) -> DraftTree:
-    """Returns a tree of each row's branches that shares common beginnings, in as few columns as the rows need.
-
-    Nodes are numbered branch by branch. The branches ``5 6 7``, ``5 8`` and ``9`` under the root 4 become::
-
-        tokens   4 5 6 7 8 9
-        parents -1 0 1 2 1 0
-
-    Args:
-        branches: -1 padded; none is the beginning of another.
-    """
-    batch, count, depth = branches.shape
-    if count == 1:
-        return chains(roots, branches[:, 0], device)
-    rows, steps = np.arange(batch), np.arange(depth)
-    new = branches >= 0
-    nodes = np.empty((batch, count, depth), dtype=np.int64)
-    nodes[:, 0] = steps + 1
-    used = new[:, 0].sum(1)
-    for b in range(1, count):
-        same = (branches[:, :b] == branches[:, b, None]) & new[:, b, None]
-        common = np.logical_and.accumulate(same, axis=2).sum(2)
-        like = common.argmax(1)
-        shared = common[rows, like][:, None]
-        nodes[:, b] = np.where(steps < shared, nodes[rows, like], used[:, None] + 1 + steps - shared)
-        new[:, b] &= steps >= shared
-        used += new[:, b].sum(1)
-    parents = np.zeros_like(nodes)
-    parents[:, :, 1:] = nodes[:, :, :-1]
-    # Tokens, parents and validity in one array, which is one copy to the device. Nodes that are not new go to a
-    # surplus last column.
-    width = 1 + int(used.max())
-    offset = (rows * (width + 1))[:, None, None]
-    cells = np.where(new, nodes, width) + offset
-    packed = np.zeros((3, batch * (width + 1)), dtype=np.int64)
-    packed[0, cells], packed[1, cells], packed[2, cells] = branches, parents, 1
-    packed = packed.reshape(3, batch, width + 1)[:, :, :width]
-    packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
-    tokens, above, valid = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
-    return DraftTree.build(
-        tokens,
-        above,
-        valid=valid.bool(),
-        max_depth=int(new.any((0, 1)).sum()),
-        max_children=count if count <= 2 else int(np.bincount((parents + offset)[new]).max()),
-    )

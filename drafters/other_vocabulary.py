@@ -44,10 +44,8 @@ class TLIDrafter(ModelDrafter):
     """Drafts tokens that both vocabularies have, from the model's distribution renormalized over them (TLI).
 
     What spells the same is the same token (``Spelling``), whatever its number. Special tokens are left out. q is zero
-    for the target's other tokens, which the residual covers, so that any rule that takes a model's drafts is exact. The
-    model's context is the text so far in its own tokens, read anew as it grows.
-
-    ``target_tokenizer`` takes the place of the one that the target comes with.
+    for the target's other tokens, which the residual covers. The model's context is the text so far in its own tokens,
+    read anew as it grows. ``target_tokenizer`` takes the place of the one that the target comes with.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class TLIDrafter(ModelDrafter):
         return source.common(own)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Find the common tokens. Raises ValueError: they are too few, or a tokenizer is missing."""
         source, own = _spellings(self, target, self.target_tokenizer)
         pairs = source.common(own)
         if len(pairs) < self.tree.ranks:
@@ -94,10 +91,9 @@ class TLIDrafter(ModelDrafter):
 class SLEMDrafter(Drafter):
     """Drafts the text that a model of another vocabulary writes, in the target's tokens (SLEM).
 
-    The model goes on greedily from the text so far. What it writes is tokenized with the end of the text before it, and
-    the tokens behind that end are drafted; if none begins there, the new text is tokenized by itself. So the drafts are
-    chosen without randomness, whatever the temperature. The last token is kept although it might be the beginning of a
-    longer one: the rule decides, and it costs a node.
+    The model goes on greedily from the text so far, whatever the temperature. What it writes is tokenized with the end
+    of the text before it, and the tokens behind that end are drafted; if none begins there, the new text is tokenized
+    by itself.
 
     Args:
         drafter: The model and its tokenizer, with a chain for its shape: tokens of its own vocabulary per draft. A
@@ -126,7 +122,6 @@ class SLEMDrafter(Drafter):
         return cls(ModelDrafter.from_pretrained(name_or_path, shape=shape, **given))
 
     def bind(self, target: Target, sizes: Sizes) -> "SLEMSession":
-        """Read the vocabularies. Raises ValueError: a tokenizer is missing, or the model is on another device."""
         source, own = _spellings(self.drafter, target, self.target_tokenizer)
         return SLEMSession(self, _scorer(self.drafter, target, sizes, source, own), source, own)
 

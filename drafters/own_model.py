@@ -5,6 +5,7 @@ import inspect
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafters.heads.bound import DraftHead, fitted, lengthen
+from drafters.heads.base import FeatureHead
+from drafters.heads.bound import DraftHead, fitted, lengthen, row_of
+from drafters.heads.eagle import default_layers
 from drafters.heads.files import Where
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
@@ -21,7 +24,9 @@ from specdec.drafting.model_scorer import ModelScorer, RecurrentScorer
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.interfaces import Sizes
+from specdec.drafting.window import FeatureScorer, WindowScorer
+from specdec.execution.executor import ModuleCaller
+from specdec.interfaces import Description, Sizes
 from specdec.quantization import METHODS, check_fast, check_quantization
 from specdec.quantization.base import replace_linears
 from specdec.target.adapters import Adapters
@@ -33,12 +38,9 @@ _Draft = TypeVar("_Draft", bound=DraftHead)
 
 
 class Settings(TypedDict, total=False):
-    """Settings of every drafter with a model of its own.
+    """Settings of every drafter with a model of its own; for ``attention`` and ``kv_cache`` see ``ModelRunner``.
 
-    Attributes:
-        sampling: See ``ScoredDrafter``; None for ``"deterministic"`` with a tree of the most probable paths, and
-            ``"iid"`` otherwise.
-        kv_cache: See ``ModelRunner``; for the model's keys and values. It may differ from the target's.
+    ``sampling`` None is ``"deterministic"`` with a tree of the most probable paths, and ``"iid"`` otherwise.
     """
 
     sampling: DraftSampling | str | None
@@ -55,13 +57,7 @@ class Options(Settings, total=False):
 
 
 class HeadOptions(Options, total=False):
-    """``Options`` of a head.
-
-    Attributes:
-        quantization: The weights of the head as it runs (``specdec.quantization``), an output layer that it borrows
-            included; None for the target's dtype.
-        quantization_check: Refuse a scheme that is not faster than the target's dtype on its device.
-    """
+    """``Options`` of a head; ``quantization`` is of its weights as it runs, a borrowed output layer included."""
 
     quantization: str | None
     quantization_check: bool
@@ -75,12 +71,7 @@ class Loaded(Where, Settings, total=False):
 
 
 class LoadedFirst(Loaded, total=False):
-    """``Loaded``, of a head that is loaded before its target is known.
-
-    Attributes:
-        dtype: What to load it in; None for the checkpoint's own. It runs in the target's.
-        device: Where to load it; None for the CPU, from where it is copied to the target's device.
-    """
+    """``Loaded``, of a head that is loaded before its target is known, and runs in the target's dtype and device."""
 
     dtype: str | torch.dtype | None
     device: str | torch.device | None
@@ -165,12 +156,9 @@ class HeadDrafter(OwnModelDrafter):
 
     @classmethod
     def loaded(cls, path: str | Path | None, load: Callable[..., Any], shape: Any, given: Mapping[str, Any]) -> Any:
-        """Return a drafter with a head from files.
+        """Return a drafter with a head from files at ``path`` (None for the target's), which ``load`` reads.
 
-        Args:
-            path: The files' place; None for those of the target.
-            load: Loads the head; given ``path``, and what there is of ``Where`` and of its own parameters.
-            given: ``Loaded``, and other arguments of ``load`` and of the drafter.
+        ``given`` is ``Loaded``, and other arguments of ``load`` and of the drafter.
         """
         options = dict(given)
         options["hidden_layers"] = layers_given(options.get("hidden_layers"))
@@ -181,11 +169,7 @@ class HeadDrafter(OwnModelDrafter):
         return make(load(path, **for_load), shape, **({} if path is None else {"name": str(path)}), **options)
 
     def beside(self, head: _Draft, layers: Sequence[int], target: Target, sizes: Sizes) -> _Draft:
-        """Return a copy of a head, which reads these hidden states, as it runs beside a target.
-
-        Raises:
-            ValueError: It does not fit the target, or its quantization is not faster here.
-        """
+        """Return a copy of a head, which reads these hidden states, as it runs beside a target."""
         head = fitted(head, self.name, layers, target).bound(target.model)
         lengthen(head, sizes.max_length)
         if self.quantization is not None:
@@ -195,12 +179,80 @@ class HeadDrafter(OwnModelDrafter):
         return head
 
 
-class CausalDrafter(OwnModelDrafter):
-    """Drafts with a causal LM, level by level down a tree.
+class FeatureDrafter(HeadDrafter):
+    """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
 
-    Each level takes one forward over all rows and all nodes that are to have children. The model has its own KV cache,
-    which follows the accepted path like the target's.
+    ``head`` is None if ``head_for`` loads it; ``hidden_layers`` take the place of those that its files name.
     """
+
+    def __init__(
+        self,
+        head: FeatureHead | None,
+        tree: TreeBuilder,
+        *,
+        hidden_layers: Sequence[int] | None = None,
+        **options: Unpack[HeadOptions],
+    ):
+        options["name"] = options.get("name") or ("" if head is None else type(head).__name__)
+        super().__init__(tree, **options)
+        self._head, self._layers = head, layers_given(hidden_layers)
+
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
+        given = self.head_for(target)
+        layers = self.layers_for(given, target)
+        head = self.beside(given, layers, target, sizes)
+        runner = self.runner_for(head, "head", sizes, max_nodes=self.shown(self.tree))
+        fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
+        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
+        scorer = self.scorer_of(
+            head,
+            runner,
+            max_batch_size=sizes.max_batch_size,
+            window=self.max_depth + 1,
+            width=head.feature_width,
+            layers=layers,
+            fuse=lambda states: fusion(torch.cat(states, dim=-1)),
+            to_model=row_of(head, target.vocab_size),
+            fuse_version=lambda: fusion.version,
+        )
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=layers)
+
+    @classmethod
+    def shown(cls, tree: TreeBuilder) -> int:
+        """See ``OwnModelDrafter``; there are as many pairs in a window as a round can add."""
+        return super().shown(tree) if cls.at_once else max(tree.max_shown, tree.max_depth + 1)
+
+    def scorer_of(self, head: Any, runner: ModelRunner, **window: Any) -> WindowScorer:
+        """Return what scores with a head beside its target; ``window`` are the arguments of ``WindowScorer``."""
+        return FeatureScorer(runner, fed_back=head.fed_back, **window)
+
+    def describe(self, target: Target | None = None) -> Description:
+        head = self.head if target is None else self.head_for(target)
+        found = head.describe()
+        layers = found.reads if target is None else tuple(self.layers_for(head, target))
+        doubts = {name: layers if name == "layers" else value for name, value in found.doubts.items()}
+        return replace(found, reads=layers, at_once=self.at_once, doubts=doubts)
+
+    def head_for(self, target: Target) -> FeatureHead:
+        return self.head
+
+    def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
+        """Return the target's hidden states that a head reads: those given, else its own, else the usual ones."""
+        if self._layers is not None:
+            return self._layers
+        if head.hidden_layers is not None:
+            return head.hidden_layers
+        assert target.num_layers is not None
+        return default_layers(target.num_layers)
+
+    @property
+    def head(self) -> FeatureHead:
+        assert self._head is not None, "this drafter takes its head from files, when the target is known"
+        return self._head
+
+
+class CausalDrafter(OwnModelDrafter):
+    """Drafts with a causal LM, level by level down a tree, over a KV cache of its own."""
 
     @abstractmethod
     def model_for(self, target: Target) -> PreTrainedModel:

@@ -38,12 +38,8 @@ class PARDDrafter(ModelDrafter):
     chain whose tokens are drawn depth by depth follows q exactly.
 
     Args:
-        model: A model that was trained so, on the target's device; see ``ModelDrafter``.
         shape: What ``TreeShape.of`` takes, or a tree builder. ``ExpansionTree(nodes, depth, width=nodes)`` is DDTree's.
         mask_token_id: The token of masks, in place of the one that the model's configuration names.
-
-    Raises:
-        ValueError: No mask token is known, or it is none of the model's, or the model is PARD-2's.
     """
 
     at_once = True
@@ -93,10 +89,7 @@ class PARDDrafter(ModelDrafter):
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] (one more setting is taken)
         cls, name_or_path: str, *, shape: AnyTree = TOKENS, **options: Unpack[LoadedMasks]
     ) -> Self:
-        """Load a model in the layout of its authors: transformers' own, with ``pard_token`` in its ``config.json``.
-
-        Arguments are those of ``ModelDrafter.from_pretrained`` and of the class.
-        """
+        """Load a model in the layout of its authors: transformers' own, with ``pard_token`` in its ``config.json``."""
         own: Any = options
         return super().from_pretrained(name_or_path, shape=shape, **own)
 
@@ -105,14 +98,9 @@ class PARDDrafter(ModelDrafter):
 
 
 class TrainedPARD(FillsMasks, TrainedLM):
-    """A small model that learns to fill masks, while it stays a causal LM at the first depth.
+    """A small model that learns to fill masks, while it stays a causal LM at the first depth; see ``TrainedLM``.
 
-    The other arguments are those of ``TrainedLM``.
-
-    Args:
-        depths: Tokens of a draft.
-        mask_token_id: The token of masks, one that the text does not have; None for the loaded model's own, else the
-            target's last id.
+    The mask token, one that the text does not have, is by default the loaded model's own, else the target's last id.
     """
 
     title = "parallel drafter (PARD)"
@@ -134,7 +122,6 @@ class TrainedPARD(FillsMasks, TrainedLM):
         self.mask_token_id = mask_token_id
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the model, in float32, and note the mask token in its configuration."""
         last = mask_token(target.name, target.vocab_size, self.mask_token_id)
         super().begin(target, counts)
         config = self.head.config
@@ -143,7 +130,6 @@ class TrainedPARD(FillsMasks, TrainedLM):
         config.pard_token, config.spd_type = self.mask, "pard"  # as its authors' training does
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Runs the text of all rows, and all masks behind it."""
         masked = Masked.behind(batch, anchors, before=0)
         fill = batch.tokens.new_full((len(batch.tokens), masked.masks), self.mask)
         output = self.head.base_model(

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.eagle import DECIDES_3, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
-from drafters.feature import FeatureDrafter
 from drafters.heads.assemble import MASK_KEYS, mask_of, needed
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
@@ -27,7 +26,7 @@ from drafters.heads.training import (
     frozen_copy,
     most_frequent,
 )
-from drafters.own_model import HeadOptions, LoadedFirst
+from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.window import ParallelScorer
@@ -37,13 +36,7 @@ from specdec.target.target import Target
 
 
 class PEagleHead(Eagle3Head):
-    """An EAGLE-3 head that was trained on masks in place of its own output.
-
-    Args:
-        mask_token_id: The token of masks. Their feature is made of hidden states of its own.
-        tokens: How many tokens a draft was trained for; None if not known.
-        options: Those of ``Eagle3Head``.
-    """
+    """An EAGLE-3 head that was trained on masks in place of its own output. Their feature has states of its own."""
 
     options = (*Eagle3Head.options, "mask_token_id", "tokens")
     at_once = True
@@ -182,7 +175,6 @@ class TrainedPEagle(FillsMasks):
         self.trains_embeddings = trains_embeddings
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the head, in float32. Raises ValueError: a loaded head is not P-EAGLE's, or it does not fit."""
         token = mask_token(target.name, target.vocab_size, self.mask_token_id)
         masks = {"owns_embeddings": self.trains_embeddings, "tokens": self.depths, "mask_token_id": token}
         head = eagle3_for(target, self.given, most_frequent(counts, self.draft_columns), PEagleHead, **masks).float()
@@ -193,7 +185,6 @@ class TrainedPEagle(FillsMasks):
         self._borrowed = borrowed(head, target)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Runs the pairs of all rows, and all masks behind them."""
         head, masked = self.head, Masked.behind(batch, anchors, before=1)
         features = head.fuse([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers])
         masks = head.model.fusion(head.model.mask_hidden).expand(len(features), masked.masks, -1)

@@ -43,25 +43,22 @@ TEMPLATES = {
 class TokenRecyclingDrafter(Drafter):
     """Drafts from a table: for every token the target's most probable successors when it last saw that token.
 
-    A row's tree has one static shape. Its root is the sequence's last token, and the child of rank r of a node is the
-    r-th successor (from 0) of the node's token. Nothing is drafted where a token's successors are not known yet. After
-    each round the table takes the target's successors of every node that was drafted, rejected ones, too. If a token
-    stands at several nodes, the last node's successors are kept, also where the root's token stands again.
+    A row's tree has one static shape. The child of rank r of a node is the r-th successor (from 0) of the node's token.
+    Nothing is drafted where a token's successors are not known yet. After each round the table takes the target's
+    successors of every node that was drafted, rejected ones, too; of several nodes with one token, the last one's.
 
-    A shared table alone serves a batch badly: between two rounds of a request, all others overwrite its entries with
-    what fits their own texts. So every request has a table of its own as well, and takes from the shared one only the
-    successors of tokens that it has not seen itself. Of several rows that see a token in the same round, the shared
-    table keeps the last row's successors. With one request at a time both tables would say the same, so there is one.
+    A shared table alone serves a batch badly: between two rounds of a request, all others overwrite its entries. So
+    every request has a table of its own as well, and takes from the shared one only the successors of tokens that it
+    has not seen itself. With one request at a time both tables would say the same, so there is one.
 
-    All work is on the device: one look-up per level and table. A table takes 4 bytes per token of the vocabulary and
-    rank, for every slot and for the shared one: with 128,000 tokens 2 MB for ``"small"``, 4 MB for ``"paper"``.
+    All work is on the device. A table takes 4 bytes per token of the vocabulary and rank, for every slot and for the
+    shared one: with 128,000 tokens 2 MB for ``"small"``, 4 MB for ``"paper"``.
 
     Args:
         shape: ``"small"`` (21 nodes), ``"paper"`` (80 nodes), or what ``TreeShape.of`` takes.
         scope: ``"shared"`` has the table that all requests fill, which begins empty with every engine, behind each
             request's own. A request's drafts, and at a temperature its output, then depend on what else has been
-            decoded; the law of its output does not. ``"request"`` has only the table of each slot, which begins empty
-            with every request.
+            decoded; the law of its output does not. ``"request"`` has only the tables of requests.
     """
 
     runs = "nothing"
@@ -84,7 +81,6 @@ class TokenRecyclingDrafter(Drafter):
         self.is_paths = self.shape.is_paths
 
     def bind(self, target: Target, sizes: Sizes) -> "RecyclingSession":
-        """Make empty tables. Raises ValueError: the shape takes more successors than the target has tokens."""
         if self.successors > target.vocab_size:
             raise ValueError(
                 f"the tree shape takes the {self.successors} most probable tokens of a vocabulary of "
@@ -145,7 +141,6 @@ class RecyclingSession(Session):
     def _found(
         self, slots: Int[Tensor, " batch"], tokens: Int[Tensor, "batch child"], ranks: Int[Tensor, " child"]
     ) -> Int[Tensor, "batch child"]:
-        """Return the successor of each of these ranks, -1 where no table knows the token."""
         if not self._has_own:
             return self._successors[tokens, ranks].long()
         own = self._successors[slots[:, None] * self._vocab + tokens, ranks]

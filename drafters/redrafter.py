@@ -53,7 +53,6 @@ class RecurrentHead(Heads):
         return layers[-1]
 
     def begin_as(self, output: nn.Linear) -> None:
-        """The output layer reads the target's state alone, and the head's own begins as the last token's embedding."""
         for parameter in self.parameters():
             parameter.zero_()
         if self.rnn:
@@ -66,7 +65,6 @@ class RecurrentHead(Heads):
     def state(
         self, embeds: Float[Tensor, "*rows hidden"], above: Float[Tensor, "*rows hidden"] | None
     ) -> Float[Tensor, "*rows hidden"]:
-        """The states of nodes, from their tokens' embeddings and their parents' states; None above a root."""
         if not self.rnn:
             return embeds if above is None else embeds + above
         before = self.rnn_u.bias if above is None else self.rnn_u(above)
@@ -85,7 +83,6 @@ class RecurrentHead(Heads):
         embeds: Float[Tensor, "*rows hidden"],
         above: Float[Tensor, "*rows hidden"] | None = None,
     ) -> tuple[Float[Tensor, "*rows vocab"], Float[Tensor, "*rows hidden"]]:
-        """Returns the logits of nodes' children, and the nodes' states."""
         state = self.state(embeds, above)
         return self.lm_head[-1](self.features(hidden, state)), state
 
@@ -93,7 +90,6 @@ class RecurrentHead(Heads):
         return self
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors`` as the published code has them."""
         config = {
             "model_type": "recurrent_drafting_drafter",
             "hidden_size": self.hidden_size,
@@ -157,11 +153,7 @@ class ReDrafter(LastStateDrafter):
 
 
 class TrainedRecurrent(TrainedHeads):
-    """A ``RecurrentHead``, which reads the text's own tokens. The other arguments: see ``TrainedHeads``.
-
-    Args:
-        depths: How many tokens are trained, and measured.
-    """
+    """A ``RecurrentHead``, which reads the text's own tokens. The other arguments: see ``TrainedHeads``."""
 
     title, made = "ReDrafter head", ReDrafter
 
@@ -181,7 +173,6 @@ class TrainedRecurrent(TrainedHeads):
         return self.options
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """What the output layer reads at every depth."""
         previous = batch.tokens.flatten()[anchors.places(batch)]
         hidden, state, found = states.before(anchors).float(), None, []
         for tokens in previous.unbind(1):

@@ -23,17 +23,14 @@ class RestDrafter(RatedDrafter):
     ``max_depth`` tokens and to the end of the document, is merged into a tree; every node has the number of places at
     which the path to it follows. The nodes of the largest numbers are drafted, of equals the shorter paths, then those
     of smaller tokens. Their shares of all places add up to how many tokens would be accepted on average if the text
-    went on as the corpus does (``Draft.score``). Nothing is drafted behind a match of fewer than ``min_match`` tokens.
-
-    All work is on the host: a few bisections of the suffix array, which is read as it lies in its file, and the
-    continuations in numpy. A request has no state. Of more than ``hits`` places, those at equal distances in the suffix
-    array count; the authors' code takes the first ones, which begin with the smallest tokens.
+    went on as the corpus does (``Draft.score``).
 
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``.
         max_match: Tokens of the longest match that is looked for.
         min_match: Tokens of the shortest.
-        hits: Places whose continuations are read, at most.
+        hits: Places whose continuations are read, at most; of more, those at equal distances in the suffix array. The
+            authors' code takes the first ones, which begin with the smallest tokens.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
@@ -59,7 +56,6 @@ class RestDrafter(RatedDrafter):
         self.corpus = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
 
     def bind(self, target: Target, sizes: Sizes) -> "RestSession":
-        """Begin a session. Raises ValueError: the corpus has the tokens of another tokenizer."""
         self.corpus.check(target)
         return RestSession(self, sizes)
 
@@ -85,10 +81,7 @@ def most_frequent(rows: Int[np.ndarray, "hit depth"], most: int) -> Draft:
     """Returns the tree of the most frequent beginnings of some rows, and their shares added up as its score.
 
     The rows ``1 2``, ``1 3`` and ``1 3`` have the beginnings ``1`` (three times), ``1 3`` (twice) and ``1 2`` (once).
-
-    Args:
-        rows: What follows, ascending; -1 where nothing does.
-        most: Nodes at most.
+    They stand in ascending order, with -1 where nothing follows.
     """
     hits, depths = rows.shape
     new = np.ones((hits, depths), dtype=bool)

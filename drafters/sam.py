@@ -23,7 +23,6 @@ class SuffixAutomaton:
     A state stands for the strings that end at the same places. State 0 is the empty string's.
 
     Attributes:
-        tokens: The text so far.
         following: For every state the states that tokens lead to.
         link: For every state that of its longest string that ends elsewhere, too; -1 for state 0.
         length: The number of tokens of the state's longest string.
@@ -103,8 +102,6 @@ class SamDrafter(RatedDrafter):
     the request's text, because it has just begun to repeat itself, a shorter end of the sequence takes the match's
     place that was there earlier, except with a ``factor``.
 
-    All work is on the host. A token costs a request's automaton a few steps, a draft some bisections in the corpus.
-
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``; None for the request's text alone.
         factor: Tokens of a draft per token of the match; None for no such limit.
@@ -131,7 +128,6 @@ class SamDrafter(RatedDrafter):
         self.is_chain = True
 
     def bind(self, target: Target, sizes: Sizes) -> "SamSession":
-        """Begin without any text. Raises ValueError: the corpus has the tokens of another tokenizer."""
         if self.corpus is not None:
             self.corpus.check(target)
         return SamSession(self, sizes)

@@ -46,8 +46,8 @@ class StagedDrafter(CombinedDrafter):
 
     Args:
         model: A drafter with a causal LM that draws a chain: ``ModelDrafter``, ``SelfDrafter``. Its temperature counts.
-        helper: What drafts for it: another one of these, a drafter without state that drafts chains
-            (``NGramDrafter(branches=1)``), or a ``StagedDrafter`` for further stages.
+        helper: Another one of these, a drafter without state that drafts chains (``NGramDrafter(branches=1)``), or a
+            ``StagedDrafter`` for further stages.
         rule: The exact rule by which the model accepts the helper's drafts.
     """
 
@@ -76,7 +76,6 @@ class StagedDrafter(CombinedDrafter):
         self.is_chain = True
 
     def bind(self, target: Target, sizes: Sizes) -> "StagedSession":
-        """Begin a session of every stage, with room for the longest chain in every cache."""
         sessions: list[Any] = []
         for part in self.parts:
             stage = part
@@ -149,7 +148,6 @@ class StagedSession(CombinedSession):
         self._begin = np.zeros(0, dtype=np.int64)  # where the roots of this round stand
 
     def observe(self, outcome: Outcome) -> None:
-        """Show every stage what became final, and of a round's path as much as its cache holds."""
         host = outcome.host
         assert host is not None, "the engine gives the host's numbers to a session that reads them"
         for stage in self._stages:
@@ -212,7 +210,7 @@ class StagedSession(CombinedSession):
         return DraftTree.from_shape(TreeShape.chain(width), tokens, valid=valid, sampling=law, draft_probs=q)
 
     def _guesses(self, level: int, batch: Batch) -> DraftTree:
-        """Return what the next stage drafts, and write it behind the sequences."""
+        """Return the next stage's drafts, and write them behind the sequences."""
         host = batch.on_host
         if level < len(self._stages):
             return self._chains(level, batch)

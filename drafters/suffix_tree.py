@@ -30,15 +30,12 @@ class Node:
     The edge's tokens are ``text.tokens[start : start + length]``, as far as that text goes.
 
     Attributes:
-        text: A text in which the edge occurs.
-        start: Where.
         length: The number of tokens of the edge; at least 1, except for the root's.
         count: How often the string down to the edge's first token occurs.
-        parent: The node above; None above the root.
         children: The nodes below, by the first tokens of their edges; None for a leaf.
         best: The first of the children in their order: the larger count first (``Level``).
         last: The last of them.
-        ahead, after: The siblings before and behind this node in that order.
+        ahead: The sibling before this node in that order; ``after`` is the one behind it.
         level: The siblings with the same count.
         inside: The cursors that stand in the edge, before its end.
     """
@@ -134,13 +131,7 @@ class Level:
 
 
 class Cursor:
-    """Where a suffix of a text ends in the tree.
-
-    Attributes:
-        node: The node in whose edge it ends.
-        left: How many tokens of the edge are below it; 0 at the node itself.
-        start: Where the suffix begins in its text.
-    """
+    """The end, in a node's edge, of a text's suffix from ``start`` on; ``left`` tokens of the edge are below it."""
 
     __slots__ = ("left", "node", "start")
 
@@ -244,10 +235,7 @@ class SuffixTree:
                 return node, take
 
     def follow(self, point: Point, most: int, least: float) -> Draft:
-        """Return the path of at most ``most`` tokens that goes on with the most frequent token every time.
-
-        It ends before its probability would fall below ``least``, up to rounding.
-        """
+        """Return the path of at most ``most`` tokens, no less probable than ``least``, of most frequent tokens."""
         node, offset = point
         draft, probability, tokens = Draft(), 1.0, []
         while len(tokens) < most:
@@ -273,10 +261,7 @@ class SuffixTree:
         return draft
 
     def branch(self, point: Point, most: int, least: float, deepest: int) -> Draft:
-        """Return the tree of the at most ``most`` most probable nodes that follow a place.
-
-        No path is longer than ``deepest``, or less probable than ``least``, up to rounding.
-        """
+        """Return the tree of the ``most`` most probable nodes, on paths no less probable than ``least``."""
         draft, order = Draft(), 0
         # Among equally probable nodes, the one that was found first.
         heap: list[tuple[float, int, Point, int, int]] = [(-1.0, 0, point, -1, 0)]

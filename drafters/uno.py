@@ -71,7 +71,6 @@ class UnoDrafter(OwnModelDrafter):
         noise_below: int | None = None,
         **options: Unpack[Settings],
     ) -> "UnoDrafter":
-        """Returns a drafter with an adapter from a folder; the other arguments are those of the class."""
         if not any((Path(name_or_path) / place / "adapter_config.json").is_file() for place in ("", "adapter")):
             raise ValueError(
                 f"no adapter at {shown(name_or_path)}: give a folder with adapter_config.json (a downloaded copy of "
@@ -138,7 +137,6 @@ class TrainedUno(FillsMasks):
         self.noise_below, self._seed = noise_below, 0
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make an adapter that changes nothing yet. Raises ValueError: the target has no such linear layers."""
         twin = twin_of(target.model)
         self.head, self.base = Lora(widths(twin, self.names, f"the target {target.name}"), self.rank), target.name
         adapters = Adapters(twin, {"uno": self.head.matrices})
@@ -152,7 +150,6 @@ class TrainedUno(FillsMasks):
         return super().anchors(batch, generator)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Runs the text of all rows by the base weights, and the noise behind it through the adapter."""
         masked = Masked.behind(batch, anchors, before=0)
         (twin,) = self._twin
         shape = len(batch.tokens), masked.masks

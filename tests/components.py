@@ -14,8 +14,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drafters import BlockDrafter, BlockHead, EagleDrafter, MTPDrafter, PARDDrafter, SamDrafter, SelfDrafter, UnoDrafter
-from drafters.adaptive import AdaptiveDrafter
 from drafters.choice import ChoiceDrafter
+from drafters.combined import AdaptiveDrafter
 from drafters.corpus import Corpus
 from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import Eagle3Head, EagleHead

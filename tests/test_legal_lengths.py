@@ -22,7 +22,7 @@ from hydra.utils import get_class
 from torch import Tensor
 
 from drafters import EagleDrafter, ModelDrafter
-from drafters.adaptive import AdaptiveDrafter
+from drafters.combined import AdaptiveDrafter
 from experiments.config.sections import TABLES
 from experiments.session.policies import paced
 from specdec import Drafter, DraftSampling, DraftTree, Engine, SamplingParams, Target, TreeShape, Verifier

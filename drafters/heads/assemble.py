@@ -35,10 +35,9 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def loader(read: Callable[..., _Head], weights: Sequence[str] = ()) -> Callable[..., _Head]:
-    """Returns a function that loads a head from files: ``load(path, *, dtype, device, **given)``.
+    """Returns ``load(path, *, dtype, device, **given)`` for a function that reads a head of a ``Checkpoint``.
 
-    ``path`` is a folder, a name on the hub, or ``bundled/…``; ``dtype`` None for the checkpoint's own; ``device`` None
-    for the CPU. ``given`` is ``Where``, and what ``read`` takes besides the ``Checkpoint`` with these ``weights``.
+    ``given`` is ``Where`` and what ``read`` takes; ``dtype`` None is the checkpoint's own, ``device`` None the CPU.
     """
 
     @wraps(read)
@@ -64,13 +63,13 @@ use_sliding_window rope_parameters"""
 
 
 def layers_said(config: Any) -> Written:
-    """Returns the keys of a ``config.json`` about decoder layers, with the base of RoPE in old and in new words."""
+    """Returns the keys of a ``config.json`` about decoder layers."""
     said = {name: getattr(config, name) for name in _LAYERS.split() if hasattr(config, name)}
     return said | {"rope_theta": config.rope_parameters["rope_theta"], "tie_word_embeddings": False}
 
 
 def public_name(key: str, names: Names) -> str:
-    """Returns the public name of one of our tensors."""
+    """The public name of one of our tensors."""
     ours, theirs = next((pair for pair in names if key.startswith(pair[0])), ("", ""))
     return theirs + key.removeprefix(ours)
 
@@ -112,7 +111,7 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Names = (
 
 
 def finite(tensor: Tensor | None) -> bool:
-    """Returns whether a tensor is there and has no NaN, which some trainings leave where they borrow, nor infinity."""
+    """Whether a tensor is there and has neither NaN, which some trainings leave where they borrow, nor infinity."""
     if tensor is None:
         return False
     if not tensor.is_floating_point() or not tensor.numel() or tensor.dtype.itemsize == 1:  # no aminmax for fp8
@@ -124,15 +123,10 @@ def finite(tensor: Tensor | None) -> bool:
 def take_draft_ids(
     name: str, tensors: dict[str, Tensor], outputs: Sequence[str] = ("lm_head.weight",)
 ) -> Int[Tensor, " column"] | None:
-    """Takes the map of a reduced vocabulary out of the tensors, and puts the rows of output layers in order.
+    """Takes the map of a reduced vocabulary out of the tensors: the target's id of every column, ascending.
 
-    ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens.
-
-    Args:
-        outputs: The names of the layers that have a row per column; the first one must be there.
-
-    Returns:
-        The target's id of every column, ascending; None for the whole vocabulary.
+    ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens. The rows of ``outputs``,
+    layers with a row per column, are put in order.
     """
     offsets, marks, ids = tensors.pop("d2t", None), tensors.pop("t2d", None), tensors.pop("draft_ids", None)
     if offsets is not None:
@@ -182,12 +176,9 @@ def count_layers(tensors: Iterable[str]) -> int:
 
 
 def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> PreTrainedConfig:
-    """Returns the configuration of the decoder layers of a checkpoint; refuses missing tensors and wrong settings.
+    """Returns the configuration of decoder layers; where the tensors disagree with what is ``stored``, they are right.
 
-    Args:
-        stored: The part of the checkpoint's ``config.json`` that describes the layers.
-        tensors: Its tensors; where they disagree with ``stored``, they are right.
-        layer: What the names of the first layer's tensors begin with.
+    ``layer`` is what the names of the first layer's tensors begin with.
     """
     width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
     reads = needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[1]
@@ -218,7 +209,7 @@ def norms_queries(tensors: Mapping[str, Tensor], layer: str) -> bool:
 def sizes_of(
     name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int
 ) -> dict[str, Any]:
-    """Returns the fields of a configuration that tensors of decoder layers tell, and RoPE; see ``config_of``."""
+    """Returns the fields of a configuration that tensors of decoder layers tell, and RoPE."""
     queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight").shape[0]
     keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight").shape[0]
     stated = count_of(name, stored, "num_attention_heads")

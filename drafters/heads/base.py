@@ -31,11 +31,7 @@ class FeatureBackbone(nn.Module):
     A subclass sets the modules and says how the two are joined.
 
     Attributes:
-        config: What the decoder layers read.
         embed_tokens: The input embeddings; None if they are borrowed from the target (``FeatureHead.bound``).
-        layers: Decoder layers, called as transformers calls its own.
-        norm: The last norm, before the output layer.
-        rotary_emb: The rotary embedding.
         fusion: Makes a feature of the target's hidden states, which it is given side by side.
         feature_width: The width of a feature.
     """
@@ -70,13 +66,7 @@ class FeatureBackbone(nn.Module):
         output_hidden_states: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs pairs through the layers; arguments as of transformers' models.
-
-        Args:
-            features: The pairs' features; zeros if not given.
-            position_ids: The positions of the pairs, which are those of their features; counted from 0 if not given.
-            past_key_values: A cache of transformers, or ours.
-        """
+        """Runs pairs through the layers; arguments as of transformers' models. Features are zero if not given."""
         embeds: Any = inputs_embeds
         if embeds is None:
             if self.embed_tokens is None:
@@ -142,7 +132,6 @@ class FeatureHead(DraftHead):
 
     @property
     def feature_width(self) -> int:
-        """The width of a feature."""
         return self.model.feature_width
 
     def fuse(self, states: Sequence[Float[Tensor, "batch position hidden"]]) -> Float[Tensor, "batch position width"]:
@@ -158,14 +147,7 @@ class FeatureHead(DraftHead):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs pairs; the other arguments are those of ``FeatureBackbone.forward``, such as ``features``.
-
-        Args:
-            logits_to_keep: How many of the last pairs get logits; 0 for all.
-
-        Returns:
-            Logits ``[batch, node, column]``, and hidden states if asked for.
-        """
+        """Runs pairs, as ``FeatureBackbone.forward``; the last ``logits_to_keep`` get logits, or all for 0."""
         output = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=past_key_values, **kwargs)
         if self.lm_head is None:
             raise ValueError("this head has no output layer: it borrows the target's, call FeatureHead.bound first")

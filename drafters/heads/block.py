@@ -42,22 +42,12 @@ class BlockHead(DraftHead):
     """A block drafter's head, in two kinds of forwards over one cache.
 
     *Context*: ``forward(features=…)`` writes keys and values of committed positions, and returns nothing else.
-    *Places*: ``forward(input_ids=…)`` without features runs tokens (the root, and mask tokens) through all layers,
-    behind the context that is in the cache. Without any context, and with a causal mask, this second kind is an
-    ordinary causal LM. Convolutions go along ``inputs_embeds``, which are one block; a token of ``input_ids`` is a
+    *Places*: ``forward(input_ids=…)`` runs tokens (the root, and mask tokens) through all layers, behind the context
+    that is in the cache. Convolutions go along ``inputs_embeds``, which are one block; a token of ``input_ids`` is a
     block of its own to them.
 
-    The names of the parameters are those of the published checkpoints.
-
-    Attributes:
-        embed_tokens: The input embeddings; None if they are borrowed (``bound``).
-        fc: Makes a feature of the target's hidden states, which stand side by side.
-        hidden_norm: Norms the feature.
-        layers: Decoder layers of transformers.
-        norm: The last norm.
-        lm_head: The output layer; None if it is borrowed.
-        markov_head, candidate_selector, prefix_head, refiner_head: At most one of them; None for a head without.
-        confidence_head: None for a head without.
+    The names of the parameters are those of the published checkpoints. Embeddings and output layer may be borrowed
+    (``bound``).
     """
 
     config_class = BlockConfig
@@ -99,12 +89,10 @@ class BlockHead(DraftHead):
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """The hidden states of the target that it reads, numbered as in ``Drafter.hidden_layers``."""
         return tuple(self.config.hidden_layers or ())
 
     @property
     def feature_width(self) -> int:
-        """The width of ``features``: the hidden states of ``hidden_layers`` side by side."""
         return self.captured * self.captured_width
 
     @property
@@ -162,7 +150,7 @@ class BlockHead(DraftHead):
         Args:
             layers: The number of the head's layers.
             block_size: Places of a block.
-            mask_token_id: The mask token; None for the last id, which should be one that texts do not have.
+            mask_token_id: The mask token; None for the last id.
             hidden_layers: What to read of the target; None for ``layers`` of them, spread evenly, or for all between
                 the target's layers if it has few.
             draft_ids: The target's ids that the head may draft, ascending; None for all.
@@ -209,16 +197,11 @@ class BlockHead(DraftHead):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Reads context if ``features`` are given, and otherwise runs places.
+        """Reads context if ``features`` are given, and otherwise runs places; arguments as of transformers' models.
 
         Args:
             features: The target's hidden states at committed positions, side by side in the order of
                 ``hidden_layers``.
-            attention_mask: For places, as transformers' models take it; None for causal. Context attends to nothing.
-            position_ids: Absolute positions; None counts on from what the cache holds.
-            past_key_values: A cache of transformers, or ours. Context and places go through the same one.
-            inputs_embeds: Embeddings in place of tokens, before ``input_embedding_scale``.
-            output_hidden_states: Whether to return the inputs of all layers and, last, the normed output.
 
         Returns:
             For places their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but
@@ -262,15 +245,7 @@ class BlockHead(DraftHead):
         cache: Any,
         **kwargs: Any,
     ) -> list[Float[Tensor, "batch node hidden"]]:
-        """Returns the inputs of all layers and, last, the normed output of places.
-
-        The other arguments are those of ``forward``.
-
-        Args:
-            inputs_embeds: Blocks side by side.
-            places: Places of each.
-            cache: The ``past_key_values`` of ``forward``.
-        """
+        """Returns the inputs of all layers and, last, the normed output of blocks of so many places, side by side."""
         config = self.config
         hidden = inputs_embeds
         if config.input_embedding_scale != 1:

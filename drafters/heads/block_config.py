@@ -29,23 +29,16 @@ class BlockConfig(Qwen3Config):
         draft_vocab_size: Columns of the logits; None for ``vocab_size``.
         owns_embeddings: Whether the head has input embeddings of its own; otherwise it borrows the target's.
         owns_output: Whether it has an output layer of its own; otherwise it borrows the target's.
-        input_embedding_scale: Factor of the embeddings.
-        output_multiplier: Factor of the logits.
-        final_logit_softcapping: Caps the logits to this magnitude, after the factor; None for no cap.
-        markov_rank: Width of the Markov head; 0 for no such head.
-        markov_head_type: ``"vanilla"``, ``"gated"`` or ``"rnn"``.
+        final_logit_softcapping: Caps the logits to this magnitude, after ``output_multiplier``.
+        markov_rank: Width of the Markov head; here and below, 0 is for no such part.
         markov_biases: Whether its inner linear layer has a bias.
-        confidence: Whether there is a confidence head.
-        confidence_with_markov: Whether it reads the Markov head's embedding of the token before, too.
-        conv_kernel_size: Taps of the convolutions; 0 for none.
+        confidence_with_markov: Whether the confidence head reads the Markov head's embedding of the token before, too.
+        conv_kernel_size: Taps of the convolutions.
         conv_group_size: Channels that share what a place adds to their kernels.
-        selector_rank: Width of the selector's tables; 0 for no selector.
-        selector_top_k: Candidates per place.
-        gru_hidden_dim: Width of the recurrent network; 0 for none.
-        emb_dim: Rank of what it adds to the logits.
+        selector_rank: Width of the selector's tables among ``selector_top_k`` candidates per place.
+        gru_hidden_dim: Width of the recurrent network, which adds something of rank ``emb_dim`` to the logits.
         pure_draft_prefix_len: So many of the first depths it leaves as they are.
-        xpress_rank: Width of the refiner; 0 for none.
-        xpress_mlp_ratio: How much wider its MLP is.
+        xpress_rank: Width of the refiner, whose MLP is ``xpress_mlp_ratio`` times as wide.
         num_jacobi_passes: How many passes it makes over a block if it is not asked place by place.
     """
 
@@ -86,7 +79,6 @@ class BlockConfig(Qwen3Config):
 
     @property
     def columns(self) -> int:
-        """Columns of the logits."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
@@ -96,7 +88,6 @@ class BlockConfig(Qwen3Config):
 
     @property
     def slides(self) -> bool:
-        """Whether there are sliding layers."""
         return "sliding_attention" in (self.layer_types or ())
 
     def block(self, places: int, device: torch.device) -> Topology:

@@ -54,7 +54,7 @@ PARTS = {
 }
 """Parts that a head may have besides layers: by the field that says so, the fields that describe it."""
 KEYS = {"confidence": "enable_confidence_head", "confidence_with_markov": "confidence_head_with_markov"}
-"""Fields with another name in all public layouts; the others have the same one everywhere."""
+"""Fields with another name in all public layouts."""
 UNTOLD = ("markov_head_type", "selector_top_k", "pure_draft_prefix_len", "num_jacobi_passes")
 FACTORS = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
 """Fields that no tensor tells; of the factors, what they are if nothing is said."""
@@ -79,8 +79,7 @@ class Layout(NamedTuple):
 
     Attributes:
         kinds: By the parts of a head: the name of its class, and the layout's word for such heads.
-        ids: The key of the target's hidden states.
-        outputs: Whether these are counted as outputs of layers; else as inputs.
+        ids: The key of the target's hidden states, which are counted as outputs of layers or (without) as inputs.
         block: The group of the block's settings; empty where they stand at the top.
     """
 
@@ -131,10 +130,8 @@ SGLANG = {
 def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", served: ServedFor | None = None) -> None:
     """Write ``config.json`` and ``model.safetensors``; refuses a head that the layout cannot say.
 
-    Args:
-        layout: ``"own"``, one of ``LAYOUTS``, ``"native"`` for the first of them that has such heads, or ``"sglang"``
-            for that one if SGLang can serve the head.
-        served: The target, which speculators' layout has to name.
+    ``layout`` is ``"own"``, one of ``LAYOUTS``, ``"native"`` for the first of them that has such heads, or ``"sglang"``
+    for that one if SGLang can serve the head. speculators' has to name the target (``served``).
     """
     check_layout(layout, ("own", *LAYOUTS, "native", "sglang"))
     if layout == "own":
@@ -206,16 +203,7 @@ _COPIED = ("hidden_act", "rms_norm_eps", "max_position_embeddings", "vocab_size"
 def load_block(
     checkpoint: Checkpoint, *, hidden_layers: tuple[int, ...] | None = None, mask_token_id: int | None = None
 ) -> BlockHead:
-    """Load a block drafter's head in any of the known layouts.
-
-    Args:
-        hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``, in place of
-            those that its files name.
-        mask_token_id: In place of the one that its files name.
-
-    Raises:
-        ValueError: The checkpoint is of another kind, or incomplete, or its numbers contradict each other.
-    """
+    """Load a block drafter's head; ``hidden_layers`` and ``mask_token_id`` replace those that its files name."""
     name, tensors = checkpoint.name, {}
     for key, tensor in checkpoint.tensors().items():
         if not _IGNORED.fullmatch(key):

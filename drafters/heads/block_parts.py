@@ -20,14 +20,10 @@ class PlaceHead(nn.Module, ABC):
     """Changes a place's logits by what the tokens before it say, one place after the other. Made by a ``BlockConfig``.
 
     It does so in two steps: a narrow ``note`` of what stands before a place, and ``read``, which knows the vocabulary.
-    Training keeps notes, and no logits.
 
     Attributes:
-        reads_hidden: Whether it reads the places' hidden states.
-        reads_embeddings: Whether it reads the tokens' input embeddings.
         reads_before: Whether it reads the token before the root.
-        state_width: Width of the state that goes down a path, which is zero above the root unless ``prepare`` says
-            otherwise; 0 if there is none.
+        state_width: Width of the state that goes down a path, from zero or what ``prepare`` says; 0 if there is none.
         output: Name of the linear layer from a note to what is added to the logits.
     """
 
@@ -40,13 +36,7 @@ class PlaceHead(nn.Module, ABC):
     def prepare(
         self, hidden: Float[Tensor, "row place hidden"], tokens: int, before: Int[Tensor, " row"] | None = None
     ) -> tuple[Float[Tensor, "row depth width"], Float[Tensor, "row state"] | None]:
-        """Return what ``note`` takes as the hidden states of the places that predict a token, and the first state.
-
-        Args:
-            hidden: The normed hidden states of all places of a block.
-            tokens: How many places predict a token: the last ones.
-            before: The token before the root; only if ``reads_before``.
-        """
+        """Return what ``note`` takes as the hidden states of the last ``tokens`` places, and the first state."""
         return hidden[:, hidden.shape[1] - tokens :], None
 
     @abstractmethod
@@ -62,8 +52,9 @@ class PlaceHead(nn.Module, ABC):
 
         Args:
             tokens: The tokens in front, as the target's ids; those of the root at depth 0.
+            depth: Their depth.
             hidden: What ``prepare`` made of the place's hidden state; only if ``reads_hidden``.
-            state: The state above the token; only with ``state_width``. None for zero.
+            state: The state above the token; None for zero.
             embeds: The token's embedding; only if ``reads_embeddings``.
         """
 
@@ -76,7 +67,6 @@ class PlaceHead(nn.Module, ABC):
     def forward(
         self, logits: Tensor, tokens: Tensor, depth: int, **above: Tensor | None
     ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some state"] | None]:
-        """Return the logits of places behind some tokens, and the states below; see ``note`` and ``read``."""
         note, below = self.note(tokens, depth, **above)
         return self.read(logits, note), below
 
@@ -87,7 +77,7 @@ class PlaceHead(nn.Module, ABC):
         state: Float[Tensor, "row state"] | None,
         embeds: Float[Tensor, "row depth hidden"] | None = None,
     ) -> Float[Tensor, "row depth note"]:
-        """Return the notes of all places down one path of tokens per row; for the arguments see ``note``."""
+        """Return the notes of all places down one path of tokens per row."""
         notes = []
         for depth in range(tokens.shape[1]):
             known = None if embeds is None else embeds[:, depth]
@@ -107,9 +97,8 @@ KINDS = ("vanilla", "gated", "rnn")
 class MarkovHead(PlaceHead):
     """Adds to a place's logits what the token before it says about the next one, by a product of two narrow tables.
 
-    ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), where the gate g is computed from the place's hidden state
-    and W1[token]. ``rnn``: W2 tanh(o), where o and a state that goes down the path are computed from the state above,
-    W1[token] and the hidden state.
+    ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), with a gate g of the place's hidden state and W1[token].
+    ``rnn``: W2 tanh(o), where o and a state down the path are made of the state above, W1[token] and the hidden state.
     """
 
     output = "markov_w2"
@@ -126,7 +115,6 @@ class MarkovHead(PlaceHead):
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank, bias=config.markov_biases)
 
     def embed(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some rank"]:
-        """Returns W1[token]."""
         return rows_of(self.markov_w1.weight, tokens)
 
     def note(
@@ -145,11 +133,7 @@ class MarkovHead(PlaceHead):
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts, before a place's token is drawn, how likely it is to be accepted if everything before it was.
-
-    Attributes:
-        rank: Width of the Markov head's embeddings that it reads besides; 0 for none.
-    """
+    """Predicts, before a place's token is drawn, how likely it is to be accepted if everything before it was."""
 
     def __init__(self, config: BlockConfig):
         super().__init__()
@@ -167,8 +151,8 @@ class ConfidenceHead(nn.Module):
 class GroupedConvolution(nn.Module):
     """Two causal convolutions along a block, before and after a sublayer, whose kernels depend on the place.
 
-    Tap k of a place reads the place k before it: by ``base_kernel``, and by what the place itself adds to it, which is
-    one number for every group of channels. Before the block's first place there are zeros.
+    Tap k of a place reads the place k before it: by ``base_kernel``, and by what the place itself adds to it, one
+    number for every group of channels.
     """
 
     def __init__(self, config: BlockConfig):
@@ -224,10 +208,9 @@ def convolved_layer(
 
 
 class CandidateSelector(PlaceHead):
-    """Chooses among a place's most probable tokens by what they are after the token before.
+    """Chooses among a place's most probable tokens, by their logits and ⟨A[token before] * P h, B[candidate]⟩.
 
-    A candidate's score is its logit and ⟨A[token before] * P h, B[candidate]⟩, where h is the place's hidden state. No
-    other token is drafted, so q is zero there.
+    h is the place's hidden state. No other token is drafted, so q is zero there.
     """
 
     def __init__(self, config: BlockConfig):
@@ -247,10 +230,7 @@ class CandidateSelector(PlaceHead):
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"], *, whole: bool = False
     ) -> Float[Tensor, "*some column"]:
-        """Returns the candidates' scores, and -inf for all other tokens.
-
-        With ``whole``, others keep their logits: training has a gradient where the right token is no candidate.
-        """
+        """Returns the candidates' scores, and -inf for other tokens, whose logits ``whole`` keeps for training."""
         unary, ids = largest(logits, min(self.top_k, logits.shape[-1]))
         scores = unary + (note[..., None, :] * rows_of(self.successor_codebook, ids)).sum(-1).to(unary.dtype)
         shape = *note.shape[:-1], logits.shape[-1]
@@ -277,7 +257,6 @@ class PrefixHead(PlaceHead):
     def note(
         self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
-        """Returns silu(J [h; s]), and s. In the first depths it returns zeros."""
         assert hidden is not None, "it reads hidden states, and embeddings"
         state = hidden.new_zeros(*embeds.shape[:-1], self.state_width) if state is None else state
         reset, update, new = self.gru_input(embeds).chunk(3, dim=-1)
@@ -295,9 +274,8 @@ class Refiner(PlaceHead):
 
     Every place has an inner state, made of its hidden state, the mean of the block's, and the token before it. It is
     added a mixture of its own and those of the places before it, then an MLP of the sum, and read out over the
-    vocabulary. The tokens may be drawn place by place. Published heads fill a whole block several times instead, with
-    the most probable tokens of the time before in front of the places (``Refinement``). A block's first place that
-    predicts no token reads the one before the root.
+    vocabulary. Published heads fill a whole block several times (``Refinement``). A first place that predicts no token
+    reads the one before the root.
     """
 
     def __init__(self, config: BlockConfig):
@@ -319,7 +297,6 @@ class Refiner(PlaceHead):
     def prepare(
         self, hidden: Float[Tensor, "row place hidden"], tokens: int, before: Int[Tensor, " row"] | None = None
     ) -> tuple[Float[Tensor, "row depth width"], Float[Tensor, "row state"]]:
-        """Returns what places and block say, and the inner state of a first place that predicts nothing."""
         whole = self.down_g(hidden.mean(dim=1, keepdim=True))
         known = torch.cat([self.down_h(hidden), whole.expand(-1, hidden.shape[1], -1)], dim=-1)
         state = known.new_zeros(len(hidden), self.state_width)
@@ -331,7 +308,6 @@ class Refiner(PlaceHead):
     def note(
         self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
-        """Returns a place's inner state, mixed; the state has those of all places so far, side by side."""
         assert hidden is not None and state is not None, "prepare makes both"
         place, inner = depth + (not self.shifted), self._inner(hidden, tokens)
         parts = state.unflatten(-1, (self.places, self.rank))
@@ -342,7 +318,6 @@ class Refiner(PlaceHead):
     def along(
         self, tokens: Tensor, hidden: Tensor, state: Tensor | None, embeds: Tensor | None = None
     ) -> Float[Tensor, "row depth rank"]:
-        """Returns the notes of all places at once."""
         assert state is not None, "prepare makes it"
         first = 0 if self.shifted else 1
         own = torch.cat([state.unflatten(-1, (self.places, self.rank))[:, :first], self._inner(hidden, tokens)], dim=1)
@@ -372,7 +347,6 @@ class Refinement(nn.Module):
         roots: Int[Tensor, " row"],
         before: Int[Tensor, " row"] | None,
     ) -> Float[Tensor, "row depth column"]:
-        """Returns the logits of the last pass; for the arguments see ``PlaceHead``."""
         known, state = self.refiner.prepare(hidden, logits.shape[1], before)
         refined = logits
         for _ in range(self.passes):

@@ -42,12 +42,9 @@ def beside(head: _Head, device: torch.device, dtype: torch.dtype) -> _Head:
 
 
 class DraftHead(PreTrainedModel):
-    """A model that drafts from the target's hidden states.
+    """A model that drafts from the target's hidden states: ``captured`` of them, each of ``captured_width``.
 
-    Attributes:
-        captured: How many of them it reads.
-        captured_width: The width of each.
-        draft_ids: The target's id of every column of the logits, ascending; None if column i is id i.
+    ``draft_ids`` are the target's ids of the logits' columns, ascending; None if column i is id i.
     """
 
     _supports_sdpa = True
@@ -66,8 +63,7 @@ class DraftHead(PreTrainedModel):
     def bound(self, target: PreTrainedModel) -> Self:
         """Return the same head on the target's device and in its dtype, with what it borrows from the target.
 
-        The parameters are the head's own where device and dtype are right, so that training goes on in both. Its
-        ``base_model`` has ``embed_tokens`` and it has ``lm_head``; None for what is borrowed.
+        The parameters are the head's own where device and dtype are right, so that training goes on in both.
         """
         placed = beside(self, target.device, target.dtype)
         shared = [*placed.parameters(), *placed.buffers()]
@@ -160,13 +156,8 @@ def widened(
     """Fill a larger head so that it computes the same from hidden states of which only the first channels count.
 
     It is for a target inflated by ``specdec.inflate``: new channels and new attention heads are zero. What an RMSNorm
-    divides by shrinks with the share of channels that carry signal, so its weights shrink likewise.
-
-    Args:
-        head: The head; it is not changed.
-        larger: A head of the same kind for a larger width.
-        factor: How much wider it is.
-        parts: What a weight reads, by its name: how many equal states side by side, and how many more channels behind.
+    divides by shrinks with the share of channels that carry signal, so its weights shrink likewise. ``parts`` tells
+    what a weight reads, by its name: how many equal states side by side, and how many more channels behind.
     """
     epsilon = getattr(getattr(head, "config", None), "rms_norm_eps", None)
     with torch.no_grad():
@@ -188,10 +179,7 @@ def widened(
 
 
 def lengthen(head: PreTrainedModel, max_length: int) -> None:
-    """Let a head run at so many positions if its rotary embedding is the same whatever the longest position is.
-
-    The number in its files is how long the training texts were.
-    """
+    """Let a head run at so many positions if its rotary embedding is the same whatever the longest position is."""
     config: Any = head.config
     parameters = getattr(config, "rope_parameters", None) or {}
     if parameters.get("rope_type", "default") in ("default", "linear", "llama3", "yarn"):

@@ -28,10 +28,7 @@ from specdec.interfaces import Description
 class EagleHead(FeatureHead):
     """A decoder layer that predicts the target's next normalized last hidden state; the target's output layer reads it.
 
-    Args:
-        config: Llama's or Qwen3's, of the target's sizes, with the head's number of layers.
-        fusion_bias: Whether the joining projection has a bias.
-        owns_embeddings: Whether the head has embeddings; it borrows the target's otherwise.
+    ``config`` is Llama's or Qwen3's, of the target's sizes. Embeddings are the target's unless it owns some.
     """
 
     draft_ids = None
@@ -85,17 +82,12 @@ class Eagle3Head(FeatureHead):
         norm_joined: Whether one norm goes over all captured states before they are fused.
         norm_each: Whether each captured state has a norm of its own (3.1).
         feeds_normed: Whether the normed output is fed back (3.1), not the output as it is.
-        fusion_bias: Whether the fusion has a bias.
         owns_embeddings: Whether the head has embeddings; it borrows the target's otherwise.
         owns_output: Whether the head has an output layer; it borrows the target's otherwise.
 
     Attributes:
         at_once: Whether it fills masks, and does not read its own output.
         tokens: How many tokens a draft was trained for; None if not known.
-        in_speculators: What speculators calls such heads and their class.
-
-    Raises:
-        ValueError: A number is out of its range, or options exclude each other.
     """
 
     options: ClassVar[tuple[str, ...]] = (
@@ -146,7 +138,6 @@ class Eagle3Head(FeatureHead):
 
     @property
     def columns(self) -> int:
-        """The number of columns of the logits."""
         return self.config.vocab_size if self.draft_ids is None else len(self.draft_ids)
 
     @classmethod
@@ -173,11 +164,7 @@ class Eagle3Head(FeatureHead):
         intermediate_size: int | None = None,
         **options: Any,
     ) -> "Eagle3Head":
-        """A new head with random weights for a target, of the target's widths unless given.
-
-        Args:
-            hidden_layers: See the class; None for an early, a middle and a late layer, as published heads have them.
-        """
+        """A new head with random weights for a target; by default it fuses an early, a middle and a late state."""
         text = target.config.get_text_config(decoder=True)
         chosen = default_layers(text.num_hidden_layers) if hidden_layers is None else tuple(hidden_layers)
         config = config_for(target, layers=layers, intermediate_size=intermediate_size)
@@ -238,10 +225,7 @@ class _Eagle3Backbone(FeatureBackbone):
 
 
 class PairLayer(nn.Module):
-    """EAGLE-3's first layer: a decoder layer whose attention reads embedding and feature side by side.
-
-    Its residual stream begins with the feature, normed if ``norm_before_residual``.
-    """
+    """EAGLE-3's first layer: a decoder layer whose attention reads embedding and feature side by side."""
 
     def __init__(self, config: Any, index: int, *, norm_before_residual: bool):
         super().__init__()
@@ -301,10 +285,7 @@ def _decoder_layer(config: Any, index: int) -> nn.Module:
 
 
 def _with_biases(layer: nn.Module, config: Any) -> nn.Module:
-    """Take the bias off a layer's output projection unless the configuration's ``output_bias`` says that it has one.
-
-    Llama's attention has biases everywhere or nowhere. Qwen2's has none at the output.
-    """
+    """Take the bias off a layer's output projection unless ``config.output_bias``: Qwen2's has none there."""
     attention: Any = layer.self_attn
     if attention.o_proj.bias is not None and not getattr(config, "output_bias", True):
         attention.o_proj = nn.Linear(attention.o_proj.in_features, attention.o_proj.out_features, bias=False)

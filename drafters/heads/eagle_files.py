@@ -39,18 +39,12 @@ TOKENS = 5
 EMBEDDINGS = ("auto", "own", "target")
 IDS = "eagle_aux_hidden_state_layer_ids"
 KEYS = {
-    "captured_width": "target_hidden_size",
-    "norm_before_residual": "norm_before_residual",
-    "norm_joined": "norm_before_fc",
-    "norm_each": "fc_norm",
-    "feeds_normed": "norm_output",
-    "columns": "draft_vocab_size",
-}
-"""Attributes of an EAGLE-3 head, and their public keys."""
+    "captured_width": "target_hidden_size", "norm_before_residual": "norm_before_residual", "norm_each": "fc_norm",
+    "norm_joined": "norm_before_fc", "feeds_normed": "norm_output", "columns": "draft_vocab_size",
+}  # fmt: skip
+"""Attributes of an EAGLE-3 head, and their public keys. No tensor tells the ``FLAGS``; those of ``NORMS`` do."""
 FLAGS = ("norm_before_residual", "feeds_normed")
-"""Those of them that no tensor tells."""
 NORMS = {"norm_joined": "input_norm.weight", "norm_each": "fc_norm.0.weight"}
-"""Tensors that tell the others."""
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(?:model\.)?verifier_(?:lm_head|norm)\.weight")
 
@@ -84,13 +78,9 @@ def load_eagle(
 
     Args:
         kind: The class of heads that fuse hidden states.
-        hidden_layers: The target's hidden states that the head fuses, in place of those that its files name; for
-            EAGLE-3 only.
+        hidden_layers: The target's hidden states that an EAGLE-3 head fuses, in place of those that its files name.
         embeddings: ``"own"`` takes the checkpoint's, ``"target"`` the target's; ``"auto"`` the checkpoint's if it has
             some and they are finite.
-
-    Raises:
-        ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
     """
     check_layout(embeddings, EMBEDDINGS, "embeddings")
     name, stored = checkpoint.name, checkpoint.tensors(lambda key: not _IGNORED.fullmatch(key))
@@ -187,9 +177,6 @@ def layers_of(
     The key's name decides what a number means. ``target_layer_ids`` are outputs of layers. With
     ``eagle_aux_hidden_state_layer_ids``, published checkpoints mean inputs (2, N/2, N-3) or outputs (1, N/2-1, N-4); a
     first number of 1 tells, but for speculators, whose numbers are always inputs.
-
-    Raises:
-        ValueError: What it names are no numbers.
     """
     remedy = "correct it to a list of whole numbers, or give hidden_layers=[…]"
     if ours.get("hidden_layers") is not None:
@@ -215,10 +202,7 @@ def save_eagle(
 ) -> None:
     """Write ``config.json``, ``model.safetensors`` and ``specdec.json``; refuses a head that the layout cannot say.
 
-    Args:
-        layout: One of ``LAYOUTS``.
-        served: The target, which speculators' layout has to name.
-        notes: More to keep in ``specdec.json``, such as the target's name and the training data.
+    speculators' layout has to name the target (``served``); ``notes`` go to ``specdec.json``.
     """
     fuses = isinstance(head, Eagle3Head)
     check_layout(layout, LAYOUTS if fuses else ("native", "sglang"))
@@ -255,7 +239,6 @@ def save_eagle(
 
 
 def _check_layers(layout: str, layers: Sequence[int] | None) -> None:
-    """Refuse hidden states that an engine does not hand out."""
     if layers is None:
         raise ValueError("the head's files do not say which hidden states of the target it fuses: give hidden_layers")
     least = 1 if layout == "sglang" else 0  # it counts outputs of layers

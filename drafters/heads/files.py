@@ -46,11 +46,7 @@ class Checkpoint:
             a checkpoint needs no ``config.json``. None are those of transformers.
 
     Attributes:
-        name: What was given as ``path``.
         config: Its ``config.json``; empty if there is none.
-
-    Raises:
-        ValueError: There is no such folder or repository, or no ``config.json`` in it.
     """
 
     def __init__(self, path: str | Path, *, weights: Sequence[str] = (), **where: Unpack[Where]):
@@ -71,7 +67,7 @@ class Checkpoint:
         self.config: dict[str, Any] = config or {}
 
     def find(self, file: str) -> Path | None:
-        """Returns a file's place on this machine, after a download if need be; None if there is no such file."""
+        """Returns a file's place on this machine, after a download if need be."""
         if self._folder is not None:
             return self._folder / file if (self._folder / file).is_file() else None
         from huggingface_hub import hf_hub_download
@@ -96,7 +92,6 @@ class Checkpoint:
             ) from error
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """Returns what a JSON file holds; None if there is no such file."""
         found = self.find(file)
         if found is None:
             return None
@@ -109,7 +104,7 @@ class Checkpoint:
         return stored
 
     def names(self) -> list[str]:
-        """Returns the names of all tensors, which are not read as far as the files allow it."""
+        """Returns the names of all tensors."""
         parts = self._parts()
         if not isinstance(parts, str):
             return sorted(parts)
@@ -129,11 +124,7 @@ class Checkpoint:
         raise ValueError(f"{self.name} has no weights: {self._away or 'there is neither ' + ' nor '.join(single)}")
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """Returns the tensors whose names are wanted, on the CPU. Of several files, only those that hold some are read.
-
-        Raises:
-            ValueError: There are no weights, or they cannot be read.
-        """
+        """Returns the tensors whose names are wanted, on the CPU. Files that hold none of them are not read."""
         parts = self._parts()
         files = [parts] if isinstance(parts, str) else sorted({file for name, file in parts.items() if wanted(name)})
         found: dict[str, Tensor] = {}
@@ -180,23 +171,14 @@ def write(
 
 @dataclass(frozen=True, kw_only=True)
 class ServedFor:
-    """The target that a drafter is served with.
-
-    Attributes:
-        target: Its name on the hub, or its folder. vLLM loads it by this name.
-        architectures: What its ``config.json`` calls its class; empty if that is not known.
-        tokens: How many tokens a server is to draft per round; None for what the head was made for.
-    """
+    """The target, by its name or folder, that a drafter is served with; ``tokens`` None is the head's own number."""
 
     target: str
     architectures: tuple[str, ...] = ()
     tokens: int | None = None
 
     def speculators(self, kind: str, architecture: str, tokens: int) -> dict[str, Any]:
-        """The entries of ``config.json`` for every drafter in speculators' layout, by default of so many tokens.
-
-        Raises ValueError: the target has no name, and vLLM refuses a folder that does not name it.
-        """
+        """The entries of ``config.json`` for every drafter in speculators' layout, by default of so many tokens."""
         if not self.target:
             raise ValueError("speculators' layout names the target that is served: give its name")
         proposal = {"proposal_type": "greedy", "speculative_tokens": self.tokens or tokens}
@@ -219,21 +201,18 @@ class Public:
     """A kind of trained drafter as others publish and serve it.
 
     Attributes:
-        name, title: What it is called, in files and in words.
-        formats, why_not: What it is written in (native, speculators, sglang), and why not in the others.
+        formats: Layouts that it is written in, out of native, speculators and sglang; ``why_not`` in the others.
         holds: Whether files hold one, by the names of their tensors, without ``model.``, and their ``config.json``.
-        read: Loads its module by its files' place, the target's configuration (None if it is not known), ``dtype`` and
-            what it ``takes``.
+        read: Loads its module by its files' place, the target's configuration (None if unknown), and what it ``takes``.
         write: Writes its module to a folder for a target's configuration, with ``layout`` and ``served``; returns the
             module as it was written, None if that is as it was.
         takes: Settings of a drafter that it has a use for.
-        tokens: How many tokens a server drafts per round if nothing else is said, by the module.
-        bounded: Whether that is also the most: it does not go on by reading its own output.
-        serves: By engine, the settings with which it is served; none where it is not served by itself.
+        tokens: How many tokens a server drafts per round if nothing else is said; the most, if it is ``bounded``.
+        serves: By engine, the settings with which it is served.
         width: Attribute that says how wide the target's hidden states are; None if it reads none.
         decides: Attributes of the module that decide how it drafts, besides its tensors.
         files: Names of its file of weights, where these tell what it is.
-        remark: What to know about it in a layout, by the module and the layout; empty for nothing.
+        remark: What to know about the module in a layout.
     """
 
     name: str
@@ -259,7 +238,7 @@ def served_as(method: str, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def has(names: Sequence[str], *beginnings: str) -> bool:
-    """Whether a name begins so."""
+    """Whether any of the names begins so."""
     return any(name.startswith(beginnings) for name in names)
 
 

@@ -46,11 +46,11 @@ class Heads(nn.Module):
     """One head for every depth of a draft. A subclass makes their layers, and loads them from a public layout.
 
     Args:
-        num_heads: The number of heads, which is how many tokens they look ahead beyond the target's own.
+        num_heads: How many tokens they look ahead beyond the target's own.
         hidden_size: Width of the target's hidden states.
         vocab_size: Columns of their logits; 0 where they borrow the target's output layer.
         num_layers: Layers of a head; the subclass says of what.
-        base_model: Name of the target they were trained on; kept in ``config.json``.
+        base_model: Name of the target they were trained on.
 
     Attributes:
         files: Names that their file of weights may have, which needs no ``config.json``; none for a model's usual.
@@ -73,7 +73,7 @@ class Heads(nn.Module):
 
     @property
     def max_depth(self) -> int | None:
-        """How many tokens they look ahead beyond the target's own; None for any number."""
+        """The deepest node whose children they score; None for any depth."""
         return self.num_heads
 
     @classmethod
@@ -94,7 +94,6 @@ class Heads(nn.Module):
         """Set all weights so that every head says what an output layer does of the hidden state alone."""
 
     def describe(self) -> Description:
-        """What the heads are."""
         tokens = None if self.draft_ids is None else self.draft_ids.tolist()
         return Description(kind=type(self).__name__, parts=(self,), reads=(-1,), tokens=tokens)
 
@@ -116,19 +115,12 @@ class Heads(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **given: Any) -> Any:
-        """Load heads from a folder, the hub, ``bundled/…``, or a file of weights; see ``loader``.
-
-        Heads, layers and widths are read from the tensors, because uploaded configurations are wrong.
-        """
+        """Load heads from a folder, the hub, ``bundled/…``, or a file of weights; see ``loader``."""
         return loader(cls.read, cls.files)(path, **given)
 
 
 class LastStateScorer(Scorer):
-    """Scores with heads that read the target's last state at every slot's last committed position.
-
-    Attributes:
-        newest: The state of every slot.
-    """
+    """Scores with heads that read the target's last state at every slot's last committed position (``newest``)."""
 
     needs_state = True
     lookback = 1  # the newest state is kept
@@ -157,13 +149,7 @@ class LastStateScorer(Scorer):
 
 
 class PathScorer(LastStateScorer):
-    """Scores the children of a node by what is known of its path, which its parent's becomes with its token.
-
-    Args:
-        embed: The target's embeddings.
-        max_shown: The most nodes that are shown to it, the root not counted.
-        width: The width of what is known of a path.
-    """
+    """Scores a node's children by what is known of its path: ``width`` numbers, made of its parent's and its token."""
 
     def __init__(self, *, embed: Any, max_shown: int, width: int, **places: Any):
         super().__init__(**places)
@@ -176,7 +162,7 @@ class PathScorer(LastStateScorer):
         Args:
             hidden: Each row's newest state, ``[batch, 1, hidden]``.
             embeds: The nodes' embeddings, ``[batch, node, hidden]``.
-            above: What is known of their parents' paths, ``[batch, node, width]``; zeros above a root.
+            above: What is known of the paths of their parents; zeros above a root.
         """
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
@@ -200,23 +186,14 @@ class PathScorer(LastStateScorer):
 class LastStateDrafter(ScoredDrafter):
     """Drafts with a head for every depth, from the target's hidden state at the last committed position.
 
-    A row proposes nothing if none of its tokens is committed yet, which happens in the first round after a prompt of
-    one token.
+    A row proposes nothing in the first round after a prompt of one token, where no token is committed yet.
 
     Args:
-        heads: The trained heads. ``bind`` does not change them; if the target has another device or dtype, a copy is
-            moved there.
-        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
-            builder. None is ``usual_tree``: ``DEFAULT_SHAPE``, as deep as there are heads.
+        heads: The trained heads, which ``bind`` does not change.
+        shape: A tree builder, or what ``TreeShape.of`` takes. None is ``usual_tree``: ``DEFAULT_SHAPE``, as deep as
+            there are heads.
         dtype: What the heads compute in; None for the target's own.
         optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
-
-    Attributes:
-        kind: The class of the heads.
-        title: What they are, for messages.
-
-    Raises:
-        ValueError: The shape needs more heads or tokens than there are.
     """
 
     runs = "head"
@@ -258,7 +235,6 @@ class LastStateDrafter(ScoredDrafter):
 
     @classmethod
     def usual_tree(cls, heads: Any) -> AnyTree:
-        """Return the tree that is drafted if none is given."""
         return DEFAULT_SHAPE.cut(heads.num_heads)
 
     @classmethod
@@ -274,7 +250,7 @@ class LastStateDrafter(ScoredDrafter):
         optimize: bool = True,
         **where: Unpack[Where],
     ) -> Any:
-        """Load heads with ``Heads.from_pretrained``; see the class."""
+        """Load heads with ``Heads.from_pretrained``."""
         heads = cls.kind.from_pretrained(path, device=device, **where)
         return cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
 
@@ -283,10 +259,10 @@ class LastStateDrafter(ScoredDrafter):
 
     @abstractmethod
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> LastStateScorer:
-        """Return what scores the tokens of a tree, with heads that are as wide as the target."""
+        """Return the scorer, with heads that are as wide as the target."""
 
     def placed(self, heads: Heads, target: Target, sizes: Sizes) -> dict[str, Any]:
-        """Return the arguments of ``LastStateScorer``: the heads beside the target, and room for a state per slot."""
+        """Return the arguments of ``LastStateScorer``."""
         dtype = self.dtype or target.dtype
         caller = ModuleCaller(beside(heads, target.device, dtype), optimize=self.optimize)
         return {"heads": caller, "max_batch_size": sizes.max_batch_size, "dtype": dtype, "device": target.device}
@@ -316,11 +292,10 @@ class LastStateDrafter(ScoredDrafter):
 
 
 class TrainedHeads(TrainedHead):
-    """Heads of the last state. The head of depth d reads the state before the root.
+    """Heads of the last state, before the root. New ones begin as the target's own output layer.
 
     Args:
-        name: Heads to go on from, a folder or a name on the hub; None for new ones, which begin as the target's own
-            output layer.
+        name: Heads to go on from, a folder or a name on the hub; None for new ones.
     """
 
     made: ClassVar[type[LastStateDrafter]]
@@ -331,7 +306,6 @@ class TrainedHeads(TrainedHead):
         self.name, self.num_layers = name, num_layers
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the heads, in float32. Raises ValueError: loaded heads are of another number or width."""
         self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
         output, kind = output_of(target.model), self.made.kind
         vocab_size, hidden_size = output.weight.shape
@@ -364,5 +338,4 @@ class TrainedHeads(TrainedHead):
         return {"num_heads": self.depths}
 
     def drafter(self) -> Drafter:
-        """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""
         return self.made(frozen_copy(self.head), self.depths, sampling="iid", optimize=False)

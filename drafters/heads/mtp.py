@@ -49,18 +49,15 @@ class _Backbone(FeatureBackbone):
 class MTPHead(FeatureHead):
     """A decoder layer of the target's own kind over pairs of its last hidden state and an embedding.
 
+    Embeddings and output layer are borrowed from the target unless it owns them.
+
     Args:
         target: The target, whose configuration, decoder layer and norm are taken for patterns.
-        hidden_first: Whether the hidden state comes before the embedding where the two are joined, as in MiMo's and
-            speculators' modules. DeepSeek's, GLM's and Qwen's have the embedding first.
+        hidden_first: Whether the hidden state comes before the embedding where the two are joined, as in MiMo's
+            modules. DeepSeek's, GLM's and Qwen's have the embedding first.
         before_norm: Whether the hidden state is the one before the target's final norm, as in modules that
             ``speculators`` trains. It is had from the normed one by dividing by the norm's weight: what is left is a
             factor for every position, which the module's own norm removes.
-        owns_embeddings: Whether the head has embeddings; it borrows the target's otherwise.
-        owns_output: Whether the head has an output layer; it borrows the target's otherwise.
-
-    Raises:
-        ValueError: The target has no decoder layers of the usual form.
     """
 
     def __init__(
@@ -145,13 +142,7 @@ def _like_the_targets(target: PreTrainedModel, config: PreTrainedConfig) -> tupl
             f"MTP modules are layers with RMSNorm and rotary embeddings, and the target's ({target.config.model_type}) "
             f"are not: use another drafter"
         )
-    try:
-        return type(layers[-1])(config, 0), type(rotary)(config)
-    except Exception as error:  # a layer that is made in a way of its own
-        raise ValueError(
-            f"no MTP module can be made like the layers of this {target.config.model_type} model "
-            f"({type(error).__name__}: {error}): use another drafter"
-        ) from error
+    return type(layers[-1])(config, 0), type(rotary)(config)
 
 
 LAYOUTS = ("native", "speculators")
@@ -162,12 +153,7 @@ HIDDEN = ("auto", "after_norm", "before_norm")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _OURS = (
-    "model.enorm.",
-    "model.hnorm.",
-    "model.proj.",
-    "model.norm.",
-    "model.embed_tokens.",
-    "model.layers.0.",
+    *("model.enorm.", "model.hnorm.", "model.proj.", "model.norm.", "model.embed_tokens.", "model.layers.0."),
     "lm_head.",
 )
 
@@ -175,10 +161,8 @@ _OURS = (
 class Family(NamedTuple):
     """How a family of models calls the parts of a module.
 
-    Attributes:
-        prefixes: The beginning of all names of a module; ``{layer}`` is the number of the target's layers plus the
-            module's, ``{module}`` the module's.
-        theirs: The names of ``_OURS`` behind the prefix; None for parts that such modules do not have.
+    ``prefixes`` begin all names; ``{layer}`` is the number of the target's layers plus the module's, ``{module}`` the
+    module's. ``theirs`` are the names of ``_OURS`` behind it; None for parts that such modules do not have.
     """
 
     prefixes: tuple[str, ...]
@@ -186,7 +170,6 @@ class Family(NamedTuple):
     hidden_first: bool = False
 
     def names_of(self, prefix: str, module: int) -> Names:
-        """The table of names of one module."""
         pairs = zip(_OURS, self.theirs, strict=True)
         return [(ours, prefix + theirs.format(module=module)) for ours, theirs in pairs if theirs is not None]
 
@@ -210,7 +193,7 @@ FAMILIES = {
 
 
 def holds_module(names: Sequence[str], config: Mapping[str, Any]) -> bool:
-    """Whether files hold a module, by the names of their tensors without ``model.``."""
+    """Whether files hold a module, by the names of their tensors."""
     layers = (config.get("text_config") or config).get("num_hidden_layers", 0)
     prefixes = [prefix.format(layer=layers, module=0) for family in FAMILIES.values() for prefix in family.prefixes]
     return has(names, *(prefix.removeprefix("model.") for prefix in prefixes)) and not has(names, "fc.weight")
@@ -238,9 +221,6 @@ def load_mtp(
         hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
             norm). ``"auto"`` is what ``specdec.json`` says, else before the norm for checkpoints that ``speculators``
             wrote, and after it for others.
-
-    Raises:
-        ValueError: There is no such module, or it is incomplete, or it does not fit the target.
     """
     check_layout(hidden_state, HIDDEN, "hidden_state")
     name, stored, text = checkpoint.name, checkpoint.config, target.config.get_text_config(decoder=True)
@@ -317,18 +297,11 @@ def save_mtp(
     served: ServedFor | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> MTPHead:
-    """Write a module by itself: ``config.json``, ``model.safetensors`` and ``specdec.json``.
+    """Write a module by itself, with ``notes`` in ``specdec.json``, and return it as it was written.
 
     Natively, a head with the hidden state first gets MiMo's names, which imply it, the others Qwen's. speculators joins
-    the embedding and the hidden state in this order, under the names of MiMo.
-
-    speculators' layout needs the target's configuration, and its name in ``served``; ``notes`` go to ``specdec.json``.
-
-    Returns:
-        The module as it was written: speculators' have the embedding first.
-
-    Raises:
-        ValueError: There is no such layout, or it cannot say what this module is.
+    the embedding and the hidden state in this order, under the names of MiMo; its layout needs the target's
+    configuration, and its name in ``served``.
     """
     check_layout(layout, LAYOUTS)
     config: dict[str, Any] = head.config.to_dict()

@@ -18,10 +18,8 @@ class Masked:
 
     Attributes:
         masks: How many they are in a row.
-        positions: Positions in the document, of text and masks.
         seen: The elements that each element sees.
-        predicts: The element, in the flattened batch, that predicts each depth of each anchor's draft; the first
-            element of all where a depth is not valid.
+        predicts: The element of the flattened batch that predicts each depth of each anchor's draft; 0 where none does.
     """
 
     masks: int
@@ -34,11 +32,8 @@ class Masked:
         """The masks of all valid depths but the first.
 
         With the text ``a b c`` and one anchor at ``b``, whose draft has the two tokens behind it, there is one mask; it
-        stands at the position of ``c``, sees ``a`` and ``b``, and predicts the token after ``c``.
-
-        Args:
-            before: How many places before the root the element stands that predicts depth 1: 0 for the root itself, 1
-                for heads that read pairs.
+        stands at the position of ``c``, sees ``a`` and ``b``, and predicts the token after ``c``. Depth 1 is predicted
+        ``before`` places before the root: 1 for heads that read pairs.
         """
         rows, length = batch.tokens.shape
         row, place = anchors.index // length, anchors.index % length - before
@@ -65,7 +60,6 @@ class Masked:
         )
 
     def prediction(self, hidden: Float[Tensor, "row element width"]) -> Prediction:
-        """The states of all drafts, of those of all elements."""
         return Prediction([hidden.flatten(0, 1)[places] for places in self.predicts.unbind(1)])
 
 
@@ -74,9 +68,6 @@ def dropped(anchors: Anchors, batch: TextBatch, ratio: float, least: float, gene
 
     Depth d + 1 keeps ``max(ratio ** d, least)`` of a row's anchors, drawn from those that reach it and were kept at
     depth d; all of them, if they are fewer.
-
-    Args:
-        generator: On the CPU.
     """
     rows, length = batch.tokens.shape
     device = anchors.index.device

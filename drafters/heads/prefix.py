@@ -24,12 +24,8 @@ _SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_ep
 class PrefixAttention(FeatureHead):
     """A decoder layer and a norm over the target's last states, which are given as embeddings.
 
-    Embeddings and output layer are borrowed from the target; nothing but the trial of a runner needs them.
-
-    Args:
-        config: Llama's, of one layer, as wide as the target.
-        stated: Whether attention heads, rotary embedding and norm are known. The published files leave them to the
-            target's configuration.
+    ``stated`` says whether attention heads, rotary embedding and norm are known: the published files leave them to the
+    target's configuration.
     """
 
     draft_ids = None
@@ -72,7 +68,6 @@ class PrefixAttention(FeatureHead):
         return twin
 
     def beside(self, target: Target, max_length: int) -> "PrefixAttention":
-        """A copy of the layer as it runs beside a target."""
         placed = beside(copy.deepcopy(self.stated_for(target)), target.device, target.dtype).requires_grad_(False)
         twin = placed.bound(target.model)
         lengthen(twin, max_length)

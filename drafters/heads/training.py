@@ -22,8 +22,7 @@ class TextBatch:
 
     Attributes:
         supervised: Which tokens a head is to predict, such as those that an assistant says.
-        documents: The number of the document that a token belongs to; -1 in the padding. Tokens see each other only
-            within a document.
+        documents: The document that a token belongs to, and within which it sees others; -1 in the padding.
         positions: Positions in the document, from 0.
     """
 
@@ -33,11 +32,9 @@ class TextBatch:
     positions: Int[Tensor, "row position"]
 
     def to(self, device: torch.device) -> "TextBatch":
-        """The batch on a device."""
         return TextBatch(*(part.to(device, non_blocking=True) for part in vars(self).values()))
 
     def rows(self, start: int, count: int) -> "TextBatch":
-        """Some of the rows."""
         return TextBatch(*(part[start : start + count] for part in vars(self).values()))
 
     @property
@@ -46,10 +43,7 @@ class TextBatch:
         return bool((self.documents.amax(1, keepdim=True) > self.documents.where(self.documents >= 0, 2**30)).any())
 
     def visible(self, window: int | None = None) -> Bool[Tensor, "row query key"]:
-        """The tokens that each token sees: itself and earlier ones of its document, the last ``window`` of them.
-
-        A token of the padding sees itself, so that its softmax is finite.
-        """
+        """The tokens that each token sees: itself and earlier ones of its document, the last ``window`` of them."""
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         distance = place[:, None] - place
         causal = distance >= 0 if window is None else (distance >= 0) & (distance < window)
@@ -104,8 +98,7 @@ class Anchors:
     Attributes:
         index: Positions of the roots in the flattened batch, ascending.
         valid: Whether depth d + 1 of a draft is within its document, supervised, and all before it, too.
-        counted: Those of them that the loss counts: all, or with a reduced vocabulary those where the head has the
-            target's most probable token.
+        counted: Those that the loss counts; with a reduced vocabulary, where it has the target's most probable token.
     """
 
     index: Int[Tensor, " anchor"]
@@ -114,10 +107,7 @@ class Anchors:
 
     @classmethod
     def everywhere(cls, batch: TextBatch, depths: int, *, before: int = 1) -> "Anchors":
-        """All positions at which a draft of ``depths`` tokens can begin, behind ``before`` positions of its document.
-
-        A head that reads the target's states needs one before the root.
-        """
+        """The positions at which a draft of ``depths`` tokens can begin, behind ``before`` others of its document."""
         documents, supervised = batch.documents, batch.supervised
         there = (documents >= 0) & (batch.positions >= before)
         columns = []
@@ -133,9 +123,9 @@ class Anchors:
         return cls(index, valid, valid)
 
     def sampled(self, batch: TextBatch, count: int, generator: torch.Generator) -> "Anchors":
-        """``count`` anchors of every row (or all its positions), drawn without replacement, in ascending order.
+        """``count`` anchors of every row, drawn without replacement by a generator on the CPU, in ascending order.
 
-        A row with too few of them is filled up with anchors that predict nothing. The generator is on the CPU.
+        A row with too few of them is filled up with anchors that predict nothing.
         """
         rows, length = batch.tokens.shape
         device = self.index.device
@@ -162,18 +152,13 @@ class Anchors:
 
 @dataclass(frozen=True, eq=False)
 class TargetStates:
-    """The target's output over a batch.
-
-    Attributes:
-        hidden: By layer: the input of that layer, or the normalized last state for -1.
-        output: From normalized last states to the target's logits in float32.
-    """
+    """The target's states over a batch: inputs of layers, the normalized last one for -1; ``output`` makes logits."""
 
     hidden: Mapping[int, Float[Tensor, "row position hidden"]]
     output: Callable[[Float[Tensor, "*place hidden"]], Float[Tensor, "*place vocab"]]
 
     def logits(self, index: Int[Tensor, " place"]) -> Float[Tensor, "place vocab"]:
-        """The target's logits at flat positions. They are computed now, and nobody keeps them."""
+        """The target's logits at flat positions, in float32."""
         return self.output(self.hidden[-1].flatten(0, 1)[index])
 
     def before(self, anchors: Anchors) -> Float[Tensor, "anchor hidden"]:
@@ -191,15 +176,11 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A head's states for the drafts of a batch, before its output layer.
-
-    Logits of many positions take far more memory than states, so the trainer asks for them piece by piece
-    (``TrainedHead.logits``) and keeps none.
+    """A head's states for the drafts of a batch, before its output layer (``TrainedHead.logits``).
 
     Attributes:
         states: For every depth, what the logits of each anchor's draft are computed from.
-        confidence: Logits of the probability that a depth is accepted if all before it are; None without a confidence
-            head.
+        confidence: Logits of the probability that a depth is accepted if all before it are.
         weight: How much the loss of ``states`` counts, by how much of the training is over.
         terms: Further predictions of the same drafts.
     """
@@ -213,24 +194,17 @@ class Prediction:
 class TrainedHead(nn.Module, ABC):
     """A drafter's weights, and how they are trained. Its constructor takes settings alone; ``begin`` makes the weights.
 
-    The trainer calls ``anchors``, then ``forward``, then ``logits`` for pieces of the result, and compares these with
-    the target's distributions.
+    The trainer calls ``anchors``, then ``forward``, then ``logits`` for pieces of the result.
 
     Args:
         depths: How many tokens a draft has: the depths that are trained, and measured.
 
     Attributes:
-        title: What it is, in words.
         head: The weights, once ``begin`` has made them.
         hidden_layers: The target's states that it reads, besides the last one: l is the input of layer l.
-        autoregressive: Whether depth 1 is all that is trained, because depth d is depth 1 of a longer text. The
-            trainer then works out what deeper drafts bring.
-        draft_columns: The size of the draft vocabulary, for which ``begin`` wants the counts of tokens; None for all
-            tokens.
+        autoregressive: Whether depth 1 is all that is trained, because depth d is depth 1 of a longer text.
+        draft_columns: The size of the draft vocabulary, for which ``begin`` wants the counts of tokens; None for all.
         confidence_weight: How much the confidence's loss counts beside the other.
-
-    Raises:
-        ValueError: A draft has no token.
     """
 
     title: str = "head"
@@ -253,11 +227,7 @@ class TrainedHead(nn.Module, ABC):
 
     @abstractmethod
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make the weights for a target. Raises ValueError: the settings do not fit it.
-
-        Args:
-            counts: How often each token is supervised in the training text; None unless ``draft_columns`` asks for it.
-        """
+        """Make the weights for a target; ``counts`` are supervised tokens. Raises ValueError: settings do not fit."""
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
         """Where drafts begin: everywhere, unless a head takes a sample, by the step's own generator on the CPU."""
@@ -293,7 +263,7 @@ def facts_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def frozen_copy(module: Any, dtype: torch.dtype | None = None) -> Any:
-    """A copy of a module's present weights, for a drafter or a file; ``begin`` has made the module."""
+    """A copy of a module's present weights, for a drafter or a file."""
     assert module is not None, "begin comes first"
     return copy.deepcopy(module).requires_grad_(False).eval().to(dtype)
 
@@ -331,10 +301,7 @@ def borrowed(head: PreTrainedModel, target: Target) -> tuple[Any, Any]:
 
 
 def most_frequent(counts: Int[Tensor, " vocab"] | None, columns: int | None) -> Int[Tensor, " column"] | None:
-    """The ids of so many most frequent tokens, ascending, lower ids first among equals; None for no reduced vocabulary.
-
-    Raises ValueError: There are fewer tokens than columns.
-    """
+    """The ids of so many most frequent tokens, ascending, lower ids first among equals; None without a number."""
     if columns is None:
         return None
     assert counts is not None, "draft_columns asked for them"

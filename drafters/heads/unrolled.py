@@ -34,11 +34,7 @@ ATTENTION = "specdec_unrolled"
 
 
 class TrainedFeatureHead(TrainedHead):
-    """A ``FeatureHead``, trained with the training-time test. A subclass makes the head, and its drafter.
-
-    Args:
-        depths: How many tokens a draft has, which is the number of the test's steps.
-    """
+    """A ``FeatureHead``, trained with the training-time test of ``depths`` steps."""
 
     head: FeatureHead
     _borrowed: tuple[Any, Any]
@@ -48,7 +44,6 @@ class TrainedFeatureHead(TrainedHead):
         """The head for a target, with new or loaded weights, for some of the target's ids; None for all."""
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make the head, in float32. Raises ValueError: the settings do not fit the target."""
         self.head = head = self.make(target, most_frequent(counts, self.draft_columns)).float()
         AttentionInterface.register(ATTENTION, unrolled_attention)
         head.config._attn_implementation = ATTENTION
@@ -56,7 +51,6 @@ class TrainedFeatureHead(TrainedHead):
         self._borrowed = borrowed(head, target)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Runs all steps over all positions, and returns the normed outputs of the position before each root."""
         features = self.fused([states.hidden[layer].to(self.head.dtype) for layer in self.hidden_layers])
         steps = unrolled(self.head, self._borrowed[0], features, batch, self.depths)
         return Prediction([normed.flatten(0, 1)[anchors.index - 1] for normed in steps])
@@ -67,7 +61,6 @@ class TrainedFeatureHead(TrainedHead):
         return self._borrowed[1](states).float()
 
     def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
-        """The features of the target's states."""
         return self.head.fuse(states)
 
     def copied(self) -> Any:
@@ -86,11 +79,8 @@ def unrolled(
 ) -> Iterator[Float[Tensor, "row position hidden"]]:
     """Runs the steps of the training-time test over all positions, and yields the normed outputs of each.
 
-    Row t of step s reads token t + 1 + s, and its output is the state of the token after that.
-
-    Args:
-        head: The head; its attention must be ``ATTENTION``.
-        features: The features of the target's states, for step 0.
+    Row t of step s reads token t + 1 + s, and its output is the state of the token after that. The head's attention
+    must be ``ATTENTION``.
     """
     mask = additive(batch.visible(), features.dtype)
     cache = DynamicCache()

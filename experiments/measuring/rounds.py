@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from drafters.adaptive import AdaptiveDrafter
+from drafters.combined import AdaptiveDrafter
 from experiments.results.manifest import device_name
 from specdec.drafting.best_shapes import PlannedShape
 from specdec.drafting.costs import RoundCosts, smallest

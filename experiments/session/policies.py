@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from drafters.adaptive import AdaptiveDrafter
+from drafters.combined import AdaptiveDrafter
 from experiments.config.sections import build, choice, component_of, plain
 from experiments.measuring.rounds import measure_costs
 from specdec.drafting.calibration import Calibration

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters import EagleDrafter, MTPDrafter, PEagleDrafter
-from drafters.adaptive import AdaptiveDrafter
-from drafters.feature import FeatureDrafter
+from drafters.combined import AdaptiveDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead, save_mtp
+from drafters.own_model import FeatureDrafter
 from drafters.peagle import PEagleHead
 from specdec import SamplingParams, Target
 from specdec.drafting.policies import LengthPolicy

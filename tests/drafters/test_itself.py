@@ -1,6 +1,7 @@
 """The target as its own drafter: what is left out, that weights are shared, and the search."""
 
 import copy
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import drafters.itself
 from drafters.itself import SelfDrafter
-from drafters.layers import leave_out, parts_of, search
+from drafters.layers import leave_out, parts_of
 from drafters.own_model import twin_of
 from experiments.measuring.meters import held_by
 from specdec import Engine, Paging, SamplingParams, Target
@@ -131,10 +131,6 @@ def test_a_quantized_copy_takes_the_memory_of_its_integers_and_verifies_with_the
         Engine(Target(copied), drafter, RejectionVerifier())
 
 
-def found(model: Any, **settings: Any) -> Any:
-    return search(Target(model), twin_of(model), depth=2, prompts=PROMPTS, tokens=10, **settings)
-
-
 def rounds(model: Any, skip: list[str], chosen: tuple[list[int], ...]) -> float:
     """The mean tokens of a round that begins at every token of texts, each played by an engine."""
     engine = Engine(Target(model), SelfDrafter(skip, 2), RejectionVerifier(), max_length=40)
@@ -146,41 +142,37 @@ def rounds(model: Any, skip: list[str], chosen: tuple[list[int], ...]) -> float:
     return sum(lengths) / len(lengths)
 
 
-def test_the_search_promises_what_rounds_bring_and_finds_the_best_of_all() -> None:
+def test_the_search_promises_what_rounds_bring_and_finds_the_best_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    search = importlib.import_module("skip_search").search
     model = tiny_model(vocab_size=VOCAB, layers=3)
-    best = found(model)
+
+    def found(**settings: Any) -> Any:
+        return search(Target(model), twin_of(model), depth=2, prompts=PROMPTS, tokens=10, **settings)
+
+    best = found()
     engine = Engine(Target(model), max_batch_size=2, max_length=40)
     texts = [[*done.prompt_ids, *done.token_ids] for done in engine.generate(PROMPTS, GREEDY)]
     texts = [text[: len(prompt) + 10] for prompt, text in zip(PROMPTS, texts, strict=True)]
     assert best.tokens == pytest.approx(rounds(model, list(best.skip), tuple(texts)))
     other = ["1.self_attn", "2"]
     assert abs(best.tokens - rounds(model, other, tuple(texts))) > 0.1  # another choice has another length
-    assert best == found(model) and found(model, tries=2).speedup <= best.speedup
+    assert best == found() and found(tries=2).speedup <= best.speedup
     # Leaving out nothing has all tokens accepted, and costs as much as the target.
     assert best.speedup == pytest.approx(best.tokens / (1 + 2 * best.share)) and 0 < best.share < 1
 
 
-def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, file = Target(tiny_model(vocab_size=VOCAB)), tmp_path / "new" / "skip.json"
-    settings = {"prompts": PROMPTS, "tokens": 10, "temperature": 1.0, "tries": 12}
-
-    def outputs() -> list[tuple[int, ...]]:
-        engine = Engine(target, SelfDrafter(str(file), 2, search=settings), RejectionVerifier(), max_length=40)
-        done = engine.generate(PROMPTS, SamplingParams(temperature=1.0, seed=3, max_new_tokens=14))
-        return [output.token_ids for output in done]
-
-    first = outputs()
-    written = json.loads(file.read_text())
-    assert written["skip"] and (written["layers"], written["search"]) == (4, settings)
-    assert list(tmp_path.rglob("*.part")) == []
-    monkeypatch.setattr(drafters.itself, "search", lambda *args, **more: pytest.fail("searched again"))
-    assert outputs() == first
-    file.write_text(json.dumps(written | {"layers": 32, "target": "another"}))
-    with pytest.raises(ValueError, match="was found for another of 32 layers, and the target llama has 4"):
-        outputs()
-    file.write_text("[]")
-    with pytest.raises(ValueError, match="no JSON object with a list skip"):
-        outputs()
+def test_a_file_of_a_search(tmp_path: Path) -> None:
+    target, file = Target(tiny_model(vocab_size=VOCAB)), tmp_path / "skip.json"
+    for written, words in (
+        ({"skip": ["1"], "layers": 32, "target": "another"}, "was found for another of 32 layers, .* llama has 4"),
+        ([], "no JSON object with a list skip"),
+    ):
+        file.write_text(json.dumps(written))
+        with pytest.raises(ValueError, match=words):
+            SelfDrafter(file, 2).model_for(target)
+    file.write_text(json.dumps({"skip": ["1", "2.mlp"], "layers": 4}))
+    assert len(parts_of(SelfDrafter(str(file), 2).model_for(target))) == 5
 
 
 @pytest.mark.parametrize(
@@ -189,14 +181,11 @@ def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: p
         ([], {}, r"skip=\[\]: give layers or parts"),
         (None, {}, "skip=None: give layers or parts"),
         (None, {"quantization": "int3"}, "quantization='int3': give one of int8"),
-        ("no.json", {}, "skip=no.json: there is no such file; give drafter.search="),
-        ([1], {"search": {}}, "search needs a file to write to"),
-        ("no.json", {"search": {"token": 3}}, "search.token: there is no such setting, give some of prompts, tokens"),
+        ("no.json", {}, "skip=no.json: there is no such file; python examples"),
         (["4"], {}, r"has no 4: give layers from 0 to 3, such as 2 or 2-3, or parts of them \(self_attn, mlp\)"),
         (["4-"], {}, "has no 4-"),
         (["1.attn"], {}, "has no 1.attn"),
         (["0-3"], {}, "leaves nothing of the 4 layers"),
-        ("no.json", {"search": {"tokens": 4}}, "search.tokens=4: give more than the 4 tokens of a draft"),
     ],
 )
 def test_one_sentence_before_any_work(skip: Any, more: Any, said: str, tmp_path: Path, monkeypatch: Any) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafters import EagleDrafter, PARDDrafter, PEagleDrafter
-from drafters.adaptive import AdaptiveDrafter
+from drafters.combined import AdaptiveDrafter
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
 from drafters.peagle import PEagleHead

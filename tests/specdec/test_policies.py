@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drafters import ModelDrafter, NGramDrafter
-from drafters.adaptive import AdaptiveDrafter
+from drafters.combined import AdaptiveDrafter
 from experiments.measuring.rounds import measure_costs, node_sizes
 from experiments.session.policies import paced
 from specdec import DraftTree, Engine, SamplingParams, Target
