@@ -7,7 +7,7 @@ from specdec.exports import on_first_use
 if TYPE_CHECKING:
     from drafters.assistant import AssistantDrafter
     from drafters.block import BlockDrafter
-    from drafters.choice import ChoiceDrafter
+    from drafters.combined import ChoiceDrafter, MergedDrafter
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
     from drafters.hydra import HydraDrafter, HydraHeads
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from drafters.lookahead import LookaheadDrafter
     from drafters.marginals import MarginalDrafter
     from drafters.medusa import MedusaDrafter, MedusaHeads
-    from drafters.merged import MergedDrafter
     from drafters.model import ModelDrafter
     from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter

@@ -12,7 +12,7 @@ from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
 from drafters.heads.block_config import BlockConfig
 from drafters.heads.block_files import load_block
-from drafters.heads.block_parts import KINDS, tokens_before
+from drafters.heads.block_parts import tokens_before
 from drafters.heads.parallel import mask_token
 from drafters.heads.training import (
     Anchors,
@@ -39,15 +39,10 @@ class TrainedBlock(TrainedHead):
     A block begins at an anchor: its root's token is known, and the target's states of everything before it. Some
     anchors are drawn from every row, and all their blocks run in one forward (``packed_blocks``).
 
-    The other arguments are fields of ``BlockConfig``.
-
     Args:
         name: A head to go on from; None for new weights.
         anchors: Blocks per row of a step.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        layers: Decoder layers.
-        sliding_window: How many positions all layers but the last see; None for all positions.
-        owns_output: Whether it has its own output layer, which begins as the target's; a reduced vocabulary needs one.
         confidence_weight: How much the confidence head's loss counts.
         base_weight: How much the loss counts of the places' own logits, of a head that changes them.
         base_until: The part of the training in which the weight of these falls from 1 to ``base_weight``, while that of
@@ -56,9 +51,6 @@ class TrainedBlock(TrainedHead):
             tokens of the one before, as when it drafts.
         rounds_weight: How much their mean loss counts.
         config: Further fields of ``BlockConfig``, by their names.
-
-    Raises:
-        ValueError: An argument is out of its range, or unknown.
     """
 
     title = "block drafter's head"
@@ -76,15 +68,6 @@ class TrainedBlock(TrainedHead):
         mask_token_id: int | None = None,
         draft_vocabulary: int | None = None,
         layers: int = 2,
-        intermediate_size: int | None = None,
-        causal: bool = False,
-        sliding_window: int | None = None,
-        causal_in_windows: bool | None = None,
-        owns_output: bool = False,
-        markov_rank: int = 0,
-        markov_head_type: str = "vanilla",
-        confidence: bool = False,
-        confidence_with_markov: bool = True,
         confidence_weight: float = 1.0,
         base_weight: float = 0.0,
         base_until: float | None = None,
@@ -94,11 +77,9 @@ class TrainedBlock(TrainedHead):
     ):
         whole("head.block_size", block_size, least=1 if shifted else 2)
         super().__init__(block_size if shifted else block_size - 1)
-        if markov_head_type not in KINDS:
-            raise ValueError(f"head.markov_head_type={markov_head_type!r}: give vanilla, gated or rnn")
         further = dict(config or {})
-        unknown = [key for key in further if key not in BlockHead.config_class.__annotations__]
-        if unknown:
+        known = {**BlockConfig.__annotations__, **vars(BlockConfig())}
+        if unknown := [key for key in further if key not in known]:
             raise ValueError(f"head.config.{unknown[0]} is no field of a block drafter's configuration: leave it out")
         for key, value in (("base_weight", base_weight), ("rounds_weight", rounds_weight), ("base_until", base_until)):
             if value is not None and not value >= 0:
@@ -107,28 +88,15 @@ class TrainedBlock(TrainedHead):
         self.rounds, self.rounds_weight = whole("head.rounds", rounds, least=0), rounds_weight
         self.name, self.blocks, self.shifted = name, whole("head.anchors", anchors, least=1), shifted
         self.draft_columns = draft_vocabulary if name is None else None
-        self.confidence_weight = confidence_weight if confidence else 0.0
+        self.confidence_weight = confidence_weight if further.get("confidence") else 0.0
         self.options: dict[str, Any] = {
             "block_size": block_size,
             "shifted": shifted,
             "hidden_layers": None if hidden_layers is None else tuple(hidden_layers),
             "mask_token_id": mask_token_id,
             "layers": layers,
-            "causal": causal,
-            "owns_output": owns_output or draft_vocabulary is not None,
-            "markov_rank": markov_rank,
-            "markov_head_type": markov_head_type,
-            "confidence": confidence,
-            "confidence_with_markov": confidence_with_markov and markov_rank > 0,
             **further,
         }
-        if intermediate_size is not None:
-            self.options["intermediate_size"] = intermediate_size
-        if sliding_window is not None:
-            types = ["sliding_attention"] * (layers - 1) + ["full_attention"]
-            window = whole("head.sliding_window", sliding_window, least=1)
-            self.options |= {"layer_types": types, "use_sliding_window": True, "sliding_window": window}
-            self.options["causal_in_windows"] = causal_in_windows
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the head, in float32. Raises ValueError: it has other blocks, or no such mask token."""

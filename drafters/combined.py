@@ -1,4 +1,4 @@
-"""The common parts of drafters that are made of others, and one whose drafts a length policy limits."""
+"""Drafters that are made of others: as deep as a policy finds worthwhile, the better of two, or two in one tree."""
 
 import copy
 from abc import abstractmethod
@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.arguments import instance
+from specdec.arguments import instance, number
 from specdec.batch import Batch
+from specdec.drafting.lookup import RatedDrafter, RatedSession
 from specdec.drafting.policies import LengthPolicy
 from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Outcome
+from specdec.types import DraftSampling, Outcome
 
 
 class CombinedDrafter(Drafter):
@@ -158,3 +160,222 @@ class AdaptiveSession(CombinedSession):
         shown = batch.limited(room)
         tree = self.ask(0, shown)
         return tree.limited(shown.max_depth) if (room < tree.max_depth).any() else tree
+
+
+class ChoiceDrafter(CombinedDrafter):
+    """Drafts by look-up in the rows where that promises more accepted tokens than a model has had of late.
+
+    Before a round, the look-up says how many of its tokens it expects to be accepted (``RatedSession.rate``). This is
+    multiplied by the request's *trust*, the running mean of accepted over expected tokens in the rounds that took the
+    look-up's draft. A row takes the look-up's draft where the product is more than the running mean of accepted tokens
+    over the rounds that took the model's. So the choice depends on what was emitted before the round and on nothing
+    that is drawn in it, which makes it exact for every rule that takes both parts' drafts. The model drafts only for
+    the rows that take its draft.
+
+    Args:
+        lookup: A drafter that rates its drafts, such as ``SuffixDrafter``.
+        start: The mean that a request begins with; None for half of the model's longest draft.
+        memory: The weight of the last round in the running means. In a round that took the model's draft, trust comes
+            back towards 1 with a tenth of this weight, so that a look-up that was wrong once is tried again.
+    """
+
+    adapts = True
+
+    def __init__(self, lookup: RatedDrafter, model: Drafter, *, start: float | None = None, memory: float = 0.2):
+        instance("lookup", lookup, RatedDrafter, "a drafter that rates its drafts, such as SuffixDrafter()")
+        super().__init__(lookup=lookup, model=model)
+        self.lookup, self.model = lookup, model
+        remedy = "give a number of tokens, at least 0, or None"
+        start = model.max_depth / 2 if start is None else start
+        self.start = number("start", start, remedy, lambda tokens: 0 <= tokens < float("inf"))
+        self.memory = number("memory", memory, "give more than 0 and at most 1", lambda share: 0 < share <= 1)
+        self.max_nodes = max(lookup.max_nodes, model.max_nodes)
+        self.is_chain = lookup.is_chain and model.is_chain
+
+    def bind(self, target: Target, sizes: Sizes) -> "ChoiceSession":
+        return ChoiceSession(self, self.lookup.bind(target, sizes), self.model.bind(target, sizes), sizes)
+
+
+class ChoiceSession(CombinedSession):
+    """The state of a ``ChoiceDrafter`` in one engine: what each request has had of either part."""
+
+    def __init__(self, drafter: ChoiceDrafter, lookup: RatedSession, model: Session, sizes: Sizes):
+        super().__init__(drafter, lookup, model)
+        self._lookup, self._start, self._memory = lookup, drafter.start, drafter.memory
+        rows = sizes.max_batch_size
+        self._mean = np.full(rows, self._start)
+        self._trust, self._rated = np.ones(rows), np.zeros(rows)
+        self._by_model = np.zeros(rows, dtype=bool)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        super().admit(slot, prompt_ids, sampling)
+        self._mean[slot], self._trust[slot] = self._start, 1.0
+
+    def observe(self, outcome: Outcome) -> None:
+        host = outcome.host
+        assert host is not None, "the engine gives the host's numbers to a session that reads them"
+        slots = host.slots
+        by_model = self._by_model[slots]
+        for part, rows in enumerate((~by_model, by_model)):
+            self.show(part, outcome, first=1, rows=None if rows.all() else rows)
+        if outcome.path is None:
+            return
+        accepted, counted = host.counts - 1, host.counts > 0
+        mean, trust, rated = self._mean[slots], self._trust[slots], self._rated[slots]
+        self._mean[slots] = np.where(by_model & counted, mean + self._memory * (accepted - mean), mean)
+        weight = np.where(by_model, self._memory / 10, np.where(rated > 0, self._memory, 0.0)) * counted
+        ratio = np.where(by_model, 1.0, accepted / np.maximum(rated, 1e-9))
+        self._trust[slots] = trust + weight * (ratio - trust)
+
+    @torch.inference_mode()
+    def propose(self, batch: Batch) -> DraftTree:
+        """Choose for every row, and let each part draft for the rows that it was chosen for."""
+        host = batch.on_host
+        index, rated = host.slots, self._lookup.rate(batch)
+        by_model = host.drafting & (rated * self._trust[index] <= self._mean[index])
+        self._rated[index] = rated
+        self._by_model[index] = by_model
+        if not by_model.any():
+            return self.ask(0, batch)
+        if by_model[host.drafting].all():
+            return self.ask(1, batch)
+        rows = np.flatnonzero(by_model)
+        return _chosen(self.ask(0, batch), self.ask(1, batch.rows(rows)), rows, batch)
+
+
+def _chosen(found: DraftTree, drafted: DraftTree, rows: np.ndarray, batch: Batch) -> DraftTree:
+    """Return one batch of trees from two: the second's in some rows."""
+    width = max(found.width, drafted.width)
+    index = torch.from_numpy(rows).to(batch.device, non_blocking=True)
+
+    def both(one: torch.Tensor, other: torch.Tensor, padding: int | bool) -> torch.Tensor:
+        return wider(one, width, padding).index_copy(0, index, wider(other, width, padding))
+
+    tokens = both(found.tokens, drafted.tokens, -1)
+    q = None
+    if drafted.draft_probs is not None:
+        q = drafted.draft_probs.new_zeros(len(batch), width, drafted.draft_probs.shape[2])
+        q[index, : drafted.width] = drafted.draft_probs
+    return DraftTree.build(
+        tokens.where(tokens >= 0, batch.roots[:, None]),
+        both(found.parents, drafted.parents, 0),
+        valid=both(found.valid, drafted.valid, False),
+        sampling=both(found.law, drafted.law, 0),
+        draft_probs=q,
+        max_depth=max(found.max_depth, drafted.max_depth),
+        max_children=max(found.max_children, drafted.max_children),
+    )
+
+
+class MergedDrafter(CombinedDrafter):
+    """Drafts the nodes of a model and those of a look-up in one tree.
+
+    Among the children of a node the model's come first, in the order in which they were drawn, and the look-up's
+    follow: a rule then tries the drawn tokens against the whole of p, which accepts most (Hu et al. 2025, arXiv
+    2502.18779, for one drawn token among chosen ones). Every node keeps its own law. Where a node of the model and one
+    of the look-up have the same token and parent, the look-up's is left out, and what it drafts behind it goes on
+    behind the model's. That is exact: whether a later sibling or a deeper node is there may depend on what was drawn
+    before it. To leave out the drawn node instead would not be.
+    """
+
+    def __init__(self, lookup: Drafter, model: Drafter):
+        super().__init__(lookup=lookup, model=model)
+        self.model, self.lookup = model, lookup
+        if lookup.laws != {DraftSampling.DETERMINISTIC}:
+            laws = " or ".join(law.name for law in sorted(lookup.laws))
+            raise ValueError(
+                f"lookup={type(lookup).__name__} draws its drafts {laws}: give a drafter that chooses them without "
+                f"randomness (DETERMINISTIC), such as SuffixDrafter, and the other one as model"
+            )
+        self.adapts = model.adapts or lookup.adapts
+        self.max_nodes = model.max_nodes + lookup.max_nodes
+        self.is_chain = False
+
+    def bind(self, target: Target, sizes: Sizes) -> "MergedSession":
+        return MergedSession(self, self.lookup.bind(target, sizes), self.model.bind(target, sizes))
+
+
+class MergedSession(CombinedSession):
+    """The sessions of a look-up and a model whose nodes stand in one tree."""
+
+    def __init__(self, drafter: MergedDrafter, lookup: Session, model: Session):
+        super().__init__(drafter, lookup, model)
+        self._nowhere = drafter.max_nodes + 1
+        self._width = 1  # of the model's trees in the last round
+
+    def observe(self, outcome: Outcome) -> None:
+        self.show(1, outcome, first=1, width=self._width - 1)
+        # What the look-up is shown never depends on which of its nodes the model has drafted, too. It finds its own
+        # nodes where they were in its own tree, and the model's behind them.
+        self.show(0, _turned(outcome, self._width - 1), first=self._nowhere)
+
+    @torch.inference_mode()
+    def propose(self, batch: Batch) -> DraftTree:
+        drafted, found = self.ask(1, batch), self.ask(0, batch)
+        self._width = drafted.width
+        if found.width == 1:
+            return drafted
+        if drafted.width == 1 and drafted.draft_probs is None:
+            return found
+        return merged(drafted, found)
+
+
+def _turned(outcome: Outcome, drafted: int) -> Outcome:
+    """Returns what a round said of its nodes with the first ``drafted`` ones behind the root moved to the end."""
+    nodes, valid, said = outcome.node_tokens, outcome.node_valid, outcome.top_tokens
+    if nodes is None or valid is None or said is None:
+        return outcome
+
+    def turned(each: Tensor) -> Tensor:  # without an index, which would be a copy to the device
+        return torch.cat([each[:, :1], each[:, 1 + drafted :], each[:, 1 : 1 + drafted]], dim=1)
+
+    return replace(outcome, node_tokens=turned(nodes), node_valid=turned(valid), top_tokens=turned(said))
+
+
+def merged(first: DraftTree, second: DraftTree) -> DraftTree:
+    """Returns the nodes of two batches of trees in one batch, the first's under their own numbers.
+
+    The nodes ``5 7`` of a first tree, in line below the root 4, and the nodes ``5 8`` and ``6`` of a second become::
+
+        tokens   4 5 7 5 8 6
+        parents -1 0 1 0 1 0
+        valid    1 1 1 0 1 1
+
+    Node 3 would repeat node 1, so it is invalid, and node 4, which followed it, goes on behind node 1.
+
+    The first's nodes come first among siblings, and all of the second's are ``DETERMINISTIC``.
+    """
+    place, repeats = _places(first, second)
+    parents = place.gather(1, second.parents[:, 1:])
+    width = first.width
+    law = torch.cat([first.law, second.law[:, 1:]], dim=1)
+    q = first.draft_probs
+    return DraftTree.build(
+        torch.cat([first.tokens, second.tokens[:, 1:]], dim=1),
+        torch.cat([first.parents, parents], dim=1),
+        valid=torch.cat([first.valid, second.valid[:, 1:] & ~repeats], dim=1),
+        sampling=DraftSampling.DETERMINISTIC if first.only_law is DraftSampling.DETERMINISTIC else law,
+        # The look-up's nodes have no drawn children, and nobody reads their q.
+        draft_probs=None if q is None else torch.nn.functional.pad(q, (0, 0, 0, second.width - 1)),
+        max_depth=max(first.max_depth, second.max_depth),
+        max_children=min(first.max_children + second.max_children, width + second.width - 2),
+    )
+
+
+def _places(first: DraftTree, second: DraftTree) -> tuple[Int[Tensor, "batch node"], Bool[Tensor, "batch drafted"]]:
+    """Returns behind which node of the merged tree the children of each node of the second tree go, root included."""
+    batch = len(first.tokens)
+    place = torch.arange(first.width - 1, first.width + second.width - 1, device=first.tokens.device)
+    place = place.repeat(batch, 1)
+    place[:, 0].fill_(0)
+    repeats = torch.zeros_like(second.valid)
+    above = second.parents.clamp(min=0)
+    same = (second.tokens[:, :, None] == first.tokens[:, None, :]) & first.valid[:, None] & second.valid[:, :, None]
+    same[:, :, 0].fill_(False)
+    for depth in range(1, min(first.max_depth, second.max_depth) + 1):
+        under = first.parents[:, None, :] == place.gather(1, above)[:, :, None]
+        twin = same & under & (second.depth == depth)[:, :, None]
+        found, node = twin.max(dim=-1)
+        place = node.where(found, place)
+        repeats |= found
+    return place, repeats[:, 1:]

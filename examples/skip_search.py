@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from drafters.layers import Absent, layers_of, parts_of, returned_by
+from drafters.itself import Absent, layers_of, parts_of, returned_by
 from drafters.own_model import twin_of
 from specdec import Engine, SamplingParams, Target
 from specdec.acceptance import parts_of as parts_of_batch

@@ -14,19 +14,16 @@ from tokenizers.models import BPE
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drafters import BlockDrafter, BlockHead, EagleDrafter, MTPDrafter, PARDDrafter, SamDrafter, SelfDrafter, UnoDrafter
-from drafters.choice import ChoiceDrafter
-from drafters.combined import AdaptiveDrafter
+from drafters.combined import AdaptiveDrafter, ChoiceDrafter, MergedDrafter
 from drafters.corpus import Corpus
 from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
-from drafters.heads.prefix import PrefixAttention
-from drafters.hydra import HydraDrafter, HydraHeads
+from drafters.hydra import HydraDrafter, HydraHeads, PrefixAttention
 from drafters.lookahead import LookaheadDrafter
 from drafters.lora import Lora
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
-from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.other_vocabulary import SLEMDrafter, TLIDrafter

@@ -106,6 +106,8 @@ class MarkovHead(PlaceHead):
     def __init__(self, config: BlockConfig):
         super().__init__()
         kind, rank, width = config.markov_head_type, config.markov_rank, config.hidden_size
+        if kind not in KINDS:
+            raise ValueError(f"markov_head_type={kind!r}: give {', '.join(KINDS)}")
         self.kind, self.reads_hidden, self.state_width = kind, kind != "vanilla", rank if kind == "rnn" else 0
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.columns, bias=False)

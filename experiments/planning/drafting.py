@@ -249,7 +249,7 @@ def _class(options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _kept(layers: tuple[Layer, ...], skip: Any) -> tuple[tuple[Layer, ...], bool]:
-    """The layers that stay where some of them, or of their parts, are left out (``drafters.layers``).
+    """The layers that stay where some of them, or of their parts, are left out (``drafters.itself``).
 
     Of a search that has yet to be made all of them. The second result is whether these are the first ones as they are.
     """

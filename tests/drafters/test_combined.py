@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, SuffixDrafter
-from drafters.choice import ChoiceDrafter, ChoiceSession
-from drafters.combined import CombinedDrafter
-from drafters.merged import MergedDrafter, merged
+from drafters.combined import ChoiceDrafter, ChoiceSession, CombinedDrafter, MergedDrafter, merged
 from specdec import Batch, Drafter, DraftTree, Engine, SamplingParams, Session, Sizes, Target, TreeShape
 from specdec.checks.drafter import check_drafter
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts

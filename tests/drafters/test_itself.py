@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from drafters.itself import SelfDrafter
-from drafters.layers import leave_out, parts_of
+from drafters.itself import SelfDrafter, leave_out, parts_of
 from drafters.own_model import twin_of
 from experiments.measuring.meters import held_by
 from specdec import Engine, Paging, SamplingParams, Target

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from drafters.combined import _turned
 from drafters.lookahead import LookaheadDrafter, _Request
-from drafters.merged import _turned
 from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
 from tests.forwards import outcome_of

@@ -46,7 +46,7 @@ HEADS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
     ),
     "domino": (["head.block_size=3", "head.config.gru_hidden_dim=8", "head.config.emb_dim=8"], BlockDrafter, {}),
     "xpress": (["head.block_size=4", "head.config.xpress_rank=8"], BlockDrafter, {}),
-    "dspark": (["head.block_size=3", "head.markov_rank=8"], BlockDrafter, {}),
+    "dspark": (["head.block_size=3", "head.config.markov_rank=8"], BlockDrafter, {}),
 }
 """The overrides of its training, its drafter, and how that is loaded."""
 

@@ -193,9 +193,15 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
 
 
 BLOCKS: dict[str, dict] = {
-    "dflash_causal": {"block_size": 5, "causal": True, "draft_vocabulary": 40},
-    "dspark": {"block_size": 4, "shifted": True, "markov_rank": 6, "confidence": True},
-    "dflash_mixed": {"block_size": 5, "sliding_window": 3, "causal_in_windows": True},
+    "dflash_causal": {"block_size": 5, "draft_vocabulary": 40, "config": {"causal": True}},
+    "dspark": {"block_size": 4, "shifted": True, "config": {"markov_rank": 6, "confidence": True}},
+    "dflash_mixed": {
+        "block_size": 5,
+        "config": {
+            "layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 3,
+            "causal_in_windows": True,
+        },
+    },
     "dflash2": {
         "block_size": 5, "base_weight": 1.0,
         "config": {"selector_rank": 6, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 8},
@@ -208,8 +214,8 @@ BLOCKS: dict[str, dict] = {
         "config": {"gru_hidden_dim": 6, "emb_dim": 5, "pure_draft_prefix_len": 1},
     },
     "domino_in_place": {"block_size": 5, "base_until": 0.5, "config": {"gru_hidden_dim": 6, "emb_dim": 5}},
-    "dspark_rnn": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "rnn"},
-    "dspark_gated": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "gated"},
+    "dspark_rnn": {"block_size": 4, "shifted": True, "config": {"markov_rank": 6, "markov_head_type": "rnn"}},
+    "dspark_gated": {"block_size": 4, "shifted": True, "config": {"markov_rank": 6, "markov_head_type": "gated"}},
 }  # fmt: skip
 
 
