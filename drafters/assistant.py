@@ -1,9 +1,8 @@
 """Gemma-4's assistants: small models whose attention reads the target's keys and values, and which store none.
 
-A step reads the target's embedding of a token and the state before it (the target's last one, and then the assistant's
-own), and gives the next token's logits and a state. All steps of a round stand at the root's position, and see the
-committed ones, in the last layer of each kind (full, sliding) that stores keys and values. The layout, and the
-reference that is followed, are transformers' ``Gemma4AssistantForCausalLM`` and
+A step reads the target's embedding of a token and the state before it, and gives the next token's logits and a state.
+All steps of a round stand at the root's position, and see the committed ones, in the last layer of each kind (full,
+sliding) that stores keys and values, as in transformers' ``Gemma4AssistantForCausalLM`` and
 ``SinglePositionMultiTokenCandidateGenerator``.
 """
 
@@ -45,12 +44,7 @@ TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class AssistantDrafter(OwnModelDrafter):
-    """Drafts with an assistant of a Gemma-4 target, level by level down a tree.
-
-    Args:
-        assistant: A ``Gemma4AssistantForCausalLM``, or its twin for unified models. ``bind`` does not change it.
-        shape: What ``TreeShape.of`` takes, or a tree builder.
-    """
+    """Drafts with an assistant of a Gemma-4 target, or its twin for unified models, level by level down a tree."""
 
     runs = "head"
 

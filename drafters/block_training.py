@@ -55,7 +55,6 @@ class TrainedBlock(TrainedHead):
 
     title = "block drafter's head"
     head: BlockHead
-    _borrowed: tuple[Any, Any]
 
     def __init__(
         self,

@@ -271,11 +271,10 @@ class MergedDrafter(CombinedDrafter):
     """Drafts the nodes of a model and those of a look-up in one tree.
 
     Among the children of a node the model's come first, in the order in which they were drawn, and the look-up's
-    follow: a rule then tries the drawn tokens against the whole of p, which accepts most (Hu et al. 2025, arXiv
-    2502.18779, for one drawn token among chosen ones). Every node keeps its own law. Where a node of the model and one
-    of the look-up have the same token and parent, the look-up's is left out, and what it drafts behind it goes on
-    behind the model's. That is exact: whether a later sibling or a deeper node is there may depend on what was drawn
-    before it. To leave out the drawn node instead would not be.
+    follow: a rule then tries the drawn tokens against the whole of p (Hu et al. 2025, arXiv 2502.18779). Where a node
+    of the model and one of the look-up have the same token and parent, the look-up's is left out, and what it drafts
+    behind it goes on behind the model's. That is exact, as a later sibling or a deeper node may depend on what was
+    drawn before it. To leave out the drawn node instead would not be.
     """
 
     def __init__(self, lookup: Drafter, model: Drafter):

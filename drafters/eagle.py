@@ -56,12 +56,7 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts with an EAGLE head.
-
-    Args:
-        shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
-        hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
-    """
+    """Drafts with an EAGLE head: by default EAGLE-2's tree of 59 nodes."""
 
     usual: ClassVar = {"family": "eagle"}
     public = (
@@ -69,7 +64,6 @@ class EagleDrafter(FeatureDrafter):
             name="eagle",
             title="an EAGLE-1 head",
             formats=("native", "sglang"),
-            why_not={"speculators": "speculators has no layout for it"},
             holds=lambda names, config: (
                 has(names, "fc.weight")
                 and not has(names, "hidden_norm.", "midlayer.hidden")
@@ -121,14 +115,9 @@ class EagleDrafter(FeatureDrafter):
 
 
 class NewEagle3(TypedDict, total=False):
-    """The head that a training begins with.
+    """The head that a training begins with: one to go on from (``name``), or new weights, which the others describe.
 
-    Attributes:
-        name: A head to go on from; None for new weights, which the others describe.
-        hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
-        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        layers: Decoder layers; 1 by default.
-        intermediate_size: Width of their MLPs; None for the target's.
+    It can draft the ``draft_vocabulary`` most frequent supervised tokens, by default all.
     """
 
     name: str | None
@@ -175,12 +164,7 @@ def eagle3_for(
     kind: type[Eagle3Head] = Eagle3Head,
     **options: Any,
 ) -> Any:
-    """Returns a head to train, of a class of ``Eagle3Head``.
-
-    Args:
-        draft_ids: The target's ids that it is to draft; None for all.
-        **options: Of ``Eagle3Head.for_target``, for new weights.
-    """
+    """Returns a head to train, of a class of ``Eagle3Head``; ``options`` of its ``for_target`` are for new weights."""
     name, layers = given.get("name"), layers_given(given.get("hidden_layers"))
     if name is not None:
         head = load_eagle(name, kind=kind, hidden_layers=layers)

@@ -323,10 +323,8 @@ class HydraDrafter(LastStateDrafter):
 class TrainedHydra(TrainedHeads):
     """Every head also reads the text's tokens from the root on. The other arguments: see ``TrainedHeads``.
 
-    Args:
-        prefix_attention: Whether new heads are Hydra++'s, which read what a decoder layer makes of the target's states.
-        intermediate_size: Width of this layer's MLP; None for the target's.
-        dropout: Hydra++'s dropout before every linear layer of a head.
+    With ``prefix_attention`` new heads are Hydra++'s; ``intermediate_size`` is of that layer, and ``dropout`` stands
+    before every linear layer of a head.
     """
 
     title, made = "Hydra heads", HydraDrafter

@@ -39,9 +39,7 @@ class SelfDrafter(CausalDrafter):
     Args:
         skip: The layers and parts of layers that are left out: ``[4, 2.mlp, 8-31]``; layers are counted from 0. Or a
             JSON file with such a list under ``skip``. None for none.
-        shape: What ``TreeShape.of`` takes, or a tree builder.
         quantization: The name of a quantization (``specdec.quantization``); None for the target's own weights.
-        quantization_check: Refuse a scheme that is not faster than full precision on the target's device.
     """
 
     runs = "target"

@@ -33,10 +33,7 @@ class LookaheadDrafter(Drafter):
     Its nodes are never accepted (they are not valid). A window begins with tokens of the prompt, in an order that looks
     random, and fills up in the first ``ngram - 2`` rounds. Where the output ends too soon for it, it is left out.
 
-    Args:
-        ngram: Tokens of an n-gram, the root included.
-        guesses: N-grams with the same first token that are remembered and drafted; the oldest is forgotten.
-        from_prompt: Whether n-grams of the prompt and the output go to the pool, too.
+    The pool remembers ``guesses`` n-grams with the same first token; ``from_prompt`` puts the text's there, too.
     """
 
     runs = "nothing"

@@ -89,13 +89,7 @@ def write_adapter(folder: Path, adapter: Matrices, *, base: str) -> None:
 
 
 class TrainedLora(TrainedLM):
-    """An adapter of a small model, whose own weights stay as they are.
-
-    Args:
-        name: The model: a folder, or a name on the hub.
-        rank: The rank of the adapter's matrices.
-        layers: The names that the adapted linear layers end with.
-    """
+    """An adapter of a small model, of linear layers whose names end so; the model's own weights stay as they are."""
 
     title = "adapter of a causal LM (LoRA)"
     head: Lora

@@ -122,10 +122,8 @@ class MarginalDrafter(ScoredDrafter):
         shape: A tree builder, or what ``TreeShape.of`` takes. None is Medusa's.
         samples: Continuations per round. All of them together may have 4,096 tokens.
         knows_root: Whether the root is known.
-        text_temperature: The temperature of the text whose marginals are drafted: of the continuations, and of the
-            averaged distributions. At 0 there is one continuation, of the most probable tokens, and the laws are
-            those behind it at temperature 1.
-        optimize: See ``ModelRunner``; for these forwards of the target.
+        text_temperature: Of the continuations, and of the averaged distributions. At 0 there is one continuation, of
+            the most probable tokens, and the laws are those behind it at temperature 1.
     """
 
     def __init__(

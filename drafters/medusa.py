@@ -271,7 +271,6 @@ class MedusaDrafter(LastStateDrafter):
             name="medusa",
             title="Medusa heads",
             formats=("native",),
-            why_not={"speculators": "speculators has no layout for them", "sglang": "SGLang does not serve them"},
             files=FILES,
             holds=lambda names, config: has(names, *_PREFIXES, "blocks.0.layers."),
             read=lambda path, target, **given: MedusaHeads.from_pretrained(path, **given),

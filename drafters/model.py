@@ -55,9 +55,6 @@ class LoadedModel(ModelFiles, Settings, total=False):
     """``ModelFiles``, and ``Settings``."""
 
 
-NO_LAYOUT = "speculators has no layout for it, and vLLM serves its own folder"
-
-
 def is_model(names: Sequence[str], config: Mapping[str, Any]) -> bool:
     """Whether files hold a model of transformers and no head. An MTP module may stand in a model's files, too."""
     embeds = has(names, "embed_tokens.", "transformer.wte.", "wte.", "embed_in.")
@@ -79,13 +76,10 @@ MODEL: dict[str, Any] = {
 
 
 class ModelDrafter(CausalDrafter):
-    """Drafts with a model of the target's vocabulary.
+    """Drafts with a model of the target's vocabulary, on the target's device.
 
-    Args:
-        model: The drafting model, on the target's device. Logits wider or narrower than the target's (padded
-            vocabularies) are cut or filled up with zero probability.
-        shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder.
-        tokenizer: The model's tokenizer, to check its vocabulary against the target's.
+    Logits wider or narrower than the target's (padded vocabularies) are cut or filled up with zero probability. With a
+    tokenizer, its vocabulary is checked against the target's.
     """
 
     runs = "model"
@@ -94,7 +88,6 @@ class ModelDrafter(CausalDrafter):
             name="lm",
             title="a small causal LM",
             formats=("native", "sglang"),
-            why_not={"speculators": NO_LAYOUT},
             holds=lambda names, config: is_model(names, config) and mask_of("it", config) is None,
             serves={"vLLM": {"method": "draft_model"}, "SGLang": {"algorithm": "STANDALONE"}},
             tokens=lambda model: 4,

@@ -23,12 +23,7 @@ Load = Callable[[PreTrainedModel], MTPHead]
 
 
 class MTPDrafter(FeatureDrafter):
-    """Drafts with one module, which reads its own output for the second token and those after it.
-
-    Args:
-        head: The module, or what loads it when the target is known (``from_pretrained``).
-        shape: A tree builder, or what ``TreeShape.of`` takes. Modules are trained to look one or a few tokens ahead.
-    """
+    """Drafts with one module (or what loads it), which reads its own output for the second token and those after it."""
 
     usual: ClassVar = {"family": "mtp"}
     public = (
@@ -36,7 +31,6 @@ class MTPDrafter(FeatureDrafter):
             name="mtp",
             title="an MTP module",
             formats=("native", "speculators"),
-            why_not={"sglang": "SGLang reads modules from the target's own folder only"},
             holds=holds_module,
             read=lambda path, target, *, dtype: load_mtp(path, target=model_like(path, target), dtype=dtype),
             write=save_mtp,
@@ -67,13 +61,9 @@ class MTPDrafter(FeatureDrafter):
         hidden_state: str = "auto",
         **options: Unpack[Loaded],
     ) -> "MTPDrafter":
-        """Take the module from files. They are read by ``bind``, because a module is made like the target's layers.
+        """Take the module from files (None: the target's own), which ``bind`` reads: it is like the target's layers.
 
-        The other arguments are those of ``load_mtp`` and of the class. The wrong ``hidden_state`` costs acceptance and
-        nothing else, so try both.
-
-        Args:
-            path: A folder or a name on the hub; None for the target's own checkpoint.
+        The wrong ``hidden_state`` (``load_mtp``) costs acceptance and nothing else, so try both.
         """
         given = {"module": whole("module", module, least=0), "hidden_state": hidden_state}
         check_layout(hidden_state, HIDDEN, "hidden_state")
@@ -100,14 +90,8 @@ class MTPDrafter(FeatureDrafter):
 class TrainedMTP(TrainedFeatureHead):
     """A module: new, or a checkpoint's own, trained further (FastMTP, arXiv 2509.18362).
 
-    Its later steps are those of EAGLE's training-time test, which is what the engine runs: a module reads its own
-    output, and the keys that it has written for the draft so far.
-
-    Args:
-        name: A module to go on from (a folder or a name on the hub; it may be the target's own); None for new weights.
-        module: Which of the checkpoint's modules, from 0.
-        depths: How many tokens a draft has.
-        hidden_state: As for ``load_mtp``; ``"auto"`` is after the norm for new weights.
+    Its later steps are those of EAGLE's training-time test, which is what the engine runs. ``name`` may be the target's
+    own folder, of which it takes one ``module``; None is for new weights.
     """
 
     title = "MTP module"

@@ -19,17 +19,14 @@ from specdec.types import DraftSampling
 class NGramDrafter(StatelessDrafter):
     """Copies what followed earlier occurrences of the sequence's last tokens.
 
-    A *match* is an earlier position at which the last ``n`` tokens of the sequence (prompt and output, root
-    included) end too, with ``n`` from ``max_ngram`` down to ``min_ngram``; it may overlap them. Matches of more
-    tokens come first, then more recent ones. What follows a match is its continuation, which ends at
-    ``max_draft_tokens`` or with the sequence. The best match's continuation is the first branch; the best one that
-    is not covered by the branches so far (that is, the beginning of one of them) is the next, up to ``branches``.
-    Where a continuation ends with the sequence and others begin with it, the longest of these (the best among
-    equals) takes its place, so that text in a loop is not drafted one period at a time. Branches share the nodes of
-    their common beginnings.
+    A *match* is an earlier position at which the last ``n`` tokens of the sequence end too, with ``n`` from
+    ``max_ngram`` down to ``min_ngram``; matches of more tokens come first, then more recent ones. What follows it is
+    its continuation, which ends at ``max_draft_tokens`` or with the sequence. The best match's continuation is the
+    first branch; the best one that is not the beginning of a branch so far is the next, up to ``branches``. Where a
+    continuation ends with the sequence and others begin with it, the longest of these takes its place, so that text in
+    a loop is not drafted one period at a time. Branches share the nodes of their common beginnings.
 
-    For every ``n``, only the ``max_draft_tokens + 8`` most recent matches are looked at: this bounds the work, and
-    cannot change which one is the best. All work is on the host, in numpy, over all rows at once.
+    For every ``n``, only the ``max_draft_tokens + 8`` most recent matches are looked at, which bounds the work.
     """
 
     runs = "nothing"

@@ -12,7 +12,7 @@ from drafters.heads.assemble import mask_of
 from drafters.heads.files import Public
 from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive, frozen_copy
-from drafters.model import MODEL, NO_LAYOUT, ModelDrafter, ModelFiles, TrainedLM, is_model
+from drafters.model import MODEL, ModelDrafter, ModelFiles, TrainedLM, is_model
 from drafters.own_model import Options, Settings
 from specdec.arguments import whole
 from specdec.drafting.builders import AnyTree
@@ -35,11 +35,8 @@ class PARDDrafter(ModelDrafter):
     """Drafts with one forward of a small model, over what became final, the root, and a mask for every other depth.
 
     The depths know nothing of each other's tokens, so that a level of a tree has the same tokens below every node. A
-    chain whose tokens are drawn depth by depth follows q exactly.
-
-    Args:
-        shape: What ``TreeShape.of`` takes, or a tree builder. ``ExpansionTree(nodes, depth, width=nodes)`` is DDTree's.
-        mask_token_id: The token of masks, in place of the one that the model's configuration names.
+    chain whose tokens are drawn depth by depth follows q exactly. ``mask_token_id`` takes the place of the one that the
+    model's configuration names.
     """
 
     at_once = True
@@ -48,7 +45,6 @@ class PARDDrafter(ModelDrafter):
             name="pard",
             title="a small causal LM that fills masks (PARD)",
             formats=("native",),
-            why_not={"speculators": NO_LAYOUT, "sglang": "SGLang has no models that fill masks"},
             holds=lambda names, config: is_model(names, config) and mask_of("it", config) is not None,
             tokens=lambda model: TOKENS,
             serves={"vLLM": {"method": "draft_model", "parallel_drafting": True}},

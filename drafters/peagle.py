@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from drafters.eagle import DECIDES_3, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
@@ -76,13 +76,8 @@ class PEagleHead(Eagle3Head):
 class PEagleDrafter(FeatureDrafter):
     """Drafts with a P-EAGLE head: one forward over what became final and a mask for every depth but the first.
 
-    The depths know nothing of each other's tokens, so that a level of a tree has the same tokens below every node. A
-    chain whose tokens are drawn depth by depth follows q exactly.
-
-    Args:
-        shape: A tree builder, or what ``TreeShape.of`` takes; None for a chain of as many tokens as the head's files
-            say, else 5. With ``ExpansionTree(nodes, depth, width=nodes)`` the tree is DDTree's.
-        hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
+    As with ``PARDDrafter``, depths know nothing of each other's tokens. ``shape`` None is a chain of as many tokens as
+    the head's files say, else 5.
     """
 
     at_once = True
@@ -92,7 +87,6 @@ class PEagleDrafter(FeatureDrafter):
             name="peagle",
             title="a P-EAGLE head",
             formats=("native", "speculators"),
-            why_not={"sglang": "SGLang has no heads that fill masks"},
             holds=partial(fuses_pairs, masks=True),
             read=lambda path, target, **given: load_eagle(path, kind=PEagleHead, **given),
             tokens=lambda head: head.tokens or TOKENS,
@@ -146,17 +140,12 @@ class PEagleDrafter(FeatureDrafter):
 class TrainedPEagle(FillsMasks):
     """P-EAGLE's head: all depths are trained in one forward, over masks that are fewer from depth to depth.
 
-    The other arguments are those of ``NewEagle3``, with four layers by default.
-
-    Args:
-        depths: Tokens of a draft.
-        mask_token_id: The token of masks; None for the target's last id.
-        trains_embeddings: Whether the head has embeddings of its own, which begin as the target's.
+    The other arguments are those of ``NewEagle3``, with four layers by default. The mask token is by default the
+    target's last id. With ``trains_embeddings`` the head has some of its own, which begin as the target's.
     """
 
     title, before = "P-EAGLE head", 1
     head: PEagleHead
-    _borrowed: tuple[Any, Any]
 
     def __init__(
         self,
@@ -197,11 +186,6 @@ class TrainedPEagle(FillsMasks):
             position_ids=masked.positions,
         )
         return masked.prediction(output.last_hidden_state)
-
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
-        return self._borrowed[1](states).float()
 
     def drafter(self) -> Drafter:
         return PEagleDrafter(frozen_copy(self.head), self.depths, optimize=False)

@@ -51,8 +51,7 @@ class TokenRecyclingDrafter(Drafter):
     every request has a table of its own as well, and takes from the shared one only the successors of tokens that it
     has not seen itself. With one request at a time both tables would say the same, so there is one.
 
-    All work is on the device. A table takes 4 bytes per token of the vocabulary and rank, for every slot and for the
-    shared one: with 128,000 tokens 2 MB for ``"small"``, 4 MB for ``"paper"``.
+    A table takes 4 bytes per token of the vocabulary and rank: with 128,000 tokens 2 MB for ``"small"``.
 
     Args:
         shape: ``"small"`` (21 nodes), ``"paper"`` (80 nodes), or what ``TreeShape.of`` takes.

@@ -25,10 +25,7 @@ class RecurrentHead(Heads):
     ``rnn`` it is their sum. The logits are an output layer's after residual blocks over both states side by side
     (section 3.1). Modules have the names of the published code (apple/ml-recurrent-drafter).
 
-    Args:
-        rnn: Whether the state is a recurrent network's.
-        exit_size: Width of the residual blocks; None for twice the target's, which needs no projection.
-        sizes: See ``Heads``; ``num_layers`` counts residual blocks.
+    Residual blocks are ``exit_size`` wide, by default twice the target's, which needs no projection.
     """
 
     least_layers = 0

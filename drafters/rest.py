@@ -19,16 +19,14 @@ from specdec.types import DraftSampling
 class RestDrafter(RatedDrafter):
     """Drafts what has followed the sequence's last tokens in a corpus most often.
 
-    The longest end of the sequence that occurs in the corpus is its *match*. All that follows it there, up to
-    ``max_depth`` tokens and to the end of the document, is merged into a tree; every node has the number of places at
-    which the path to it follows. The nodes of the largest numbers are drafted, of equals the shorter paths, then those
-    of smaller tokens. Their shares of all places add up to how many tokens would be accepted on average if the text
-    went on as the corpus does (``Draft.score``).
+    The longest end of the sequence that occurs in the corpus is its *match*, of ``min_match`` to ``max_match`` tokens.
+    All that follows it there, up to ``max_depth`` tokens and to the end of the document, is merged into a tree; every
+    node has the number of places at which the path to it follows. The nodes of the largest numbers are drafted, of
+    equals the shorter paths, then those of smaller tokens. Their shares of all places add up to how many tokens would
+    be accepted on average if the text went on as the corpus does (``Draft.score``).
 
     Args:
         corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``.
-        max_match: Tokens of the longest match that is looked for.
-        min_match: Tokens of the shortest.
         hits: Places whose continuations are read, at most; of more, those at equal distances in the suffix array. The
             authors' code takes the first ones, which begin with the smallest tokens.
     """

@@ -1,11 +1,9 @@
 """Staged drafts: a drafting model that is itself accelerated by a cheaper drafter, in any number of stages.
 
 Staged speculative decoding (Spector & Ré 2023, arXiv 2308.04623) with n-grams before a small model, polybasic decoding
-(arXiv 2510.26527) with several models. The model's chain is drawn by rounds of its own: the cheaper drafter drafts, the
-model verifies, and an exact rule accepts. So the chain is a draw from the model, whatever was accepted on the way.
-
-Nothing is taken back. All tokens of a chain stand in line behind the committed ones, in every stage's cache, and a
-token that was not accepted is written over by the one in its place. How far each cache is right is a number per row.
+(arXiv 2510.26527) with several models. The model's chain is drawn by rounds of its own, with an exact rule, so it is a
+draw from the model. All tokens of a chain stand in line behind the committed ones, in every stage's cache, and one that
+was not accepted is written over by the one in its place. How far each cache is right is a number per row.
 """
 
 import copy

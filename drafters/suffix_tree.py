@@ -119,9 +119,8 @@ class Level:
     """The siblings that have one count, which stand in line; ``first`` is the first of them.
 
     The order is that of the authors' code (github.com/snowflakedb/ArcticInference, ``suffix_tree.cc``), so that the
-    same one of equally frequent tokens is drafted. A new child stands last: of children that occurred once, the one
-    that was first stays first. A child that occurs again steps in front of all that it had been equal to, and behind
-    those that have its new count already. The first of its level, which they stand next to, steps in front of these.
+    same one of equally frequent tokens is drafted. A new child stands last. A child that occurs again steps in front of
+    all that it had been equal to, and behind those that have its new count already; the first of its level in front.
     """
 
     __slots__ = ("first",)

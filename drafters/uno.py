@@ -1,9 +1,8 @@
 """Uno: the target drafts for itself, through a LoRA adapter over noise (Sahoo et al. 2026, arXiv 2609.04010).
 
 A forward holds what became final and the root, which go through the base weights, and a token of noise for every other
-depth, which goes through the adapter and predicts the token behind its place. The depths know nothing of each other's
-tokens. Verification is by the base weights alone. The noise depends on the request and the round, and on nothing else
-in the batch.
+depth, which goes through the adapter and predicts the token behind its place. The noise depends on the request and the
+round, and on nothing else in the batch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -110,13 +109,7 @@ def _folder(given: Path) -> str:
 
 
 class TrainedUno(FillsMasks):
-    """An adapter of the target that learns to fill places of noise; the first place is the target's own.
-
-    Args:
-        depths: Tokens of a draft.
-        rank: The rank of its matrices.
-        layers: The names that the linear layers end with.
-    """
+    """An adapter, of linear layers whose names end so, that learns to fill places of noise behind the first."""
 
     title = "adapter (Uno)"
     head: Lora

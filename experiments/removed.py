@@ -28,6 +28,8 @@ OPTIONS = {
     "load policy=margin_replay": "give policy=cost_aware",
     "load policy=off_above": "give policy=table, with 0 for many rows",
     "run policy=off_above": "give policy=table, with 0 for many rows",
+    "load policy=tiers": "give policy=cost_aware, or policy=additive",
+    "run policy=tiers": "give policy=cost_aware, or policy=additive",
     "run policy=margin": "give policy=cost_aware_nodes",
     "run drafter.search": "python examples/skip_search.py TARGET skip.json searches, for drafter.skip=skip.json",
     "run drafter.any_target": "leave it out: a head is refused only where its sizes do not fit",

@@ -52,7 +52,6 @@ CROSSED: dict[str, dict[str, Any]] = {
     "additive": {"start": 1, "up": 1},
     "random": {"seed": 3},
     "table": {"table": [[1, 1, 2], [2, 2, 1], [3, 3, 0]]},
-    "tiers": {"tiers": [[1, [0, 2]], [2, [1, 2]], [3, [1, 3]]], "weight": 0.9, "warm_up": 0, "every": 1},
     "cost_aware": {"costs": PADDED, "prior": 0.5, "explore": 3, "memory": 3},
     "confidence": {"threshold": 0.02},
     "cost_aware_nodes": {"costs": BY_NODES, "explore": 3},

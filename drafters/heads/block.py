@@ -2,9 +2,7 @@
 
 It reads the target through injected keys and values: some of the target's hidden states at every committed position,
 made into one feature per position, become keys and values of *every* layer (DFlash, arXiv 2602.06036). A further part
-may make a place depend on the tokens drawn before it: DSpark's Markov head (arXiv 2607.05147), DFlash 2's selector
-among candidates, Domino's recurrent network, xPress's refiner. DSpark also has a confidence head, and DFlash 2
-convolutions along the block.
+(``block_parts``) may make a place depend on the tokens drawn before it.
 """
 
 from typing import Any
@@ -147,14 +145,8 @@ class BlockHead(DraftHead):
     ) -> "BlockHead":
         """Returns a head with random weights, of a target's widths, in float32 on the CPU.
 
-        Args:
-            layers: The number of the head's layers.
-            block_size: Places of a block.
-            mask_token_id: The mask token; None for the last id.
-            hidden_layers: What to read of the target; None for ``layers`` of them, spread evenly, or for all between
-                the target's layers if it has few.
-            draft_ids: The target's ids that the head may draft, ascending; None for all.
-            **settings: Further fields of ``BlockConfig``.
+        By default the mask token is the last id, and of the hidden states as many as ``layers`` are read, spread
+        evenly, or all between the target's layers if it has few. ``settings`` are further fields of ``BlockConfig``.
         """
         text: Any = target.config.get_text_config(decoder=True)
         vocab = target.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
@@ -199,13 +191,7 @@ class BlockHead(DraftHead):
     ) -> CausalLMOutputWithPast:
         """Reads context if ``features`` are given, and otherwise runs places; arguments as of transformers' models.
 
-        Args:
-            features: The target's hidden states at committed positions, side by side in the order of
-                ``hidden_layers``.
-
-        Returns:
-            For places their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but
-            the cache.
+        Features are the target's hidden states side by side. Logits of places are without a Markov head's part.
         """
         given = features if features is not None else inputs_embeds if input_ids is None else input_ids
         assert given is not None, "give features, tokens or embeddings"

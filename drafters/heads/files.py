@@ -201,7 +201,7 @@ class Public:
     """A kind of trained drafter as others publish and serve it.
 
     Attributes:
-        formats: Layouts that it is written in, out of native, speculators and sglang; ``why_not`` in the others.
+        formats: Layouts that it is written in, out of native, speculators and sglang.
         holds: Whether files hold one, by the names of their tensors, without ``model.``, and their ``config.json``.
         read: Loads its module by its files' place, the target's configuration (None if unknown), and what it ``takes``.
         write: Writes its module to a folder for a target's configuration, with ``layout`` and ``served``; returns the
@@ -223,7 +223,6 @@ class Public:
     write: Callable[..., object]
     tokens: Callable[[Any], int]
     decides: tuple[str, ...]
-    why_not: Mapping[str, str] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
     serves: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bounded: bool = False

@@ -159,10 +159,7 @@ class PathScorer(LastStateScorer):
     def step(self, hidden: Tensor, embeds: Tensor, above: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Return the logits of some nodes' children, and what is known of the nodes' paths.
 
-        Args:
-            hidden: Each row's newest state, ``[batch, 1, hidden]``.
-            embeds: The nodes' embeddings, ``[batch, node, hidden]``.
-            above: What is known of the paths of their parents; zeros above a root.
+        ``hidden`` is each row's newest state, ``above`` what is known of their parents' paths; zeros above a root.
         """
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:

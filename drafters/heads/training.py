@@ -213,6 +213,7 @@ class TrainedHead(nn.Module, ABC):
     draft_columns: int | None = None
     confidence_weight: float = 0.0
     head: Any
+    _borrowed: tuple[Any, Any]  # what a head's own or the target's embeddings and output layer are (``borrowed``)
 
     def __init__(self, depths: int):
         super().__init__()
@@ -237,11 +238,11 @@ class TrainedHead(nn.Module, ABC):
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """The head's states for drafts at the anchors, given the text's own tokens above each depth."""
 
-    @abstractmethod
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
         """Logits of some places of one depth, from 1, by their ``Prediction.states`` and the text's tokens before."""
+        return self._borrowed[1](states).float()
 
     @abstractmethod
     def drafter(self) -> Drafter:

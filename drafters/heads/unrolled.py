@@ -1,9 +1,8 @@
 """The common part of EAGLE-3 and MTP as trained heads: pairs of a state and a token, and outputs that are fed back.
 
-The training-time test trains a head that reads its own outputs on them (EAGLE-3, arXiv 2503.01840, section 3.2).
-A draft's step i reads the head's own output of step i − 1 in place of the target's state. All drafts of a row are run
-together: step i of the draft at position t is row t of the i-th forward. It sees what the engine's cache would hold for
-it: the true pairs up to t (step 0's keys, causal), and its own pairs of steps 1 … i, each of which is one key.
+The training-time test (EAGLE-3, arXiv 2503.01840, section 3.2): a draft's step i reads the head's own output of step
+i − 1 in place of the target's state. Step i of the draft at position t is row t of the i-th forward. It sees the true
+pairs up to t (step 0's keys, causal), and its own pairs of steps 1 … i, each of which is one key.
 """
 
 from abc import abstractmethod
@@ -37,7 +36,6 @@ class TrainedFeatureHead(TrainedHead):
     """A ``FeatureHead``, trained with the training-time test of ``depths`` steps."""
 
     head: FeatureHead
-    _borrowed: tuple[Any, Any]
 
     @abstractmethod
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
@@ -54,11 +52,6 @@ class TrainedFeatureHead(TrainedHead):
         features = self.fused([states.hidden[layer].to(self.head.dtype) for layer in self.hidden_layers])
         steps = unrolled(self.head, self._borrowed[0], features, batch, self.depths)
         return Prediction([normed.flatten(0, 1)[anchors.index - 1] for normed in steps])
-
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
-        return self._borrowed[1](states).float()
 
     def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
         return self.head.fuse(states)

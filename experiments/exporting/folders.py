@@ -60,7 +60,7 @@ def check_format(kind: str, name: str, given: str) -> None:
     known = KINDS[kind]
     if given not in known.formats:
         raise ValueError(
-            f"format={given}: {name} holds {known.title}, and {known.why_not[given]}; give format="
+            f"format={given}: {name} holds {known.title}, which {given} has no layout for; give format="
             f"{' or format='.join(known.formats)}"
         )
 

@@ -37,16 +37,12 @@ class AcceptanceRates:
                 f"acceptance rates of shape {self.table.shape}: give one row per depth and one column per rank, the "
                 f"rate of rank 0 at depth 1 at least"
             )
-        gaps = known[:, 1:] & ~known[:, :-1]
-        if gaps.any() or (known[1:, 0] & ~known[:-1, 0]).any():
+        if (known[:, 1:] & ~known[:, :-1]).any() or (known[1:, 0] & ~known[:-1, 0]).any():
             raise ValueError("acceptance rates are known behind ranks or depths where they are not: fill in the gap")
-        values = self.table[known]
-        if not ((values >= 0) & (values <= 1)).all():
-            raise ValueError(f"acceptance rates {shown(values[(values < 0) | (values > 1)].tolist())}: give 0 to 1")
-        if (np.nansum(self.table, axis=1) > 1 + 1e-6).any():
+        if (self.table < 0).any() or (np.nansum(self.table, axis=1) > 1 + 1e-6).any():
             raise ValueError(
-                "the acceptance rates of a depth add up to more than 1, and at most one of a node's children is "
-                "accepted: give each rank's share of all nodes whose parent was accepted"
+                f"acceptance rates {shown(self.table[known].tolist())}: give each rank's share of all nodes whose "
+                f"parent was accepted, from 0, which add up to 1 at most at any depth"
             )
 
     @classmethod
@@ -132,12 +128,9 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """The best subtrees below an accepted node of one depth.
+    """The most expected accepted nodes below one of some depth, by their number, and how many ``children`` it then has.
 
-    Attributes:
-        best: The most expected accepted nodes below it, with 0, 1, 2, … nodes there; -inf where that cannot be.
-        children: How many children it then has.
-        taken: For each number of children b and of nodes, how many of the nodes the b-th child and those below it are.
+    ``taken`` says for each number of children b and of nodes, how many of these the b-th child and those below it are.
     """
 
     best: Float[np.ndarray, " nodes"]

@@ -95,24 +95,22 @@ class RoundCosts:
     conditions: Conditions | None = None
 
     def __post_init__(self) -> None:
-        widths = {len(row) for row in self.table}
-        if not self.table or len(self.rows) != len(self.table) or len(widths) > 1 or 0 in widths:
-            raise ValueError(
-                f"costs of rounds have {len(self.rows)} batch sizes and {len(self.table)} rows of lengths "
-                f"{sorted(widths)}: give one row per batch size, all of one length"
-            )
-        nodes = range(len(self.table[0])) if self.nodes is None else self.nodes
-        if list(nodes) != sorted(set(nodes)) or len(nodes) != len(self.table[0]) or nodes[0] != 0:
-            raise ValueError(f"costs of rounds have the nodes {nodes}: give ascending numbers from 0, one per time")
-        if list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
-            raise ValueError(f"costs of rounds have the batch sizes {self.rows}: give ascending positive numbers")
-        if self.trees is not None:
-            plain, *drafts = self.trees
-            possible = plain == (0, 0) and drafts and all(nodes >= depth >= 1 for nodes, depth in drafts)
-            if not possible or len(self.trees) != len(self.table[0]):
-                raise ValueError("costs of rounds need trees from (0, 0) on, none deeper than its nodes, one per time")
-        if not all(0 < time < float("inf") for row in self.table for time in row):
-            raise ValueError("costs of rounds have a time that is no positive number of seconds: measure them again")
+        sizes = len(self.table[0]) if self.table else 0
+        nodes, trees = self.nodes or range(sizes), self.trees or ((0, 0), *[(1, 1)] * (sizes - 1))
+        possible = {
+            "one row of times per batch size, all of one length": sizes > 0
+            and [len(row) for row in self.table] == [sizes] * len(self.rows),
+            "ascending numbers of nodes from 0, one per time": list(nodes) == sorted({0, *nodes})
+            and len(nodes) == sizes,
+            "ascending positive batch sizes": list(self.rows) == sorted({*self.rows}) and min(self.rows, default=0) > 0,
+            "trees from (0, 0) on, none deeper than its nodes, one per time": trees[0] == (0, 0)
+            and len(trees) == sizes
+            and all(count >= depth >= 1 for count, depth in trees[1:]),
+            "positive numbers of seconds": all(0 < time < float("inf") for row in self.table for time in row),
+        }
+        for wanted, right in possible.items():
+            if not right:
+                raise ValueError(f"costs of rounds do not have {wanted}: measure them again")
 
     @property
     def max_depth(self) -> int:

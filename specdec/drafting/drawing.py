@@ -19,13 +19,11 @@ class Drawing:
     """A round's requests, as tree builders read them.
 
     Attributes:
-        vocabulary: Translates the scorer's columns to tokens.
         law: How siblings are drawn for sampled requests. Greedy requests get the most probable tokens.
         sampling: The requests' parameters, over the scorer's columns.
         sampled: Whether anything is drawn at random.
         greedy: Which rows are greedy among others that are sampled; None if there is no such mixture.
         leaves: Whether q is wanted at every node, leaves included.
-        rater: Rates the nodes, if a policy is to choose among them.
     """
 
     batch: Batch

@@ -56,13 +56,7 @@ class Level:
 
 
 class LevelPlan:
-    """A shape's levels and index tensors, made once: a round copies no index to the device.
-
-    Attributes:
-        level_of: The level of the parent of each drafted node, by which its token is scored.
-        rank_of: Sibling rank of each drafted node.
-        width: The largest number of children of a node.
-    """
+    """A shape's levels and index tensors, made once; ``level_of`` has the level that scores each drafted node."""
 
     def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool = False):
         self.shape = shape

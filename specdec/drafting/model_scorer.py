@@ -204,8 +204,8 @@ _kept_below_last = lru_cache(maxsize=1024)(_below_last)
 class ExitScorer(Follower):
     """Scores with the target's first layers, whose output goes to its own output layer (early exit).
 
-    Nothing is prefilled, committed or kept: their keys and values are in the target's cache, and those of drafted nodes
-    are written where verification writes the same ones.
+    Nothing is prefilled, committed or kept: keys and values of drafted nodes are written where verification writes the
+    same ones.
     """
 
     lookback = 0

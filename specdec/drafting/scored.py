@@ -26,9 +26,7 @@ from specdec.types import DraftSampling, Outcome
 
 
 class ScoredDrafter(Drafter):
-    """Drafts with a scorer, whose logits a tree builder turns into trees.
-
-    A subclass describes a model; its ``bind`` makes a scorer of it, and returns a ``ScoredSession``.
+    """Drafts with a scorer, whose logits a tree builder turns into trees; ``bind`` makes a ``ScoredSession`` of it.
 
     Args:
         sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``, ``"deterministic"``

@@ -31,8 +31,6 @@ class Scorer:
         max_depth: The deepest node that it can score the tokens of; None without a limit.
         has_confidence: Whether it predicts acceptance (``confidence``).
         needs_state: Whether it reads the target's states, so that rows in which no token is committed get no drafts.
-        model: Runs the model that scores, if there is one.
-        caches, lookback: See ``Session``.
     """
 
     per_depth: bool = False
@@ -52,11 +50,7 @@ class Scorer:
         raise NotImplementedError
 
     def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
-        """Return logits for the children of some nodes of one depth, whose tokens are the target's ids.
-
-        ``topology`` connects all nodes that the scorer has been shown, in this order, the root first; these are its
-        last ones.
-        """
+        """Return logits for the children of some nodes of one depth, the last ones of all that it was shown."""
         raise NotImplementedError
 
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
@@ -98,8 +92,7 @@ class Scorer:
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Take note of tokens that have become final, those of a round if the outcome has a path.
 
-        ``nodes`` are then the numbers under which this scorer was shown the path's nodes, -1 for none; None for 1, 2,
-        3, …
+        ``nodes`` are then the numbers under which it was shown the path's nodes, -1 for none; None for 1, 2, 3, …
         """
 
     def prepare(self, batch: Batch) -> Hashable:
@@ -111,12 +104,7 @@ class Scorer:
 
 
 class Follower(Scorer, ABC):
-    """Scores with a model that follows the target: what became final is in its cache, and each slot's last token kept.
-
-    Args:
-        runner: Runs the model.
-        slots: Slots whose last token is kept; 0 for none.
-    """
+    """Scores with a model that follows the target; the last token of ``slots`` slots is kept."""
 
     def __init__(self, runner: ModelRunner, *, slots: int = 0):
         self.model = self.runner = runner

@@ -187,13 +187,8 @@ class ParallelScorer(WindowScorer):
     """Scores all depths at once: the logits of a depth do not depend on the tokens drafted above (PARD, P-EAGLE).
 
     A round's forward holds the window, the root if entries are tokens alone, and a mask for every depth but the first.
-    The newest complete entry predicts depth 1, and mask i depth i + 1.
-
-    Args:
-        mask_token: The token of masks, as the model counts tokens.
-        mask_feature: Returns the feature of masks; None if entries are tokens alone.
-        fill: Returns the tokens of so many masks of every row, where they are not all ``mask_token``.
-        adapter: The number of the adapter that masks go through, and nothing else does.
+    The newest complete entry predicts depth 1, and mask i depth i + 1. Masks are ``mask_token`` with ``mask_feature``,
+    or what ``fill`` returns for every row; they alone go through the adapter of that number.
     """
 
     per_depth = True

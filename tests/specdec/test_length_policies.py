@@ -16,9 +16,8 @@ from specdec.drafting.policies import (
     OracleLength,
     RandomLength,
     TableLength,
-    TieredLength,
 )
-from specdec.drafting.policies.goodput import best_depths
+from specdec.drafting.policies.lengths import best_depths
 from specdec.physics.rounds import LLAMA_8B_H100
 
 DEPTH = 8
@@ -58,25 +57,11 @@ def test_a_table_in_vllms_syntax() -> None:
     [
         *((TableLength, each, "ascending entries") for each in ([], [[2, 4, 3]], [[1, 4, 3], [4, 8, 2]], [[1, 4]])),
         *((TableLength, each, "ascending entries") for each in ([[1, 4, -1]], [[4, 1, 3]], [[1, 4, 2.5]])),
-        *((TieredLength, each, "pairs of") for each in ([], [[2, [1]]], [[1, []]], [[1, [-1]]], [[1, [1]], [1, [2]]])),
     ],
 )
 def test_tables_that_are_none(make: Callable[[Any], LengthPolicy], given: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"give {words}"):
         make(given)
-
-
-def test_tiers_by_sglangs_numbers() -> None:
-    """From 3, the middle one: no choice before the 15th round, then every 5, by an average that weighs a round 0.2."""
-    policy = bound(TieredLength([(1, [1, 3, 7]), (64, [1, 2, 5])]))
-    assert [play(policy, 8, 7) for _ in range(16)] == [3] * 15 + [7], "3 - 0.8^15 = 2.96 > 2.5"
-    assert play(policy, 64, 2) == 2, "another range of rows has its own average and rounds"
-    assert [play(policy, 8, 1) for _ in range(5)] == [7] * 4 + [3], "2.14 <= 2.5 - 0.25"
-    assert [play(policy, 8, 0) for _ in range(15)] == [3] * 14 + [1], "0.78, then 0.256 > 0.25, then 0.08"
-    held = bound(TieredLength([(1, [1, 3, 7])]))
-    assert [play(held, 1, 2) for _ in range(60)] == [3] * 60, "the average stays at 2: 0.25 < 2 <= 2.5"
-    off = bound(TieredLength([(1, [0, 2])], warm_up=0))
-    assert [play(off, 1, 0) for _ in range(25)] == [2] * 10 + [0] * 5 + [2] * 5 + [0] * 5, "0 is left to look again"
 
 
 def test_random_depths_are_uniform() -> None:

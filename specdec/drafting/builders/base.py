@@ -16,13 +16,9 @@ from specdec.types import DraftSampling
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """A batch of trees that have been grown.
+    """A batch of trees that have been grown, and if there is a rater, how likely their nodes are to be accepted.
 
-    Attributes:
-        tree: The trees.
-        nodes: The number under which the scorer was shown each node, -1 for none; None if these are the tree's own
-            numbers.
-        rated: How likely the nodes are to be accepted; None if the drawing has no rater.
+    ``nodes`` are the numbers under which the scorer was shown the nodes, -1 for none; None for the tree's own numbers.
     """
 
     tree: DraftTree
@@ -33,11 +29,7 @@ class Grown:
 class TreeBuilder(ABC):
     """Decides which nodes a draft tree has, and draws their tokens, by asking a scorer level by level.
 
-    It has no state of any request, and one may serve several drafters.
-
     Attributes:
-        max_nodes: The largest number of drafted nodes in a row.
-        max_depth: The deepest node.
         max_shown: The largest number of nodes that a scorer is shown, the root not counted.
         is_chain: Whether no node has two children. The scorer is then shown an accepted path as nodes 1, 2, 3, …
         is_paths: Whether the trees are paths of one length that share only the root.
@@ -46,8 +38,7 @@ class TreeBuilder(ABC):
         ranks: How many siblings ``grow`` tells apart when it rates nodes.
         rates_nodes: Whether it rates every node by its own probability, not by the confidence in its parent's children.
             Only trees that are never drawn at random may.
-        ordered: Whether nodes may be left out from the end only, as they stand in the order in which they were decided
-            on.
+        ordered: Whether nodes may be left out from the end only.
     """
 
     max_nodes: int

@@ -60,15 +60,9 @@ class Offers(NamedTuple):
 class BeamTree(TreeBuilder):
     """Expands the best nodes of every level, and keeps the best of all nodes that these offer.
 
-    Attributes:
-        takes: The laws that sampled requests' nodes may have.
-        certain, impossible: The worth of the root, and of a node that must not be drafted.
-        among: A node's probabilities are those among so many of its most probable tokens; None for all tokens.
-
-    Args:
-        nodes: Drafted nodes of a tree.
-        depth: The deepest node.
-        width: How many nodes are expanded at every level, and how many children each of them offers.
+    At every level ``width`` nodes are expanded, each of which offers as many children. A subclass says which laws
+    sampled requests' nodes may have (``takes``), what the root is worth and a node that must not be drafted, and
+    whether probabilities are those ``among`` so many most probable tokens alone.
     """
 
     reorders_nodes = True
@@ -174,10 +168,9 @@ class BeamTree(TreeBuilder):
     def best(
         self, levels: list[Offers], fronts: list[Front], drawing: Drawing
     ) -> tuple[DraftTree, Int[Tensor, "batch node"], Int[Tensor, "batch drafted"], Float[Tensor, "batch drafted"]]:
-        """Return the trees of the best candidates: closed under ancestors, as no child is worth more than its parent.
+        """Return the trees of the best candidates, and the numbers under which the scorer was shown the nodes.
 
-        With them come the numbers under which the scorer was shown the nodes (-1 for none), and the places among the
-        candidates and the worth of the drafted ones.
+        With them come the places among the candidates and the worth of the drafted ones.
         """
         rows = drawing.batch
         # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.

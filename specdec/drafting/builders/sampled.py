@@ -1,10 +1,9 @@
 """Trees that are drawn without replacement where a draft is most likely to come by: best first, and still exact.
 
 DySpec (arXiv 2410.11744) takes the most promising *slot*, then draws its token; here level by level, for all rows at
-once. A node is reached if the tokens above it are accepted and its earlier siblings are not. DySpec takes a token's
-probability under q for its chance; but a rule that compares p with q accepts a token drawn from q = p for sure. So the
-chance is the token's share of what was left, raised to a ``power``: 1 is DySpec's, smaller makes trees longer and
-narrower.
+once. A node is reached if the tokens above it are accepted and its earlier siblings are not. A token's chance is its
+share of what was left, raised to a ``power``: 1 is DySpec's, smaller makes trees longer and narrower, as a rule that
+compares p with q accepts a token drawn from q = p for sure.
 
 Why it is exact. A node's *worth* is the product of these chances down its path, and of the chances that earlier
 siblings are rejected; a slot's worth is what is known of it before its token is drawn. A slot is worth no more than its
@@ -31,9 +30,6 @@ class SampledTree(BeamTree):
     """Draws a tree without replacement for sampled requests, with its nodes where q is: best first.
 
     Greedy requests get the most probable paths, as with ``ExpansionTree``.
-
-    Args:
-        power: How much a drawn token's own probability says of its acceptance: 1 for all of it, towards 0 for nothing.
     """
 
     ordered = True

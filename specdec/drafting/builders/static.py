@@ -18,11 +18,7 @@ from specdec.types import DraftSampling
 
 
 class StaticTree(TreeBuilder):
-    """Fills a shape that is known before anything is drafted: the scorer is shown all nodes that have children.
-
-    Args:
-        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths.
-    """
+    """Fills a shape that is known before anything is drafted, as ``TreeShape.of`` takes it."""
 
     has_leaf_probs = True
 
@@ -104,14 +100,8 @@ def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawin
     return Grown(DraftTree.from_shape(plan.shape, tokens))
 
 
-# ---------------------------------------------------------------- the children of a level
-
-
 def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:
-    """Return every parent's most probable tokens, in order, for its children (``DETERMINISTIC``).
-
-    One row of scores serves all parents.
-    """
+    """Return every parent's most probable tokens, in order, for its children; one row of scores serves all parents."""
     shared = scores.shape[1] == 1
     if level.one_each:
         best = first_largest(scores)

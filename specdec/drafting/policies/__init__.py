@@ -1,13 +1,13 @@
 """How much to draft: length policies decide before a round, node policies while a tree is drafted."""
 
-from specdec.drafting.policies.goodput import CostAwareLength, OracleLength
 from specdec.drafting.policies.lengths import (
     AdditiveLength,
+    CostAwareLength,
     FixedLength,
     LengthPolicy,
+    OracleLength,
     RandomLength,
     TableLength,
-    TieredLength,
 )
 from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
 
@@ -23,5 +23,4 @@ __all__ = [
     "OracleLength",
     "RandomLength",
     "TableLength",
-    "TieredLength",
 ]

@@ -1,16 +1,19 @@
-"""Length policies by fixed rules, by the last rounds, or by the load, as serving engines ship them."""
+"""Length policies: fixed, by the last rounds, by the load, or what pays most by the cost of rounds.
+
+``OracleLength`` knows more of a round than an engine can tell it before: an engine refuses it, and a replay in virtual
+time tells it by ``foresee``.
+"""
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from specdec.arguments import number, shown, whole, wholes
+from specdec.drafting.costs import RaggedCosts, RoundCosts, needed
 
 Slots = Int[np.ndarray, " batch"]
 
@@ -122,86 +125,163 @@ class TableLength(LengthPolicy):
         return np.full(len(slots), min(depth, self._max_depth))
 
 
-@dataclass
-class _Tier:
-    """The depths to choose from for a range of batch sizes, the place of the present one, and what is known."""
+# ---------------------------------------------------------------- by cost
 
-    candidates: tuple[int, ...]
-    place: int
-    average: float
-    rounds: int = 0
+Survival = Float[np.ndarray, "batch depth"]
+"""The probability that k tokens or more of a row's draft are accepted, for k from 1 on."""
+
+_FIRST = 4
+"""Rounds of an engine that explore, because nothing is known yet."""
 
 
-class TieredLength(LengthPolicy):
-    """Drafts one token deeper than is accepted on average, out of a few depths for every range of batch sizes.
+def best_depths(survival: Survival, costs: RaggedCosts, positions: float) -> Slots:
+    """Return the depth of every row with which a round emits the most expected tokens per second.
 
-    The rule is that of SGLang's adaptive speculation (pull requests 21599 and 24055). A moving average of the tokens
-    accepted per draft goes down to a smaller depth c at or below c − 1/2 + ``down`` (1/2 + ``down`` for 0), and up from
-    a depth c above c − 1/2 + ``up``. A depth of 0 is left for the next one at the next choice, to look again.
+    Where rows are padded to the deepest draft, a depth that is worthwhile for one is free for all. Otherwise the
+    likeliest tokens are gone through, which are beginnings of drafts as survival falls along a row, for every depth of
+    the deepest draft. ``positions`` counts those in the cache, over all rows.
+    """
+    rows, most = survival.shape
+    deepest = np.arange(most + 1)
+    if costs.padded:
+        emitted = rows + np.concatenate(([0.0], survival.sum(0).cumsum()))
+        speed = emitted / costs.ragged(rows, positions, drafted=rows * deepest, deepest=deepest)
+        return np.full(rows, speed.argmax())
+    shallow = costs.ragged(rows, positions, drafted=np.minimum(deepest, 1), deepest=deepest)
+    # Where a level costs nothing by itself, drafts as deep as can be are the only ones to look at.
+    caps = (deepest[1:] if np.ptp(shallow[1:]) > 0 else deepest[most:])[:, None]
+    gains = survival.ravel()
+    order = (-gains).argsort(kind="stable")  # of equals, the earlier token of a row comes first
+    allowed = order % most < caps
+    emitted = (allowed * gains[order]).cumsum(1) + rows
+    speed = emitted / costs.ragged(rows, positions, drafted=allowed.cumsum(1), deepest=caps)
+    best, last = divmod(int(speed.argmax()), rows * most)
+    if rows / shallow[0] >= speed[best, last]:
+        return np.zeros(rows, dtype=np.int64)
+    return np.bincount(order[: last + 1][allowed[best, : last + 1]] // most, minlength=rows)
+
+
+class CostAwareLength(LengthPolicy):
+    """Drafts to the depths at which the expected tokens of the batch per measured second are most (goodput).
+
+    ``best_depths`` chooses for all rows together, by the survival of tokens in the rounds before: of every request by
+    itself, with the average of all counting as ``prior`` rounds (SmartSpec, Liu et al. 2024, arXiv 2406.14066).
 
     Args:
-        tiers: Pairs of the fewest running rows that a tier is for and the depths to choose from, ascending.
-        weight: Weight of a round in the average.
-        warm_up: Rounds of a tier before its first choice.
-        every: Rounds from one choice to the next.
+        costs: How long rounds take, or a file of that; None is set before the policy is used.
+        memory: The number of rounds after which a round counts for 1/e.
+        explore: Every so many rounds, and in the first few, drafts are deeper than is best, to learn: by one token and
+            as deep as they can be in turn. 0 never explores.
+        budget: The share of the time that either kind of exploring may cost; more of it waits.
     """
 
     def __init__(
         self,
-        tiers: Sequence[tuple[int, Sequence[int]]],
+        costs: RaggedCosts | str | Path | None = None,
         *,
-        weight: float = 0.2,
-        warm_up: int = 10,
-        every: int = 5,
-        down: float = -0.25,
-        up: float = 0.0,
+        memory: float = 300.0,
+        prior: float = 16.0,
+        explore: int = 16,
+        budget: float = 0.005,
     ):
-        remedy = "give pairs of fewest rows and depths, from one row on, such as [[1, [1,3,7]], [64, [1,2,5]]]"
-        if not all(isinstance(tier, Sequence) and len(tier) == 2 for tier in tiers):
-            raise ValueError(f"tiers={shown(tiers)}: {remedy}")
-        self.begins = wholes("tiers", [rows for rows, _ in tiers], remedy)
-        self.depths_of = [wholes("tiers", depths, remedy) for _, depths in tiers]
-        ascending = self.begins[:1] == (1,) and all(one < other for one, other in pairwise(self.begins))
-        if not ascending or not all(depths and min(depths) >= 0 for depths in self.depths_of):
-            raise ValueError(f"tiers={shown(tiers)}: {remedy}")
-        self.weight = number("weight", weight, "give a share, such as 0.2")
-        self.warm_up, self.every = whole("warm_up", warm_up, least=0), whole("every", every, least=1)
-        self.down, self.up = number("down", down), number("up", up)
+        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
+        positive = "give a positive number of rounds, such as 16"
+        self.memory = number("memory", memory, positive, lambda rounds: rounds > 0)
+        self.prior = number("prior", prior, positive, lambda rounds: rounds > 0)
+        self.explore = whole("explore", explore, least=0)
+        remedy = "give a share of the time from 0 to 1, such as 0.005"
+        self.budget = number("budget", budget, remedy, lambda share: 0 <= share <= 1)
 
     def begin(self, rows: int) -> None:
-        """Begin every tier in the middle of its depths, of which those that the drafter does not reach become one."""
-        self._tiers = []
-        for depths in self.depths_of:
-            candidates = tuple(sorted({min(depth, self._max_depth) for depth in depths}))
-            middle = len(candidates) // 2
-            self._tiers.append(_Tier(candidates, middle, candidates[middle] - 1.0))
-        self._tier = self._tiers[0]
+        max_depth, self._known = self._max_depth, needed(self.costs)
+        self._known.check_depth(max_depth)
+        self._keep = float(np.exp(-1 / self.memory))
+        # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
+        self._tried = np.zeros((rows, max_depth))
+        self._right = np.zeros((rows, max_depth))
+        self._played = 0  # rounds
+        self._spent = 0.0  # expected seconds of all rounds
+        self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
+        self._all_tried, self._all_right = np.zeros(max_depth), np.zeros(max_depth)  # the same of all requests
+
+    def admit(self, slot: int) -> None:
+        self._tried[slot] = self._right[slot] = 0
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        self._tier = self._tiers[bisect_right(self.begins, len(slots)) - 1]
-        return np.full(len(slots), self._tier.candidates[self._tier.place])
+        survival, positions = self.survival(slots), float(lengths.sum())
+        chosen = best_depths(survival, self._known, positions)
+        seconds, emitted = self._round(survival, chosen, positions)
+        deeper = self._deeper()
+        if deeper:
+            best = emitted / seconds
+            chosen = np.minimum(chosen + deeper, self._max_depth)
+            # A deeper draft emits more, too: lost is the time in which the best depths would have emitted as much.
+            seconds, emitted = self._round(survival, chosen, positions)
+            if self._played >= _FIRST:
+                self._lost[deeper] += max(seconds - emitted / best, 0.0)
+        self._spent += seconds
+        return chosen
+
+    def _round(self, survival: Survival, depths: Slots, positions: float) -> tuple[float, float]:
+        """Return the seconds of a round, and the tokens that it is expected to emit."""
+        taken = np.arange(self._max_depth) < depths[:, None]
+        drafted, deepest = depths.sum(keepdims=True), depths.max(keepdims=True)
+        seconds = self._known.ragged(len(depths), positions, drafted=drafted, deepest=deepest)
+        return float(seconds[0]), len(depths) + float(survival[taken].sum())
+
+    def _deeper(self) -> int:
+        """Return how much deeper than is best the next round's drafts are, to learn of these depths."""
+        if not self.explore:
+            return 0
+        if self._played < _FIRST:
+            return self._max_depth
+        turn, rest = divmod(self._played + 1, self.explore)
+        # Where nothing is drafted, nothing is learned: one token more is affordable soon, whole drafts may not be.
+        for deeper in (1, self._max_depth) if turn % 2 else (self._max_depth, 1):
+            if not rest and self._lost[deeper] <= self.budget * self._spent:
+                return deeper
+        return 0
+
+    def survival(self, slots: Slots) -> Survival:
+        """Return the product of the rates at every position given the one before, whatever depth was drafted."""
+        average = (self._all_right + 1) / (self._all_tried + 2)  # one round alone says little
+        rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
+        return rates.cumprod(axis=1)
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
-        """Average over the rows of the round, and choose anew after every few rounds."""
-        tier = self._tier
-        if not len(slots):
-            return
-        if tier.candidates[tier.place]:
-            tier.average += self.weight * (float(accepted.mean()) - tier.average)
-        tier.rounds += 1
-        if tier.rounds > self.warm_up and (tier.rounds - self.warm_up) % self.every == 0:
-            tier.place = self._chosen(tier)
+        position = np.arange(1, self._max_depth + 1)
+        tried = (proposed[:, None] >= position) & (accepted[:, None] >= position - 1)
+        right = accepted[:, None] >= position
+        self._tried[slots] = self._tried[slots] * self._keep + tried
+        self._right[slots] = self._right[slots] * self._keep + right
+        self._played += 1
+        self._all_tried = self._all_tried * self._keep + tried.sum(0)
+        self._all_right = self._all_right * self._keep + right.sum(0)
 
-    def _chosen(self, tier: _Tier) -> int:
-        candidates, place = tier.candidates, tier.place
-        last = len(candidates) - 1
-        if candidates[place] == 0:
-            place = min(place + 1, last)
-            tier.average = candidates[place] - 1.0 if tier.average < 0 else tier.average
-            return place
-        while place and tier.average <= abs(candidates[place - 1] - 0.5) + self.down:
-            place -= 1
-        if place == tier.place:
-            while place < last and tier.average > candidates[place] - 0.5 + self.up:
-                place += 1
-        return place
+
+class OracleLength(LengthPolicy):
+    """Upper bound: drafts exactly the accepted tokens that are worth their cost, looking one round ahead.
+
+    Args:
+        costs: What rounds cost; None where drafts are free, to draft all that will be accepted.
+    """
+
+    foresees = "accepted"
+
+    def __init__(self, costs: RaggedCosts | str | Path | None = None):
+        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
+
+    def begin(self, rows: int) -> None:
+        if self.costs is not None:
+            self.costs.check_depth(self._max_depth)
+        self._accepted = np.zeros(rows, dtype=np.int64)
+
+    def foresee(self, slots: Slots, values: Slots) -> None:
+        self._accepted[slots] = values
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        accepted = np.minimum(self._accepted[slots], self._max_depth)
+        if self.costs is None:
+            return accepted
+        survival = (np.arange(self._max_depth) < accepted[:, None]).astype(float)
+        return np.minimum(best_depths(survival, self.costs, float(lengths.sum())), accepted)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.drafting.policies.goodput import best_depths
+from specdec.drafting.policies.lengths import best_depths
 from specdec.physics.costs import StepSize
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import LLAMA_8B_H100 as FITTED
