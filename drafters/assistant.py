@@ -21,24 +21,19 @@ from drafters.heads.bound import beside
 from drafters.heads.files import Where
 from drafters.heads.last_state import LastStateScorer
 from drafters.own_model import OwnModelDrafter
+from specdec import Batch, DraftSampling, ForwardBatch, ModelRunner, Target, Topology
 from specdec.arguments import instance
 from specdec.attention import BACKENDS
 from specdec.attention.call import NAME, AttentionCall, answered_by
 from specdec.attention.facts import Reach
-from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import take
 from specdec.execution.executor import ModuleCaller, configs_of, switched
-from specdec.forward import ForwardBatch
 from specdec.interfaces import Description, Sizes
 from specdec.placement import is_divided
 from specdec.target.loading import load_model
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.types import DraftSampling
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 

@@ -27,10 +27,9 @@ from drafters.heads.training import (
     most_frequent,
     take_output,
 )
+from specdec import Drafter, Target
 from specdec.arguments import whole
 from specdec.filters import first_largest
-from specdec.interfaces import Drafter
-from specdec.target.target import Target
 
 
 class TrainedBlock(TrainedHead):
@@ -43,13 +42,11 @@ class TrainedBlock(TrainedHead):
         name: A head to go on from; None for new weights.
         anchors: Blocks per row of a step.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        confidence_weight: How much the confidence head's loss counts.
         base_weight: How much the loss counts of the places' own logits, of a head that changes them.
         base_until: The part of the training in which the weight of these falls from 1 to ``base_weight``, while that of
             the changed ones grows to 1, as Domino is trained; None for ``base_weight`` and 1 from the beginning.
         rounds: How many free-running passes of xPress's refiner are trained besides: each reads the most probable
-            tokens of the one before, as when it drafts.
-        rounds_weight: How much their mean loss counts.
+            tokens of the one before, as when it drafts. Their mean loss counts by ``rounds_weight``.
         config: Further fields of ``BlockConfig``, by their names.
     """
 
@@ -98,7 +95,6 @@ class TrainedBlock(TrainedHead):
         }
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the head, in float32. Raises ValueError: it has other blocks, or no such mask token."""
         mask_token(target.name, target.vocab_size, self.options["mask_token_id"])
         if self.name is not None:
             head = load_block(self.name).float()
@@ -115,11 +111,9 @@ class TrainedBlock(TrainedHead):
         self._borrowed = borrowed(head, target)
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
-        """A sample of the positions where a draft can begin, as many per row."""
         return Anchors.everywhere(batch, self.depths).sampled(batch, self.blocks, generator)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Runs the context of all rows, then all blocks behind it."""
         head, depths = self.head, self.depths
         read = [states.hidden[layer].to(head.dtype) for layer in self.hidden_layers]
         whole = packed_blocks(head, self._borrowed[0], read, batch, anchors)
@@ -164,7 +158,6 @@ class TrainedBlock(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """The slots' logits, changed by what stands before them if the states say it."""
         width, places = self.head.config.hidden_size, self.head.place_head
         logits = self.head.logits_of(states[:, :width], self._borrowed[1])
         if places is not None and states.shape[1] > width:
@@ -212,10 +205,8 @@ def block_mask(
 ) -> Bool[Tensor, "row slot key"]:
     """Return the visibility of the slots of packed blocks: their document before the anchor, and their own block.
 
-    With three positions, an anchor at 2 and two slots, the keys are the positions 0, 1, 2 and then the slots: both
-    slots see 0, 1 and both slots (a causal block's first slot does not see the second).
-
-    ``places`` are the anchors' in their rows; ``windowed`` asks for the mask of sliding layers.
+    With three positions, an anchor at place 2 and two slots, the keys are the positions 0, 1, 2 and then the slots:
+    both slots see 0, 1 and both slots (a causal block's first slot does not see the second).
     """
     (rows, blocks), size = places.shape, config.block_size
     length = documents.shape[1]

@@ -10,15 +10,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Target
 from specdec.arguments import instance, number
-from specdec.batch import Batch
 from specdec.drafting.lookup import RatedDrafter, RatedSession
 from specdec.drafting.policies import LengthPolicy
 from specdec.interfaces import Description, Drafter, Session, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Outcome
 
 
 class CombinedDrafter(Drafter):
@@ -173,7 +169,6 @@ class ChoiceDrafter(CombinedDrafter):
     the rows that take its draft.
 
     Args:
-        lookup: A drafter that rates its drafts, such as ``SuffixDrafter``.
         start: The mean that a request begins with; None for half of the model's longest draft.
         memory: The weight of the last round in the running means. In a round that took the model's draft, trust comes
             back towards 1 with a tenth of this weight, so that a look-up that was wrong once is tried again.
@@ -334,15 +329,9 @@ def _turned(outcome: Outcome, drafted: int) -> Outcome:
 def merged(first: DraftTree, second: DraftTree) -> DraftTree:
     """Returns the nodes of two batches of trees in one batch, the first's under their own numbers.
 
-    The nodes ``5 7`` of a first tree, in line below the root 4, and the nodes ``5 8`` and ``6`` of a second become::
-
-        tokens   4 5 7 5 8 6
-        parents -1 0 1 0 1 0
-        valid    1 1 1 0 1 1
-
-    Node 3 would repeat node 1, so it is invalid, and node 4, which followed it, goes on behind node 1.
-
-    The first's nodes come first among siblings, and all of the second's are ``DETERMINISTIC``.
+    The nodes ``5 7`` of a first tree, in line below the root 4, and the nodes ``5 8`` and ``6`` of a second become
+    ``4 5 7 5 8 6`` with the parents ``-1 0 1 0 1 0``. Node 3 would repeat node 1, so it is invalid, and node 4, which
+    followed it, goes on behind node 1. All of the second's nodes are ``DETERMINISTIC``.
     """
     place, repeats = _places(first, second)
     parents = place.gather(1, second.parents[:, 1:])

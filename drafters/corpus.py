@@ -204,5 +204,4 @@ def suffix_array(tokens: Int[np.ndarray, " position"]) -> Int[np.ndarray, " posi
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns 16 hexadecimal digits that two tokenizers share if they give the same tokens the same numbers."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
-    return sha256(words.encode()).hexdigest()[:16]
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]

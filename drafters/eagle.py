@@ -21,10 +21,9 @@ from drafters.heads.files import Public, has
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst, layers_given
+from specdec import Drafter, Target
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
-from specdec.interfaces import Drafter
-from specdec.target.target import Target
 
 _SHAPE = ("layers", "intermediate_size", "norm_before_residual", "norm_each")
 

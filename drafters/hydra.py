@@ -21,13 +21,7 @@ from drafters.heads.bound import beside, lengthen, move, widened, wider_config
 from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive
-from specdec.batch import Batch
-from specdec.forward import ForwardBatch, Wants
-from specdec.interfaces import Sizes
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.types import Outcome
+from specdec import Batch, ForwardBatch, ModelRunner, Outcome, Sizes, Target, Topology, Wants
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 PREFIX = "prefix_embeding_layer."  # its authors' spelling
@@ -221,21 +215,10 @@ class HydraHeads(Heads):
             raise ValueError(
                 f"{name} reads a hidden state before the last one (hidden_state_offset), not supported here"
             )
-        if stored.get("hydra_head_arch") not in (None, "mlp", "prefix-mlp"):
-            raise ValueError(
-                f"{name} has heads of the kind {stored['hydra_head_arch']!r}, not supported here: give mlp or "
-                f"prefix-mlp"
-            )
         prefixed = any(key.startswith(PREFIX) for key in tensors)
         parts = [key.split(".") for key in tensors if key.startswith("hydra_mlp.")]
         last = max((int(part[2]) for part in parts), default=0)
         output = needed(name, tensors, f"hydra_lm_head.0.{'1.' if prefixed else ''}weight")
-        first = needed(name, tensors, f"hydra_mlp.0.{int(prefixed)}.linear.weight")
-        if first.shape[1] == output.shape[1]:
-            raise ValueError(
-                f"{name} has heads that do not read the tokens above them (grounded_heads: false), not supported here: "
-                f"give heads that do"
-            )
         with torch.device("meta"):
             heads = cls(
                 prefix=PrefixAttention.of(name, stored, tensors, f"{PREFIX}layers.0.") if prefixed else None,

@@ -15,16 +15,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drafters.own_model import CausalDrafter, Settings, twin_of
+from specdec import ModelRunner, Sizes, Target
 from specdec.arguments import flag, shown
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ExitScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.executor import configs_of
-from specdec.interfaces import Sizes
 from specdec.quantization import check_quantization, quantize
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 
 SEARCH = "python examples/skip_search.py TARGET FILE searches for one, and writes it"
 
@@ -115,8 +113,6 @@ class SelfDrafter(CausalDrafter):
         return skip
 
 
-# ---------------------------------------------------------------- what is left out
-
 _RANGE = re.compile(r"(\d+)-(\d*)")
 
 
@@ -153,11 +149,7 @@ def parts_of(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def chosen_parts(model: PreTrainedModel, given: Collection[object]) -> list[str]:
-    """Returns the names of parts by what is given: a layer (``4``), some (``4-7``, ``4-``), or names (``2.mlp``).
-
-    Raises:
-        ValueError: There is no such part, or none would be left.
-    """
+    """Returns the names of parts by what is given: a layer (``4``), some (``4-7``, ``4-``), or names (``2.mlp``)."""
     parts, last = parts_of(model), len(layers_of(model)) - 1
     found = dict[str, None]()
     for entry in map(str, given):

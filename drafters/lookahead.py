@@ -9,15 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from specdec import Batch, Drafter, DraftSampling, DraftTree, Outcome, SamplingParams, Session, Sizes, Target
 from specdec.arguments import flag, whole
-from specdec.batch import Batch
 from specdec.drafting.lookup import Draft, trees
-from specdec.interfaces import Drafter, Session, Sizes
-from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Outcome
 
 
 class LookaheadDrafter(Drafter):

@@ -18,10 +18,9 @@ from transformers import PreTrainedModel
 
 from drafters.heads.training import frozen_copy, masks_suffice, output_of
 from drafters.model import ModelDrafter, TrainedLM
+from specdec import Drafter, Target
 from specdec.arguments import whole
-from specdec.interfaces import Drafter
 from specdec.target.adapters import Matrices
-from specdec.target.target import Target
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

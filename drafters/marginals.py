@@ -9,20 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.heads.last_state import DEFAULT_SHAPE
+from specdec import Batch, DraftSampling, ModelRunner, Outcome, Sizes, Target, Topology
 from specdec.arguments import flag, number, whole
-from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Follower, forward_of
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.interfaces import Sizes
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.shape import MOST_NODES
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.types import DraftSampling, Outcome
 
 _PAIR = 2  # nodes above the continuations: the last committed token, and the root
 

@@ -15,16 +15,13 @@ from drafters.heads.bound import widened
 from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, check_layout, has, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
-from specdec.batch import Batch
+from specdec import Batch, Target
 from specdec.interfaces import Description, Sizes
-from specdec.target.loading import listed
-from specdec.target.target import Target
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHOLE = (*INDICES, *WEIGHTS, "rank0.safetensors")  # with the target's tensors, or vLLM's; the last: TensorRT-LLM's
 _TARGETS = ("model.", "transformer.")
 _PREFIXES = ("medusa_heads.", "medusa_head.")  # modelopt, TensorRT-LLM and some of vLLM's; models trained as a whole
-_SCALES = ("_scale", "_scaling_factor")
 LAYOUTS = {
     "native": ("{head}.{layer}.linear.", "{head}.{layers}."),
     "tensorrt-llm": ("{head}.medusa_layers.{layer}.linear.", "{head}.lm_head."),
@@ -151,24 +148,7 @@ class MedusaHeads(Heads):
     def read(cls, checkpoint: Checkpoint) -> "MedusaHeads":
         """Returns the heads of FasterDecoding's checkpoints in both versions, modelopt's, TensorRT-LLM's or vLLM's."""
         name, stored = checkpoint.name, checkpoint.config
-        try:
-            tensors = _behind_prefix(checkpoint.tensors(lambda key: not key.startswith(_TARGETS)))
-        except ValueError as error:
-            weights = (each for each in cls.files if checkpoint.find(each) is not None)
-            if any(weights) or checkpoint.find("adapter_config.json") is None:
-                raise
-            raise ValueError(
-                f"{name} holds an adapter of the target (adapter_config.json) and no heads: merge the adapter into the "
-                f"target, and give the heads as {FILES[0]}"
-            ) from error
-        quantized = [key for key in tensors if key.endswith(_SCALES)]
-        if quantized:
-            raise ValueError(f"{name} holds quantized weights ({listed(quantized)}): give heads that are not quantized")
-        parallel = (stored.get("mapping") or {}).get("tp_size", 1)
-        if parallel != 1:
-            raise ValueError(
-                f"{name} holds heads that are split for {parallel} devices (tp_size): convert them for one device"
-            )
+        tensors = _behind_prefix(checkpoint.tensors(lambda key: not key.startswith(_TARGETS)))
         layout = "vllm" if any(key.startswith("blocks.") for key in tensors) else "native"
         layout = "tensorrt-llm" if any(".medusa_layers." in key for key in tensors) else layout
         numbers = {"head": r"(?P<head>\d+)", "layer": r"(?P<layer>\d+)", "layers": r"\d+"}

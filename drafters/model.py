@@ -27,7 +27,7 @@ from drafters.heads.training import (
     output_of,
 )
 from drafters.own_model import CausalDrafter, Options, Settings
-from specdec import bundled
+from specdec import Target, bundled
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import check_same_vocabulary
@@ -36,7 +36,6 @@ from specdec.placement import main_device
 from specdec.quantization.base import output_width
 from specdec.target.configuration import check_model, check_tokenizer
 from specdec.target.loading import load, load_model, load_tokenizer
-from specdec.target.target import Target
 
 
 class ModelFiles(Where, total=False):
@@ -171,7 +170,6 @@ class TrainedLM(TrainedHead):
         self.tokenizer: PreTrainedTokenizerBase | None = None
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the model, in float32. Raises ValueError: its vocabulary is not the target's."""
         self.head = self._made(target)
         self.packs = masks_suffice(self.head, self._hidden)
 

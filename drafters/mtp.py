@@ -14,10 +14,9 @@ from drafters.heads.files import Public, check_layout
 from drafters.heads.mtp import HIDDEN, TOKENS, MTPHead, holds_module, load_mtp, model_like, save_mtp
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import FeatureDrafter, HeadOptions, Loaded
+from specdec import Drafter, Target
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.interfaces import Drafter
-from specdec.target.target import Target
 
 Load = Callable[[PreTrainedModel], MTPHead]
 

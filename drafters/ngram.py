@@ -7,13 +7,10 @@ several continuations merged into a tree.
 import numpy as np
 from jaxtyping import Int
 
+from specdec import Batch, DraftSampling, DraftTree, StatelessDrafter
 from specdec.arguments import whole
-from specdec.batch import Batch
 from specdec.drafting.lookup import Draft, chains, trees
-from specdec.interfaces import StatelessDrafter
 from specdec.shape import MOST_NODES
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 
 
 class NGramDrafter(StatelessDrafter):

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafters.model import ModelDrafter, ModelFiles, check_device
 from drafters.own_model import Options
+from specdec import Batch, DraftSampling, DraftTree, SamplingParams, Target, Topology
 from specdec.arguments import instance
-from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree
 from specdec.drafting.lookup import chains
 from specdec.drafting.retokenized import RetokenizedScorer
@@ -23,13 +23,8 @@ from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.interfaces import Description, Drafter, Session, Sizes
-from specdec.requests import SamplingParams
 from specdec.target.configuration import check_tokenizer, position_limit
 from specdec.target.spelling import Spelling
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 
 
 class TextModel(ModelFiles, total=False):

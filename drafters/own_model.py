@@ -17,6 +17,7 @@ from drafters.heads.base import FeatureHead
 from drafters.heads.bound import DraftHead, fitted, lengthen, row_of
 from drafters.heads.eagle import default_layers
 from drafters.heads.files import Where
+from specdec import DraftSampling, ModelRunner, Target
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
@@ -30,9 +31,6 @@ from specdec.interfaces import Description, Sizes
 from specdec.quantization import METHODS, check_fast, check_quantization
 from specdec.quantization.base import replace_linears
 from specdec.target.adapters import Adapters
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.types import DraftSampling
 
 _Draft = TypeVar("_Draft", bound=DraftHead)
 
@@ -114,11 +112,7 @@ class OwnModelDrafter(ScoredDrafter):
     def runner_for(
         self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int, adapters: Adapters | None = None
     ) -> ModelRunner:
-        """Return a runner of the model, a ``"head"`` or a ``"drafter"``, for one engine.
-
-        Raises:
-            ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
-        """
+        """Return a runner of the model, a ``"head"`` or a ``"drafter"``, for one engine; errors name it as such."""
         try:
             return ModelRunner(
                 model,

@@ -14,15 +14,12 @@ from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive, frozen_copy
 from drafters.model import MODEL, ModelDrafter, ModelFiles, TrainedLM, is_model
 from drafters.own_model import Options, Settings
+from specdec import Drafter, ModelRunner, Target
 from specdec.arguments import whole
 from specdec.drafting.builders import AnyTree
 from specdec.drafting.window import ParallelScorer
-from specdec.interfaces import Drafter
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 
 TOKENS = 8
-"""Tokens of a draft if nobody says: as many as the published models were trained for."""
 
 
 class LoadedMasks(ModelFiles, Settings, total=False):

@@ -27,12 +27,11 @@ from drafters.heads.training import (
     most_frequent,
 )
 from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst
+from specdec import ModelRunner, Target
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Description, Drafter
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 
 
 class PEagleHead(Eagle3Head):

@@ -9,13 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.batch import Batch
+from specdec import Batch, Drafter, DraftSampling, DraftTree, Outcome, SamplingParams, Session, Sizes, Target, TreeShape
 from specdec.drafting.levels import LevelPlan
-from specdec.interfaces import Drafter, Session, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Outcome
 
 SCOPES = ("request", "shared")
 
@@ -37,7 +32,6 @@ TEMPLATES = {
         "0000:3 0001:1 0002:1 0010:1 0100:1 1000:1 00000:2 00010:1"
     ),
 }
-"""21 nodes, and the 80 nodes of the authors' code; both are six deep."""
 
 
 class TokenRecyclingDrafter(Drafter):

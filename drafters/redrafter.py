@@ -12,10 +12,9 @@ from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from drafters.medusa import ResidualBlock
+from specdec import Sizes, Target
 from specdec.arguments import flag, whole
 from specdec.drafting.builders import AnyTree, BeamSearchTree
-from specdec.interfaces import Sizes
-from specdec.target.target import Target
 
 
 class RecurrentHead(Heads):

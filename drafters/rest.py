@@ -9,11 +9,9 @@ import numpy as np
 from jaxtyping import Int
 
 from drafters.corpus import Corpus
+from specdec import DraftSampling, Sizes, Target
 from specdec.arguments import whole
 from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
-from specdec.interfaces import Sizes
-from specdec.target.target import Target
-from specdec.types import DraftSampling
 
 
 class RestDrafter(RatedDrafter):

@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from drafters.corpus import Corpus
+from specdec import DraftSampling, SamplingParams, Sizes, Target
 from specdec.arguments import number, whole
 from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import DraftSampling
 
 
 class SuffixAutomaton:
@@ -27,7 +24,7 @@ class SuffixAutomaton:
         link: For every state that of its longest string that ends elsewhere, too; -1 for state 0.
         length: The number of tokens of the state's longest string.
         ends: The number of tokens up to where its strings ended first.
-        state, match: The state of the longest end of the text that has occurred before, and its number of tokens.
+        state: The state of the longest end of the text that has occurred before; ``match`` is its number of tokens.
     """
 
     def __init__(self) -> None:
@@ -93,10 +90,9 @@ class SamDrafter(RatedDrafter):
     """Drafts what followed the longest end of the sequence (its *match*) where it stood first.
 
     It is looked for in the request's own text by a suffix automaton, and in a corpus, if there is one, by its suffix
-    array, which finds what a static automaton would. A match in the corpus counts ``corpus_bias`` tokens less. The
-    longer match is taken, of equals the request's own. Nothing is drafted behind a match of fewer than ``threshold``
-    tokens: that is the place of another drafter, in a ``ChoiceDrafter`` or a ``MergedDrafter``. The match's length is
-    how many tokens are expected to be accepted.
+    array. A match in the corpus counts ``corpus_bias`` tokens less; of equals the request's own is taken. Nothing is
+    drafted behind a match of fewer than ``threshold`` tokens: that is the place of another drafter (``ChoiceDrafter``).
+    The match's length is how many tokens are expected to be accepted.
 
     With a ``factor``, a draft has ``factor · match`` tokens; without one, ``max_draft_tokens``. Where fewer follow in
     the request's text, because it has just begun to repeat itself, a shorter end of the sequence takes the match's

@@ -18,20 +18,16 @@ from torch import Tensor
 
 from drafters.combined import CombinedDrafter, CombinedSession
 from drafters.own_model import CausalDrafter
+from specdec import Batch, Drafter, ModelRunner, Sizes, StatelessDrafter, Target, Topology, Verifier
 from specdec.acceptance import Plain, accept, certain
 from specdec.arguments import instance
-from specdec.batch import Batch
 from specdec.drafting.builders import StaticTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.forward import LOGITS, ForwardBatch, Wants
-from specdec.interfaces import Drafter, Sizes, StatelessDrafter, Verifier
 from specdec.random import Purpose, mix, uniforms
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness, Noise, Outcome, Verdict
 

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from drafters.suffix_tree import Point, SuffixTree, Text
+from specdec import DraftSampling, Outcome, SamplingParams, Sizes, Target
 from specdec.arguments import flag, number, whole
 from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter, nodes_of_draft
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import DraftSampling, Outcome
 
 MODES = ("path", "tree")
 
@@ -134,7 +131,6 @@ class SuffixSession(LookUpSession):
             request.shared.extend(request.output, sequence[begin:].tolist())
 
     def draft(self, slot: int, sequence: np.ndarray, depth: int) -> Draft:
-        """Returns the best draft of all matches in all trees."""
         request = self._of(slot)
         tokens, best = request.text.tokens, Draft()
         # All suffixes that occur earlier, too: the longest first. Only these have been followed by something.

@@ -17,19 +17,16 @@ from drafters.heads.parallel import FillsMasks, Masked
 from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, output_of
 from drafters.lora import LAYERS, Lora, widths, write_adapter
 from drafters.own_model import Options, OwnModelDrafter, Settings, twin_of
+from specdec import Batch, Drafter, Sizes, Target
 from specdec.arguments import shown, whole
-from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import ParallelScorer
-from specdec.interfaces import Drafter, Sizes
 from specdec.random import Purpose, uniforms
 from specdec.target.adapters import Adapters, Matrices
-from specdec.target.target import Target
 
 TOKENS = 8
-"""Tokens of a draft if nobody says, as in the authors' linear sampler."""
 
 
 class UnoDrafter(OwnModelDrafter):

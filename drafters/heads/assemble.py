@@ -1,8 +1,7 @@
 """From the tensors of a checkpoint to a head and back: sizes are read off the tensors, and what is missing is named.
 
-A head's table of names is a sequence of pairs, the beginning of our name of a tensor and that of the public one. The
-first pair that fits counts; a tensor that fits none has its own name. It is read forwards to write a checkpoint, and
-backwards to load one.
+A head's table of names has pairs, the beginning of our name of a tensor and that of the public one, of which the first
+that fits counts. It is read forwards to write a checkpoint, and backwards to load one.
 """
 
 import re
@@ -25,12 +24,10 @@ from specdec.target.loading import listed, resolve_device, resolve_dtype
 
 Names = Sequence[tuple[str, str]]
 Written = dict[str, Any]
-"""A ``config.json``."""
 _Head = TypeVar("_Head", bound=nn.Module)
 _Config = TypeVar("_Config", bound=PreTrainedConfig)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""The names of the mask token in a ``config.json``."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 

@@ -105,10 +105,8 @@ class FeatureHead(DraftHead):
     (``hidden_states[fed_back]``) where the target has not been run yet.
 
     Attributes:
-        model: Everything but the output layer.
         lm_head: The output layer; None if it is borrowed from the target.
-        hidden_layers: The hidden states of the target that a feature is made of, numbered as in
-            ``Drafter.hidden_layers``; None if the head's files do not say.
+        hidden_layers: The hidden states of the target that a feature is made of; None if its files do not say.
         fed_back: Which of the head's own hidden states is the next pair's feature. ``hidden_states`` are the inputs of
             all layers, then the last layer's output, and last the same after the norm.
     """
@@ -135,7 +133,6 @@ class FeatureHead(DraftHead):
         return self.model.feature_width
 
     def fuse(self, states: Sequence[Float[Tensor, "batch position hidden"]]) -> Float[Tensor, "batch position width"]:
-        """Returns the features of the target's hidden states, given in the order of ``hidden_layers``."""
         return self.model.fusion(torch.cat(list(states), dim=-1))
 
     def forward(

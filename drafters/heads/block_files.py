@@ -35,8 +35,6 @@ from drafters.heads.files import Checkpoint, ServedFor, check_layout, check_limi
 from specdec.arguments import whole, wholes
 from specdec.machine import dtype_name
 
-# ---------------------------------------------------------------- the layouts
-
 NAMES = (
     ("prefix_head.gru_input.weight", "prefix_gru.weight_ih_l0"),
     ("prefix_head.gru_state.weight", "prefix_gru.weight_hh_l0"),
@@ -68,9 +66,7 @@ SIZES = (
 )
 """Fields that tensors tell: the tensor, and the axis that has this length."""
 ROWS = ("embed_tokens.weight", "refiner_head.token_embed.weight", "candidate_selector.predecessor_codebook")
-"""Tensors with a row per token, whatever ``config.json`` says."""
 COLUMNS = ("lm_head.weight", "markov_head.markov_w2.weight", "embed_proj.2.weight", "refiner_head.readout.weight")
-"""Tensors with a row per column of the logits."""
 _MARKOV_ROWS = "markov_head.markov_w1.weight"
 
 
@@ -115,7 +111,6 @@ LAYOUTS = {
 """DeepSpec's (SGLang, vLLM), z-lab's with SpecForge's (SGLang, vLLM), and speculators' (vLLM). The first one that has a
 head's parts is the ``native`` one."""
 WORDS = ("dflash", "dspark", "domino", "dflash2", "xpress")
-"""Names in layouts of the kinds of heads that are loaded."""
 SGLANG = {
     **dict.fromkeys(("owns_output", "owns_embeddings", "mlp_bias", "causal"), False),
     **dict.fromkeys(("selector_rank", "conv_kernel_size", "gru_hidden_dim", "xpress_rank"), 0),
@@ -123,8 +118,6 @@ SGLANG = {
     "layer_kind": "qwen3",
 }
 """SGLang serves heads with these settings, and would leave the rest of others out silently."""
-
-# ---------------------------------------------------------------- writing
 
 
 def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", served: ServedFor | None = None) -> None:
@@ -189,8 +182,6 @@ def _public(head: BlockHead, layout: str, parts: frozenset[str], served: ServedF
     causal = {"is_causal": config.causal} if one_way == config.causal else {}
     return {"architectures": [architecture], **layers, **causal, **block}
 
-
-# ---------------------------------------------------------------- reading
 
 _PREFIX = re.compile(r"(?:model|logit_head|domino_head)\.")
 _FLAT = re.compile(r"(?=(?:markov_w[12]|gate_proj|joint_proj)\.)")

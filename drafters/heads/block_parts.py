@@ -61,7 +61,6 @@ class PlaceHead(nn.Module, ABC):
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some note"]
     ) -> Float[Tensor, "*some column"]:
-        """Return the logits of places, given those that they have by themselves."""
         return logits + getattr(self, self.output)(note)
 
     def forward(
@@ -77,7 +76,6 @@ class PlaceHead(nn.Module, ABC):
         state: Float[Tensor, "row state"] | None,
         embeds: Float[Tensor, "row depth hidden"] | None = None,
     ) -> Float[Tensor, "row depth note"]:
-        """Return the notes of all places down one path of tokens per row."""
         notes = []
         for depth in range(tokens.shape[1]):
             known = None if embeds is None else embeds[:, depth]

@@ -35,7 +35,6 @@ from specdec.machine import dtype_name
 LAYOUTS = ("native", "speculators", "sglang")
 """EAGLE's own; speculators' (vLLM); EAGLE's with what SGLang reads otherwise."""
 TOKENS = 5
-"""Drafted tokens per round that a server is told, if nothing else is said."""
 EMBEDDINGS = ("auto", "own", "target")
 IDS = "eagle_aux_hidden_state_layer_ids"
 KEYS = {
@@ -125,8 +124,6 @@ def _eagle3(
 ) -> Eagle3Head:
     name, stored, ours = checkpoint.name, checkpoint.config, checkpoint.json(OURS) or {}
     first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
-    if any("kv_a_proj" in key for key in tensors):
-        raise ValueError(f"{name} has layers with latent attention (MLA): give a head with q_proj, k_proj and v_proj")
     config = config_of(name, section(name, stored, "transformer_layer_config") or stored, tensors, first)
     joined = needed(name, tensors, "fc.weight").shape[1]
     width = ours.get("captured_width") or count_of(name, stored, KEYS["captured_width"]) or config.hidden_size

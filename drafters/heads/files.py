@@ -104,7 +104,6 @@ class Checkpoint:
         return stored
 
     def names(self) -> list[str]:
-        """Returns the names of all tensors."""
         parts = self._parts()
         if not isinstance(parts, str):
             return sorted(parts)

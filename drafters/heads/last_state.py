@@ -15,8 +15,8 @@ from drafters.heads.assemble import loader
 from drafters.heads.bound import beside, widened
 from drafters.heads.files import Checkpoint, Where
 from drafters.heads.training import Borrowed, TrainedHead, frozen_copy, output_of
+from specdec import Batch, DraftSampling, Outcome, Target, Topology, TreeShape
 from specdec.arguments import flag, instance, whole
-from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, StaticTree, tree_of
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
@@ -26,10 +26,6 @@ from specdec.inflate import signal_width
 from specdec.interfaces import Description, Drafter, Sizes
 from specdec.quantization.base import input_width
 from specdec.target.loading import resolve_dtype
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.tree import TreeShape
-from specdec.types import DraftSampling, Outcome
 
 DEFAULT_SHAPE = TreeShape.from_paths(
     [
@@ -45,12 +41,8 @@ DEFAULT_SHAPE = TreeShape.from_paths(
 class Heads(nn.Module):
     """One head for every depth of a draft. A subclass makes their layers, and loads them from a public layout.
 
-    Args:
-        num_heads: How many tokens they look ahead beyond the target's own.
-        hidden_size: Width of the target's hidden states.
-        vocab_size: Columns of their logits; 0 where they borrow the target's output layer.
-        num_layers: Layers of a head; the subclass says of what.
-        base_model: Name of the target they were trained on.
+    They look ``num_heads`` tokens ahead beyond the target's own, in ``num_layers`` layers each; a ``vocab_size`` of 0
+    borrows the target's output layer.
 
     Attributes:
         files: Names that their file of weights may have, which needs no ``config.json``; none for a model's usual.
@@ -259,7 +251,6 @@ class LastStateDrafter(ScoredDrafter):
         """Return the scorer, with heads that are as wide as the target."""
 
     def placed(self, heads: Heads, target: Target, sizes: Sizes) -> dict[str, Any]:
-        """Return the arguments of ``LastStateScorer``."""
         dtype = self.dtype or target.dtype
         caller = ModuleCaller(beside(heads, target.device, dtype), optimize=self.optimize)
         return {"heads": caller, "max_batch_size": sizes.max_batch_size, "dtype": dtype, "device": target.device}

@@ -146,7 +146,6 @@ def _like_the_targets(target: PreTrainedModel, config: PreTrainedConfig) -> tupl
 
 
 LAYOUTS = ("native", "speculators")
-"""MiMo's or Qwen's names; speculators'."""
 
 TOKENS = 3
 HIDDEN = ("auto", "after_norm", "before_norm")

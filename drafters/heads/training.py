@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.interfaces import Drafter
-from specdec.target.target import Target
+from specdec import Drafter, Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,6 @@ class TextBatch:
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds more than one document."""
         return bool((self.documents.amax(1, keepdim=True) > self.documents.where(self.documents >= 0, 2**30)).any())
 
     def visible(self, window: int | None = None) -> Bool[Tensor, "row query key"]:

@@ -57,7 +57,6 @@ class TrainedFeatureHead(TrainedHead):
         return self.head.fuse(states)
 
     def copied(self) -> Any:
-        """A copy of the present weights, with an attention that any forward can use."""
         twin = frozen_copy(self.head)
         twin.config._attn_implementation = "sdpa"
         return twin

@@ -205,12 +205,6 @@ def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path
             drafter.heads.completed(torch.nn.Identity())
 
 
-def test_an_adapter_is_no_heads(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="merge the adapter"):
-        MedusaHeads.from_pretrained(tmp_path)
-
-
 def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None = None, batch: int = 3) -> ScoredSession:
     drafter = MedusaDrafter(heads or random_heads(), shape)  # type: ignore[arg-type]
     return drafter.bind(target, Sizes(max_batch_size=batch, max_length=50))
