@@ -18,7 +18,7 @@ from specdec import Batch, DraftSampling, DraftTree, SamplingParams, Target, Top
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree
 from specdec.drafting.lookup import chains
-from specdec.drafting.retokenized import RetokenizedScorer
+from specdec.drafting.model_scorer import RetokenizedScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from specdec import Batch, Drafter, DraftSampling, DraftTree, Outcome, SamplingParams, Session, Sizes, Target, TreeShape
-from specdec.drafting.levels import LevelPlan
+from specdec.drafting.scorer import LevelPlan
 
 SCOPES = ("request", "shared")
 

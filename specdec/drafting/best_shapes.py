@@ -1,8 +1,7 @@
 """The static tree that emits most tokens per round, for every number of nodes and every depth: a dynamic program.
 
-That of Sequoia (Chen et al. 2024, arXiv 2402.12374, section 3.1), but a rate belongs to a rank *and a depth*, and the
-depth is bounded from above, so that one run gives all trees. Measured rates need not fall with the rank, and a rank can
-be had only with all ranks before it; so the n most probable paths are not always best.
+That of Sequoia (Chen et al. 2024, arXiv 2402.12374, section 3.1), but a rate belongs to a rank *and a depth*. Rates
+need not fall with the rank, and a rank can be had only with all before it: the n most probable paths may not be best.
 """
 
 from collections.abc import Sequence
@@ -47,7 +46,6 @@ class AcceptanceRates:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> "AcceptanceRates":
-        """Return the rates of a list per depth, with a rate per rank."""
         table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for depth, row in enumerate(rows):
             table[depth, : len(row)] = row
@@ -55,7 +53,6 @@ class AcceptanceRates:
 
     @property
     def max_depth(self) -> int:
-        """The deepest node of which a rate is known."""
         return int((~np.isnan(self.table[:, 0])).sum())
 
     def at(self, depth: int) -> Float[np.ndarray, " rank"]:
@@ -128,7 +125,7 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """The most expected accepted nodes below one of some depth, by their number, and how many ``children`` it then has.
+    """The most expected accepted nodes below one of some depth, by their number, and its ``children``.
 
     ``taken`` says for each number of children b and of nodes, how many of these the b-th child and those below it are.
     """

@@ -31,9 +31,8 @@ class BlockScorer(Follower):
     Its cache holds committed positions alone; a block stands behind them during the round.
 
     Args:
-        block: What the places of a block see of each other.
+        block: The places that each place of a block sees.
         shifted: Whether every place, the root's too, predicts the next token; else its own.
-        mask_token: What the other places hold.
         layers: The target's hidden states that make up the context, in their order.
         last_state: The number of the head's hidden state that the logits are computed from.
         to_head: Turns the target's token ids into rows of the head's embeddings.
@@ -82,7 +81,6 @@ class BlockScorer(Follower):
         return self.runner.version, self._version()
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Read the context of positions that have become final."""
         if self.lookback:
             self.keep_last(outcome)
         states = torch.cat([outcome.hidden_states[layer] for layer in self._layers], dim=-1)

@@ -13,19 +13,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.levels import Level
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Level, Scorer
 from specdec.host import can_look
 from specdec.tree import DraftTree
 
-BINS = 16
-"""Bins of confidence: half a unit of its logit each, from -4 to 4."""
+BINS = 16  # of confidence: half a unit of its logit each, from -4 to 4
 _SCALE, _LEAST = 2.0, -4.0
 _ERROR_BINS = 15
-_PRIOR = 8.0
-"""How many observations the coarser estimate counts for."""
-_SURE = 1 - 1e-6
-"""No node is as likely to be accepted as its parent, so that parents come first in any order."""
+_PRIOR = 8.0  # observations that the coarser estimate counts for
+_SURE = 1 - 1e-6  # no node is as likely to be accepted as its parent, so that parents come first in any order
 KINDS = ("greedy", "sampled")
 
 
@@ -56,10 +52,7 @@ class Calibration:
         depth: Int[Tensor, "rows node"],
         rank: Int[Tensor, "rows node"],
     ) -> Int[Tensor, "batch node"]:
-        """Return the cells of nodes, as indices into the flattened counts.
-
-        ``kind`` is 0 for greedy rows and 1 for sampled ones; depths count from 1, ranks among siblings from 0.
-        """
+        """Return the cells of nodes in the flattened counts; ``kind`` is 0 for greedy rows, depths count from 1."""
         place = ((torch.logit(confidence.double(), eps=1e-6) - _LEAST) * _SCALE).long().clamp_(0, BINS - 1)
         return ((kind * self.depths + depth - 1) * self.ranks + rank) * BINS + place
 
@@ -78,10 +71,7 @@ class Calibration:
         *,
         learn: bool,
     ) -> None:
-        """Count the nodes of a round (cell -1 for none), which were ``tried`` if the parent was accepted.
-
-        Without ``learn`` the rates stay as they are, and only the predictions (``survival``) are judged.
-        """
+        """Count a round's nodes (cell -1 for none), ``tried`` if the parent was accepted, and judge ``survival``."""
         there, flat = (cells >= 0).double(), cells.clamp(min=0).flatten()
         if learn:
             tries = (tried * there).flatten()
@@ -110,7 +100,6 @@ class Calibration:
         ]
 
     def save(self, path: str | Path, **facts: Any) -> None:
-        """Write counts and errors as JSON, with more facts by name."""
         counts = {"tried": self.tried.tolist(), "right": self.right.tolist()}
         Path(path).write_text(
             json.dumps({**facts, "errors": self.errors(), **counts}, indent=1) + "\n", encoding="utf-8"
@@ -170,16 +159,12 @@ class Rater:
         self._rows, self._least = batch.drafting[:, None], least
 
     def begin(self, nodes: int) -> None:
-        """Make room in ``rated`` for the nodes of a static tree, the root included; ``level`` fills it."""
         size, device = (len(self._rows), nodes), self._rows.device
         ones = torch.ones(size, dtype=torch.float64, device=device)
         self.rated = Rated(torch.full(size, -1, dtype=torch.long, device=device), ones)
 
     def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
-        """Rate the children of a level's nodes, which are not drawn yet; return whether any is worth drafting.
-
-        ``tokens`` are those of all nodes so far. One row of ``scores`` may serve all parents.
-        """
+        """Rate the children of a level's nodes, which are not drawn yet; return whether any is worth drafting."""
         rated = self.rated
         confidence = self.confidence(tokens.index_select(1, level.parents), scores, level.depth)
         confidence = confidence.expand(-1, len(level.parents)).index_select(1, level.row_of)
@@ -228,7 +213,7 @@ class Rater:
 
 
 def source_of(source: str, scorer: Scorer) -> str:
-    """Return where confidence comes from, for ``"auto"`` the scorer's own if it has one."""
+    """The source of confidence, for ``"auto"`` the scorer's own if it has one."""
     if source == "auto":
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:

@@ -59,7 +59,7 @@ class RaggedCosts(Protocol):
         ...
 
     def check_depth(self, depth: int) -> None:
-        """Refuse drafts that are deeper than the costs know, by a ``ValueError``."""
+        """Refuse drafts that are deeper than the costs know."""
         ...
 
     def ragged(
@@ -73,13 +73,10 @@ class RaggedCosts(Protocol):
 class RoundCosts:
     """Seconds of a round, everything included: drafting, the verify forward, acceptance, commit, the host.
 
-    Attributes:
-        rows: Batch sizes that were measured, ascending.
-        table: For each of them the seconds of a round whose drafts are 0, 1, 2, … deep; with ``nodes``, of a round that
-            verifies so many nodes per row; with ``trees``, of a round with each of these.
-        nodes: Numbers of nodes, ascending from 0.
-        trees: Nodes and depth of trees, (0, 0) for plain decoding first.
-        conditions: Everything that calibrated costs were measured under; None for costs that were measured directly.
+    ``table`` has for each batch size (``rows``, ascending) the seconds of a round whose drafts are 0, 1, 2, … deep;
+    with ``nodes``, ascending from 0, of a round that verifies so many nodes per row; with ``trees``, of a round with a
+    tree of these nodes and this depth, (0, 0) first. Calibrated costs have the ``conditions`` that they were measured
+    under.
     """
 
     padded = True  # to one depth, with which rounds were measured
@@ -114,14 +111,12 @@ class RoundCosts:
 
     @property
     def max_depth(self) -> int:
-        """The deepest drafts that were measured."""
         return len(self.table[0]) - 1
 
     def seconds(self, rows: int, depth: int) -> Float[np.ndarray, " depths"]:
-        """Return the seconds of a round with drafts of depth 0 to ``depth``; refuse deeper ones than were measured.
+        """Return the seconds of a round with drafts of depth 0 to ``depth``; none costs more than a deeper one.
 
-        Between measured batch sizes it interpolates, beyond them the nearest one counts. A draft never costs more than
-        a deeper one: where it was measured so, something else kept the machine busy.
+        Between measured batch sizes it interpolates, beyond them the nearest one counts.
         """
         if self.nodes is not None or self.trees is not None:
             raise self._unknown("depths are asked for")
@@ -138,10 +133,7 @@ class RoundCosts:
         return self._rising(rows)[deepest]
 
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
-        """Return the seconds of a round that verifies 0 to ``most`` nodes in each row.
-
-        This is the largest convex function that is nowhere above what was measured.
-        """
+        """Return the seconds of a round that verifies 0 to ``most`` nodes per row, made convex from below."""
         if self.nodes is None or most > self.nodes[-1]:
             raise self._unknown(f"trees have {most} nodes")
         hull: list[tuple[float, float]] = []
@@ -157,14 +149,12 @@ class RoundCosts:
 
     @property
     def plain(self) -> float:
-        """The seconds of a round of plain decoding, with the smallest batch."""
         return self.table[0][0]
 
     def of(self, nodes: int, depth: int) -> float:
-        """Return the seconds of a round with a tree of so many nodes and this depth, with the smallest batch.
+        """Return the seconds ``c + a · depth + f(nodes)`` of a round with the smallest batch.
 
-        A round costs ``c + a · depth + f(nodes)``, where f has bends at the measured sizes and never becomes flatter,
-        fitted by least squares of the relative errors with no number below 0.
+        f has bends at the measured sizes and never becomes flatter; the fit is by least squares of relative errors.
         """
         return float(self._terms(np.array([[nodes, depth]]))[0] @ self._fit)
 
@@ -188,7 +178,6 @@ class RoundCosts:
         return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - bends, 0)], axis=1)
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
-        """Return the times of a batch, none of which is more than that of a larger draft."""
         floor = self._floor
         below = max(bisect_right(self.rows, rows) - 1, 0)
         above = min(below + 1, len(self.rows) - 1)

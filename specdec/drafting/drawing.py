@@ -61,7 +61,6 @@ class Drawing:
 
     @property
     def fresh(self) -> bool:
-        """Whether nodes are drawn with random numbers of the round."""
         return self.sampled and self.law is not DraftSampling.COUPLED
 
     @property
@@ -108,7 +107,6 @@ class Drawing:
         return distribution(scores, self.sampling)
 
     def room(self, nodes: int) -> Float[Tensor, "batch node vocab"]:
-        """Return room for q over the target's vocabulary; tokens that the drafter lacks stay zero."""
         return torch.zeros(len(self.batch), nodes, self.vocabulary.target, device=self.batch.device)
 
     def law_of(self, tokens: Int[Tensor, "batch node"]) -> DraftSampling | Int8[Tensor, "batch node"]:

@@ -44,7 +44,6 @@ class Draft:
 
     @classmethod
     def path(cls, tokens: list[int], *, score: float, match: int) -> "Draft":
-        """Return tokens of which each follows the one before it."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), score, match)
 
     @classmethod
@@ -72,8 +71,7 @@ class RatedSession(Session):
     """A session that can say how many tokens of its next draft it expects to be accepted."""
 
     @abstractmethod
-    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
-        """Return the expected number of accepted tokens of ``propose``'s draft."""
+    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]: ...
 
 
 class RatedDrafter(Drafter):
@@ -102,8 +100,7 @@ class LookUpSession(RatedSession):
         """Take note of what is new of a sequence, root included, before any row of the batch is drafted for."""
 
     @abstractmethod
-    def draft(self, slot: int, sequence: Int[np.ndarray, " position"], depth: int) -> Draft:
-        """Return what may follow a sequence, at most so deep."""
+    def draft(self, slot: int, sequence: Int[np.ndarray, " position"], depth: int) -> Draft: ...
 
     def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
         return np.array([draft.score for draft in self._drafts(batch)])
@@ -138,10 +135,7 @@ class LookUpSession(RatedSession):
 def chains(
     roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
 ) -> DraftTree:
-    """Return one branch per row (-1 padded, at least one token), on a device.
-
-    The tree's width is a power of two, or what the rows have room for, so that each comes often enough to be captured.
-    """
+    """Return one branch per row (-1 padded, at least one token); its width is a power of two, to be captured."""
     sizes = (branches >= 0).sum(1)
     width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
     tokens = np.concatenate([roots[:, None], branches[:, :width].clip(min=0)], axis=1, dtype=np.int64)

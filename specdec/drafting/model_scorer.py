@@ -1,6 +1,6 @@
-"""A causal LM as a scorer: one with a KV cache of its own, one with recurrent layers, or the target's first layers."""
+"""A causal LM as a scorer: with a KV cache, recurrent layers, another tokenizer, or the target's first layers."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from specdec.cache.states import States
 from specdec.drafting.scorer import Follower, Logits, forward_of
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
+from specdec.target.spelling import Retokenized, Spelling
 from specdec.topology import Topology
 from specdec.types import HostOutcome, Outcome
 
@@ -73,10 +74,7 @@ class ModelScorer(Follower):
             self.runner.cache.commit(outcome.slots, outcome.starts, nodes)
 
     def _follow(self, host: HostOutcome, path: Int[np.ndarray, "batch depth"]) -> None:
-        """Note how far the cache of every row is right after a round in which others may have drafted.
-
-        All but the last of its own nodes were forwarded; behind them, the path may go on with another drafter's.
-        """
+        """Note how far the cache of every row is right after a round in which others may have drafted."""
         known, grown = self._known[host.slots], self._grown[host.slots]
         shown = (path >= 0).cumprod(1).sum(1)
         after = np.where(shown >= host.counts - 1, _IN_STEP, host.starts + shown)
@@ -91,7 +89,6 @@ class ModelScorer(Follower):
         self._grown[host.slots] = False
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Catch up, in the rows that may have drafts now."""
         host = batch.on_host
         self._every = bool((host.lengths > 0).all())
         known = self._known[host.slots]
@@ -106,7 +103,6 @@ class ModelScorer(Follower):
         return self.runner.version, self._every
 
     def _catch_up(self, batch: Batch, starts: Int[np.ndarray, " batch"]) -> None:
-        """Prefill what is missing, but for the last token, which is forwarded with the root."""
         host = batch.on_host
         missing = host.lengths - 1 - starts
         index = np.minimum(starts[:, None] + np.arange(int(missing.max())), host.tokens.shape[1] - 1)
@@ -131,10 +127,9 @@ class ModelScorer(Follower):
 
 
 class RecurrentScorer(ModelScorer):
-    """Scores with a model whose states have all committed tokens but the last one.
+    """Scores with a model whose states have all committed tokens but the last one, with which every tree begins.
 
-    A state cannot take a token back, and a leaf was never forwarded. So every tree begins with the last committed token
-    above the root, and all of its nodes above the last accepted one are committed.
+    A state cannot take a token back, and a leaf was never forwarded.
     """
 
     needs_state = True  # at first there is no last token
@@ -158,16 +153,12 @@ class RecurrentScorer(ModelScorer):
         return self.runner.cache.states
 
     def _prefill(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
-        """Prefill a piece of a prompt, but for its last token."""
         counts = host.counts - (host.starts + host.counts == self._lengths[host.slots])
         if counts.any():
             self.runner.run(chunk(tokens, host.slots, host.starts, counts))
 
     def _commit(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Make the last token, the root and all accepted nodes but the last one final.
-
-        Rows that drafted nothing for some rounds were forwarded behind other tokens: their states stay as they are.
-        """
+        """Make the last token, the root and all accepted nodes but the last one final, in rows that are in step."""
         path = outcome.path
         assert path is not None, "a round"
         own = (path >= 0).cumprod(1)  # behind them, the path may go on with another drafter's nodes
@@ -192,7 +183,6 @@ class RecurrentScorer(ModelScorer):
 
 
 def _below_last(topology: Topology) -> Topology:
-    """Return a topology with a node above its root."""
     with torch.inference_mode(False):
         parents = torch.nn.functional.pad(topology.parents + 1, (1, 0), value=-1)
         return replace(topology, parents=parents, max_depth=topology.max_depth + 1)
@@ -202,11 +192,7 @@ _kept_below_last = lru_cache(maxsize=1024)(_below_last)
 
 
 class ExitScorer(Follower):
-    """Scores with the target's first layers, whose output goes to its own output layer (early exit).
-
-    Nothing is prefilled, committed or kept: keys and values of drafted nodes are written where verification writes the
-    same ones.
-    """
+    """Scores with the target's first layers and its output layer (early exit), in the target's own cache."""
 
     lookback = 0
 
@@ -220,3 +206,108 @@ class ExitScorer(Follower):
 
     def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         return self.runner.run(forward_of(batch, tokens, topology)).scores
+
+
+class RetokenizedScorer(Follower):
+    """Scores with a model that has another tokenizer than the target.
+
+    Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps the common beginning with
+    the last round's; the rest is forwarded with the last token. Its session must say ``reads_host``.
+
+    Args:
+        source: Spells the target's tokens.
+        own: Spells the model's.
+        max_tokens: The most tokens of a text in the model's cache; longer ones are read from a later place on.
+        width: The number of a text's last tokens that are forwarded in every round.
+        to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
+        columns: The columns of the model's logits that count, in order; None for all.
+    """
+
+    lookback = 0
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        source: Spelling,
+        own: Spelling,
+        *,
+        max_batch_size: int,
+        max_tokens: int,
+        width: int,
+        to_model: Int[Tensor, " vocab"] | None = None,
+        columns: Int[Tensor, " column"] | None = None,
+    ):
+        if runner.cache.states is not None:
+            raise ValueError(
+                f"{runner.facts.model_type} has recurrent layers, whose states cannot go back to where a text is read "
+                f"in other tokens than before: draft with a model of attention alone"
+            )
+        super().__init__(runner)
+        self.caches = ()
+        self._spellings, self._most, self._width = (source, own), max_tokens, width
+        self._to_model, self._columns = to_model, columns
+        self.texts = [Retokenized(source, own) for _ in range(max_batch_size)]
+        # The text of every slot in the model's tokens, and the tokens that its cache holds.
+        self._wanted: list[Sequence[int]] = [[0]] * max_batch_size
+        self._held: list[Sequence[int]] = [[]] * max_batch_size
+        self._tokens = self._roots = torch.empty(0, dtype=torch.long)
+        self._bound = 0
+
+    def admit(self, slot: int, length: int = 0) -> None:
+        self.texts[slot] = Retokenized(*self._spellings)
+        self._wanted[slot], self._held[slot] = [0], []
+
+    def prepare(self, batch: Batch) -> Hashable:
+        host = batch.on_host
+        for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
+            slot = int(host.slots[row])
+            read = self.texts[slot].read(host.tokens[row, : host.lengths[row] + 1].tolist()) or [0]
+            over = len(read) - self._most
+            step = max(self._most // 2, 1)
+            self._wanted[slot] = read[-(-over // step) * step :] if over > 0 else read
+        slots = host.slots.tolist()
+        wanted = [self._wanted[slot] for slot in slots]
+        known = np.array([_common(self._held[slot], ids) for slot, ids in zip(slots, wanted, strict=True)])
+        lengths = np.array([len(ids) for ids in wanted])
+        # Every round forwards equally many tokens, some of them again, so that its forward can be captured.
+        width = self._width if lengths.min() >= self._width else 1
+        missing = lengths - width - known
+        behind = np.flatnonzero(missing > 0)
+        if len(behind):
+            tokens = np.zeros((len(behind), int(missing.max())), dtype=np.int64)
+            for place, row in enumerate(behind.tolist()):
+                tokens[place, : missing[row]] = wanted[row][known[row] : -width]
+            on_device = torch.from_numpy(tokens).to(self.runner.device)
+            self.runner.run(chunk(on_device, host.slots[behind], known[behind], missing[behind]))
+        for slot, ids in zip(slots, wanted, strict=True):
+            self._held[slot] = ids[:-width]
+        packed = np.array([[len(ids) - 1, *ids[-width:]] for ids in wanted])
+        on_device = torch.from_numpy(packed).to(self.runner.device, non_blocking=True)
+        self._roots, self._tokens = on_device[:, 0].contiguous(), on_device[:, 1:].contiguous()
+        self._bound = int(lengths.max())
+        return self.runner.version
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        for slot in batch.on_host.slots.tolist():
+            self._held[slot] = self._wanted[slot]
+        width = self._tokens.shape[1]
+        topology = Topology.chain(width, batch.device)
+        return self._scores(batch, self._tokens, topology, self._roots + 1 - width, width, wants=LAST)
+
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
+        own = tokens if self._to_model is None else self._to_model[tokens]
+        return self._scores(batch, own, topology, self._roots, topology.width)
+
+    def _scores(
+        self, batch: Batch, tokens: Tensor, topology: Topology, lengths: Tensor, nodes: int, **wants: Wants
+    ) -> Tensor:
+        bound = self._bound + nodes
+        scores = self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound, **wants)).scores
+        return scores if self._columns is None else scores.index_select(-1, self._columns)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return int(np.argmin(np.equal(one[:count], other[:count])))

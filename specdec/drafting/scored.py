@@ -30,8 +30,7 @@ class ScoredDrafter(Drafter):
 
     Args:
         sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``, ``"deterministic"``
-            (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the target watches, for
-            ``SharedNoiseVerifier``). Greedy requests always get the most probable tokens.
+            (the most probable tokens, which greedy requests always get) or ``"coupled"`` (``SharedNoiseVerifier``).
         temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
 
     Attributes:
@@ -146,7 +145,6 @@ class ScoredSession(Session):
         return tree if batch.host is None else self.trimmed(tree)
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
-        """Return the trees without the nodes that the policy has left out of all rows."""
         return tree if self.policy is None else without_tail(tree)
 
     def _grown(self, batch: Batch, depth: int) -> DraftTree:
@@ -171,7 +169,7 @@ class ScoredSession(Session):
 
 
 def law_of(sampling: DraftSampling | str) -> DraftSampling:
-    """Return a law by its name."""
+    """A law by its name."""
     if isinstance(sampling, DraftSampling):
         return sampling
     if str(sampling).upper() not in DraftSampling.__members__:
@@ -181,10 +179,7 @@ def law_of(sampling: DraftSampling | str) -> DraftSampling:
 
 
 def without_tail(tree: DraftTree) -> DraftTree:
-    """Return the trees without the columns behind the last valid node of any row, rounded up to one of few sizes.
-
-    The host looks at one number and waits for the draft, which is worth it: what is cut off need not be verified.
-    """
+    """Return the trees without the columns behind the last valid node of any row, rounded up to one of few sizes."""
     columns = torch.arange(tree.width, device=tree.tokens.device)
     needed = int((columns * tree.valid).amax())
     in_line = tree.in_line or needed == 0

@@ -1,7 +1,7 @@
-"""What scores the tokens that may follow the nodes of a growing draft tree."""
+"""Scorers of the tokens that may follow the nodes of a growing draft tree, and the levels of a static one."""
 
 from abc import ABC
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from specdec.batch import Batch
 from specdec.cache.storage import Cache
 from specdec.forward import ForwardBatch, Wants
+from specdec.shape import TreeShape
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
@@ -26,8 +27,7 @@ class Scorer:
     level. All but ``admit``, ``prepare``, ``skip`` and ``release`` may be recorded and replayed without its Python.
 
     Attributes:
-        per_depth: Whether the logits depend on the depth alone. The scorer then has ``all_logits`` in place of
-            ``root_logits`` and ``level_logits``.
+        per_depth: Whether the logits depend on the depth alone; it then has ``all_logits`` in place of the other two.
         max_depth: The deepest node that it can score the tokens of; None without a limit.
         has_confidence: Whether it predicts acceptance (``confidence``).
         needs_state: Whether it reads the target's states, so that rows in which no token is committed get no drafts.
@@ -46,7 +46,6 @@ class Scorer:
         return () if self.model is None else (self.model,)
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Return logits for the children of the root."""
         raise NotImplementedError
 
     def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
@@ -54,14 +53,10 @@ class Scorer:
         raise NotImplementedError
 
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
-        """Return the logits of the first ``depth`` depths."""
         raise NotImplementedError
 
     def levels(self, batch: Batch, depth: int) -> LevelScores:
-        """Return a function of ``(tokens, topology, depth of these nodes)``, to be called for every level in turn.
-
-        It returns what ``level_logits`` does, or one node's logits for all if the scorer is ``per_depth``.
-        """
+        """Return a function to be called for every level in turn; one node's logits serve all if ``per_depth``."""
         if self.per_depth:
             marginals = self.all_logits(batch, depth)
             return lambda tokens, topology, level: marginals[:, level : level + 1]
@@ -75,10 +70,7 @@ class Scorer:
         return scores
 
     def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:
-        """Return how likely a child of each node, of one depth, is to be accepted if the node is; not calibrated.
-
-        May be asked once these nodes were scored, before children are drawn. None if nothing is known.
-        """
+        """Return how likely a child of each scored node is to be accepted if the node is; None if nothing is known."""
         return None
 
     def admit(self, slot: int, length: int) -> None:
@@ -134,3 +126,63 @@ def forward_of(
     """Return a forward of some nodes of a batch's rows, behind as many positions as are committed or ``lengths``."""
     given = {"slots": batch.slots, "lengths": batch.lengths if lengths is None else lengths, "topology": topology}
     return ForwardBatch(tokens=tokens, **{"key_bound": batch.key_bound, **given, **more})
+
+
+class Level:
+    """One level of a shape.
+
+    Attributes:
+        topology: The topology of all nodes before ``stop``, of which those from ``start`` on are forwarded.
+        parents: The nodes of this depth that have children; with ``leaves``, all nodes of this depth.
+        rows: Which of the forwarded nodes are parents; None if all are.
+        parents_at: The parents as a slice if they stand side by side, otherwise as indices.
+        children_at: All their children, which always stand side by side.
+        parent_of: Each child's parent as a node; ``row_of`` as an index into ``parents``.
+        by_rank: For every rank, the children of that rank (as indices into the children) and their parents' rows.
+        width: The largest number of children of a parent; 0 at the last level, which exists only with ``leaves``.
+    """
+
+    def __init__(self, shape: TreeShape, depth: int, device: torch.device, *, leaves: bool):
+        parents = [node for node, d in enumerate(shape.depths) if d == depth and (leaves or shape.children[node])]
+        self.depth = depth
+        family = [(child, row, rank) for row, p in enumerate(parents) for rank, child in enumerate(shape.children[p])]
+        family.sort()
+        self.start, self.stop = parents[0], parents[-1] + 1
+        self.width = max(len(shape.children[parent]) for parent in parents)
+        self.one_each = all(len(shape.children[parent]) == 1 for parent in parents)
+
+        def index(values: Sequence[int]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.long, device=device)
+
+        self.topology = Topology.of_shape(shape, device).first(self.stop)
+        self.parents = index(parents)
+        self.rows = None if len(parents) == self.stop - self.start else self.parents - self.start
+        self.parents_at = slice(self.start, self.stop) if self.rows is None else self.parents
+        first = family[0][0] if family else 0
+        self.children_at = slice(first, first + len(family))
+        self.row_of = index([row for _, row, _ in family])
+        self.rank_of = index([rank for _, _, rank in family])
+        self.parent_of = self.parents[self.row_of]
+        self.by_rank = [
+            (
+                index([i for i, (_, _, r) in enumerate(family) if r == rank]),
+                index([row for _, row, r in family if r == rank]),
+            )
+            for rank in range(self.width)
+        ]
+
+
+class LevelPlan:
+    """A shape's levels and index tensors, made once; ``level_of`` has the level that scores each drafted node."""
+
+    def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool = False):
+        self.shape = shape
+        with torch.inference_mode(False):
+            self.levels = [Level(shape, depth, device, leaves=leaves) for depth in range(shape.max_depth + leaves)]
+            self.level_of = torch.tensor(shape.depths[1:], dtype=torch.long, device=device) - 1
+            self.rank_of = torch.tensor(shape.ranks[1:], dtype=torch.long, device=device)
+        self.width = 1 + max(shape.ranks)
+
+    @classmethod
+    def by_depth(cls, shape: TreeShape, device: torch.device, *, leaves: bool = False) -> dict[int, "LevelPlan"]:
+        return {depth: cls(shape.cut(depth), device, leaves=leaves) for depth in range(1, shape.max_depth + 1)}

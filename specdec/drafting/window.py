@@ -31,8 +31,7 @@ class WindowScorer(Follower):
     Args:
         window: The most entries that a round can add: one more than the trees' depth.
         width: Width of a feature; 0 for entries that are tokens alone.
-        layers: The hidden states of the target that a feature is made of.
-        fuse: Makes it; None for entries that are tokens alone.
+        layers: The hidden states of the target of which ``fuse`` makes a feature.
         to_model: Turns the target's token ids into the model's.
         fuse_version: Tells when ``fuse`` has changed.
     """
@@ -104,7 +103,6 @@ class WindowScorer(Follower):
         return following(outcome), self._fuse(states).to(self._features.dtype)
 
     def _push(self, slots: Tensor, features: Tensor, tokens: Tensor, counts: Int[Tensor, " batch"]) -> None:
-        """Put the first ``counts`` entries of every row behind those in its window, whose oldest ones drop out."""
         index = counts[:, None] + self._cells
         tokens = torch.cat([self._tokens[slots], tokens], dim=1)
         features = torch.cat([self._features[slots], features], dim=1)
@@ -127,7 +125,6 @@ class WindowScorer(Follower):
         self.read(self._to_model(tokens), slots, starts, features=given(features))
 
     def prepare(self, batch: Batch) -> Hashable:
-        """See whether every row that drafts has a full window; no entry can be missing."""
         host = batch.on_host
         self._prepared, waiting = host.slots, self._waiting[host.slots]
         # A recorded round does not count the entries that it adds.

@@ -204,7 +204,7 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("speculators", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
         ("speculators", lambda c, t: t["d2t"].zero_().sub_(1), "distinct tokens"),
         ("medusa", without("0.1.weight", "2.1.weight"), r"0\.1\.weight, 2\.1\.weight are missing"),
-        ("medusa", has("0.0.linear.weight_scale", 1), r"holds 0\.0\.linear\.weight_scale, which MedusaHeads"),
+        ("medusa", has("0.0.linear.weight_scale", 1), r"the tensor 0\.0\.linear\.weight_scale, which"),
         ("medusa", has("3.0.linear.bias", 1), r"3\.0\.linear\.weight"),
         ("medusa", has("blocks.0.layers.0.weight", 4, 4), r"holds the tensors 0\.0\.linear\.bias"),
         ("hydra", has("prefix_embeding_layer.norm.weight", 1), r"hydra_lm_head\.0\.1\.weight is missing"),

@@ -53,7 +53,6 @@ class TreeBuilder(ABC):
     ordered: bool = False
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Return the laws of sampled requests' nodes, or refuse a way of drawing by a ``ValueError``."""
         return frozenset([sampling])
 
     def bind(self, device: torch.device, *, leaves: bool = False) -> None:  # noqa: B027

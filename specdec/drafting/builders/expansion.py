@@ -122,7 +122,6 @@ class BeamTree(TreeBuilder):
         return self.kept(levels, fronts, drawing)
 
     def by_path(self, drawing: Drawing) -> bool:
-        """Whether the tokens above a node change its scores."""
         return drawing.batch.masks_drafts
 
     def expand(
@@ -138,10 +137,7 @@ class BeamTree(TreeBuilder):
     ) -> tuple[Offers, Front | None]:
         """Return the children of a front's nodes and, but for the last level, those that are expanded next.
 
-        Args:
-            uniform: The random numbers of the candidates from here on; None if nothing is drawn.
-            at: The front's depth, the number under which the scorer was shown its first node, and the number of
-                candidates before these.
+        ``at`` is the front's depth, the number under which its first node was shown, and the candidates before these.
         """
         logits = logits[..., : drawing.vocabulary.common]
         if paths[1] is not None:
@@ -161,7 +157,6 @@ class BeamTree(TreeBuilder):
         return Offers(token.expand(-1, front.tokens.shape[1], -1).flatten(1), score), below
 
     def kept(self, levels: list[Offers], fronts: list[Front], drawing: Drawing) -> Grown:
-        """Return the trees of the candidates that are drafted."""
         tree, nodes, _, worth = self.best(levels, fronts, drawing)
         return Grown(tree, nodes, _rated(torch.nn.functional.pad(worth, (1, 0)), tree, drawing))
 
@@ -206,19 +201,14 @@ class BeamTree(TreeBuilder):
         return tree, nodes, place, worth
 
     def order(self, worth: Float[Tensor, "batch candidate"]) -> Int[Tensor, "batch drafted"]:
-        """Return the places of the best candidates, parents before children."""
         return worth.topk(min(self.max_nodes, worth.shape[1]), dim=-1).indices.sort(dim=-1).values
 
     def draft_probs(self, levels: list[Offers], nodes: Int[Tensor, "batch node"], drawing: Drawing) -> Tensor | None:
-        """Return q for the children of every node, by the numbers under which the nodes were shown."""
         return None
 
 
 class ExpansionTree(BeamTree):
-    """Drafts the most probable paths, ``DETERMINISTIC`` whatever the request's temperature.
-
-    Arguments are those of ``BeamTree``. (EAGLE's ``total_tokens`` counts the root, too.)
-    """
+    """Drafts the most probable paths, ``DETERMINISTIC``; EAGLE's ``total_tokens`` counts the root, too."""
 
     rates_nodes = True
 
@@ -258,7 +248,6 @@ class BeamSearchTree(BeamTree):
 
 
 def _rated(worth: Float[Tensor, "batch node"], tree: DraftTree, drawing: Drawing) -> Rated | None:
-    """Return the ratings of nodes by the log-probabilities of their paths, if anybody wants them."""
     return None if drawing.rater is None else drawing.rater.paths(worth, tree)
 
 
@@ -273,11 +262,7 @@ def _front(
     Float[Tensor, "batch offer"], Float[Tensor, "batch front"],
     Int[Tensor, "batch front"], Int[Tensor, "batch front"], Int[Tensor, "batch front"],
 ]:  # fmt: skip
-    """Return the children's scores, and of the best of them scores, tokens, numbers and the parents as shown.
-
-    ``first`` is the number under which the scorer was shown the first parent, ``offered`` the candidates before these.
-    One row of ``log_probs`` serves all parents if a scorer is ``per_depth``.
-    """
+    """Return the children's scores, and of the best of them scores, tokens, numbers and the parents as shown."""
     if worth.shape[1] == 1 and token.shape[2] <= width:  # the root's children are all among the best, and in order
         score, token = worth + log_probs[:, 0], token[:, 0]
         numbers = torch.arange(1 + offered, 1 + offered + token.shape[1], device=worth.device).expand_as(token)

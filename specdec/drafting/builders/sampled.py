@@ -6,10 +6,9 @@ share of what was left, raised to a ``power``: 1 is DySpec's, smaller makes tree
 compares p with q accepts a token drawn from q = p for sure.
 
 Why it is exact. A node's *worth* is the product of these chances down its path, and of the chances that earlier
-siblings are rejected; a slot's worth is what is known of it before its token is drawn. A slot is worth no more than its
-parent, the slot before it, and no less than its node. Nodes are kept by their slots' worth, and expanded by their own:
-so whether there is a slot depends on slots of greater worth alone, never on its token. To keep drawn nodes by their own
-worth (``ExpansionTree``) would drop tokens because of what they are, and bias the output.
+siblings are rejected; a slot's worth is what is known of it before its token is drawn. Nodes are kept by their slots'
+worth, and expanded by their own: so whether there is a slot depends on slots of greater worth alone, never on its
+token. To keep drawn nodes by their own worth would drop tokens because of what they are, and bias the output.
 """
 
 import torch
@@ -27,10 +26,7 @@ _TINY = 1e-30
 
 
 class SampledTree(BeamTree):
-    """Draws a tree without replacement for sampled requests, with its nodes where q is: best first.
-
-    Greedy requests get the most probable paths, as with ``ExpansionTree``.
-    """
+    """Draws a tree without replacement for sampled requests; greedy ones get the most probable paths."""
 
     ordered = True
     takes = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
@@ -87,7 +83,6 @@ class SampledTree(BeamTree):
     def _worths(
         self, worth: Float[Tensor, "batch parent"], own: Float[Tensor, "batch parent child"]
     ) -> tuple[Float[Tensor, "batch parent child"], Float[Tensor, "batch parent child"]]:
-        """Return what the slots below some nodes are worth, and what the tokens drawn for them are."""
         left = 1 - own.cumsum(-1) + own  # the mass that the earlier siblings have left
         share = (own / left.clamp(min=_TINY)).clamp_(0, 1).pow_(self.power)
         before = torch.nn.functional.pad((1 - share).cumprod(-1)[..., :-1], (1, 0), value=1.0)
@@ -114,7 +109,6 @@ class SampledTree(BeamTree):
         return Grown(tree, nodes, drawing.rater.nodes(sure, tree.parents, tree.depth, rank))
 
     def draft_probs(self, levels: list[Offers], nodes: Int[Tensor, "batch node"], drawing: Drawing) -> Tensor | None:
-        """Return q for the children of every node; zero for nodes that were not expanded."""
         if not drawing.sampled:
             return None
         q = torch.cat([offers.q for offers in levels if offers.q is not None], dim=1)

@@ -9,8 +9,7 @@ from torch import Tensor
 from specdec.coupling import race
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.levels import Level, LevelPlan
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Level, LevelPlan, Scorer
 from specdec.filters import first_largest
 from specdec.random import draw, shared_noise
 from specdec.tree import DraftTree, TreeShape
@@ -113,7 +112,6 @@ def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor
 def _children(
     q: Float[Tensor, "batch parent column"], level: Level, uniform: Float[Tensor, "batch draw"] | None, drawing: Drawing
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-    """Return every parent's children, drawn at random, and which of them exist; None if all do."""
     if uniform is not None:
         mine = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
         return drawn(q, level, mine, drawing.law)

@@ -12,15 +12,6 @@ from specdec.drafting.policies.lengths import (
 from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
 
 __all__ = [
-    "AdditiveLength",
-    "ConfidenceNodes",
-    "CostAwareLength",
-    "CostAwareNodes",
-    "FirstNodes",
-    "FixedLength",
-    "LengthPolicy",
-    "NodePolicy",
-    "OracleLength",
-    "RandomLength",
-    "TableLength",
-]
+    "AdditiveLength", "ConfidenceNodes", "CostAwareLength", "CostAwareNodes", "FirstNodes", "FixedLength",
+    "LengthPolicy", "NodePolicy", "OracleLength", "RandomLength", "TableLength",
+]  # fmt: skip

@@ -66,8 +66,7 @@ class FixedLength(LengthPolicy):
 class AdditiveLength(LengthPolicy):
     """Drafts ``up`` deeper after a round in which everything was accepted, and ``down`` less deep after any other.
 
-    This is the ``"heuristic"`` schedule of transformers' assisted generation, for every request by itself. It begins at
-    ``start``. The smallest depth, ``least``, is at least 1, because nothing is learned from rounds without drafts.
+    This is the ``"heuristic"`` schedule of transformers' assisted generation, for every request by itself.
     """
 
     def __init__(self, start: int = 4, up: int = 2, down: int = 1, least: int = 1):
@@ -125,21 +124,16 @@ class TableLength(LengthPolicy):
         return np.full(len(slots), min(depth, self._max_depth))
 
 
-# ---------------------------------------------------------------- by cost
-
 Survival = Float[np.ndarray, "batch depth"]
 """The probability that k tokens or more of a row's draft are accepted, for k from 1 on."""
-
-_FIRST = 4
-"""Rounds of an engine that explore, because nothing is known yet."""
+_FIRST = 4  # rounds of an engine that explore, because nothing is known yet
 
 
 def best_depths(survival: Survival, costs: RaggedCosts, positions: float) -> Slots:
     """Return the depth of every row with which a round emits the most expected tokens per second.
 
     Where rows are padded to the deepest draft, a depth that is worthwhile for one is free for all. Otherwise the
-    likeliest tokens are gone through, which are beginnings of drafts as survival falls along a row, for every depth of
-    the deepest draft. ``positions`` counts those in the cache, over all rows.
+    likeliest tokens are gone through, which are beginnings of drafts, for every depth of the deepest draft.
     """
     rows, most = survival.shape
     deepest = np.arange(most + 1)
@@ -223,7 +217,6 @@ class CostAwareLength(LengthPolicy):
         return chosen
 
     def _round(self, survival: Survival, depths: Slots, positions: float) -> tuple[float, float]:
-        """Return the seconds of a round, and the tokens that it is expected to emit."""
         taken = np.arange(self._max_depth) < depths[:, None]
         drafted, deepest = depths.sum(keepdims=True), depths.max(keepdims=True)
         seconds = self._known.ragged(len(depths), positions, drafted=drafted, deepest=deepest)
@@ -243,7 +236,6 @@ class CostAwareLength(LengthPolicy):
         return 0
 
     def survival(self, slots: Slots) -> Survival:
-        """Return the product of the rates at every position given the one before, whatever depth was drafted."""
         average = (self._all_right + 1) / (self._all_tried + 2)  # one round alone says little
         rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
         return rates.cumprod(axis=1)
@@ -260,11 +252,7 @@ class CostAwareLength(LengthPolicy):
 
 
 class OracleLength(LengthPolicy):
-    """Upper bound: drafts exactly the accepted tokens that are worth their cost, looking one round ahead.
-
-    Args:
-        costs: What rounds cost; None where drafts are free, to draft all that will be accepted.
-    """
+    """Upper bound: drafts exactly the accepted tokens that are worth their cost; None for free drafts."""
 
     foresees = "accepted"
 

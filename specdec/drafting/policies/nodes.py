@@ -32,9 +32,8 @@ class Learning(TypedDict, total=False):
 class NodePolicy(ABC):
     """Leaves out nodes of a tree by how likely they are to be accepted, in the round in which they are drafted.
 
-    What may decide about a node is what was known before its own token was drawn: a node is never left out for its
-    token, nor for what was drawn behind it (DSpark, arXiv 2607.05147, appendix A); where no token was drawn at random,
-    nothing is forbidden. A drafter of a scorer and a tree builder takes one (``ScoredDrafter.pruned_by``).
+    A node is never left out for its own token, nor for what was drawn behind it (DSpark, arXiv 2607.05147, appendix A);
+    where no token was drawn at random, nothing is forbidden. See ``ScoredDrafter.pruned_by``.
 
     Args:
         source: Where confidence comes from (``Rater``), or ``"auto"`` for the drafter's confidence head if it has one,
@@ -42,12 +41,9 @@ class NodePolicy(ABC):
         calibration: A file of an earlier run; None to begin with the confidence as it is.
         learn: Whether to go on counting. Drafts then depend on other requests.
         explore: Every so many rounds nothing is left out, or nothing would be learned of nodes that are. 0 for never.
-
-    Attributes:
-        unseen: The attributes whose change a recording would not see.
     """
 
-    unseen: ClassVar[tuple[str, ...]] = ("learn", "explore")
+    unseen: ClassVar[tuple[str, ...]] = ("learn", "explore")  # whose change a recording would not see
 
     def __init__(
         self, *, source: str = "auto", calibration: str | Path | None = None, learn: bool = True, explore: int = 32
@@ -67,7 +63,6 @@ class NodePolicy(ABC):
 
     @property
     def version(self) -> Hashable:
-        """Differs after a change that a recording would not see."""
         return tuple(getattr(self, name) for name in self.unseen)
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
@@ -84,15 +79,13 @@ class NodePolicy(ABC):
             self._survival = torch.ones(size, dtype=torch.float64, device=device)
             self._played = torch.zeros(1, dtype=torch.long, device=device)
 
-    def prepare(self, rows: int) -> None:  # noqa: B027
-        """Do on the host what must come before the drafts of so many rows."""
+    def prepare(self, rows: int) -> None: ...  # noqa: B027
 
     def rater(self, scorer: Scorer, batch: Batch, *, may_stop: bool) -> Rater:
-        """Return what rates the nodes of a round's trees, which may end early if ``may_stop`` says so."""
         return Rater(scorer, self._used, self.calibration, batch, self._least() if may_stop else None)
 
     def prune(self, grown: Grown, batch: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
-        """Return rated trees, nodes to be verified first, the others made invalid; note them for ``count``."""
+        """Return rated trees, nodes to be verified first, the others invalid; note them for ``count``."""
         tree, rated = grown.tree, grown.rated
         assert rated is not None, "builders rate the nodes when they are asked to"
         there = tree.valid & drafting[:, None] & (tree.depth <= batch.max_depth[:, None])
@@ -127,13 +120,12 @@ class NodePolicy(ABC):
         """Return which nodes are verified; it may not depend on those behind. ``survival`` is negative for none."""
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
-        """Note that nothing was drafted in these slots."""
         self._cells.index_fill_(0, slots, -1)
 
     def count(
         self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], decided: Bool[Tensor, " batch"]
     ) -> None:
-        """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out."""
+        """Count what was accepted of the last drafts: a path of nodes per row, without the root, -1 padded."""
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
         cells = cells.where(decided[:, None], -1)
         nodes = cells.shape[1]
@@ -147,11 +139,10 @@ class NodePolicy(ABC):
         self._played += 1
 
     def save(self, path: str | Path, **facts: Any) -> None:
-        """Write the calibration to a file that ``calibration`` takes, with more facts by name."""
         self.calibration.save(path, policy=type(self).__name__, source=self._used, **facts)
 
     def _least(self) -> float | None:
-        """Return what a node's survival must reach to be verified, if that is known before; None if it is not."""
+        """Return the survival that a node must reach to be verified, if that is known before."""
         return None
 
 
@@ -207,7 +198,6 @@ class CostAwareNodes(NodePolicy):
         self._seconds: dict[tuple[RoundCosts, int], Tensor] = {}
 
     def prepare(self, rows: int) -> None:
-        """Copy the costs of this batch size to the device, once."""
         costs = needed(self.costs)
         if (costs, rows) not in self._seconds:
             with torch.inference_mode(False):
