@@ -136,7 +136,6 @@ class _Level:
 
 
 def _levels(rates: AcceptanceRates, max_nodes: int, depth: int) -> list[_Level]:
-    """Return the best subtrees below nodes of depth 0, 1, … for trees no deeper than ``depth``."""
     size = max_nodes + 1
     none = np.full(size, -np.inf)  # without children
     none[0] = 0.0

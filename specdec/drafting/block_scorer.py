@@ -133,7 +133,6 @@ class BlockScorer(Follower):
     def _conditioned(
         self, tokens: Int[Tensor, "batch node"], depth: int, *, first: int, parents: Tensor | None
     ) -> Float[Tensor, "batch some vocab"]:
-        """Return a place's logits after each of some nodes, the first of which is the ``first`` that was shown."""
         logits = self._logits[:, depth : depth + 1]
         if self._condition is None:
             return logits

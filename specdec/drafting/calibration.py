@@ -194,14 +194,12 @@ class Rater:
         return Rated(cells.masked_fill(root, -1), survival)
 
     def paths(self, logs: Float[Tensor, "batch node"], tree: DraftTree) -> Rated:
-        """Return the ratings of trees by the nodes' own probabilities, from the log-probabilities of their paths."""
         own = logs - logs.gather(1, tree.parents.clamp(min=0))
         return self.nodes(own.exp().nan_to_num(nan=0.0), tree.parents, tree.depth, torch.zeros_like(tree.parents))
 
     def confidence(
         self, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"], depth: int
     ) -> Float[Tensor, "batch some"]:
-        """Return the confidence in the children of some nodes of one depth, before any of them is drawn."""
         if self._source == "head":
             found = self._scorer.confidence(tokens, depth)
             assert found is not None, "checked when the policy was bound"

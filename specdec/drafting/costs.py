@@ -160,7 +160,6 @@ class RoundCosts:
 
     @property
     def largest_error(self) -> float:
-        """The largest error of the fitted costs at a measured tree, relative to what was measured."""
         return float(np.abs(self._terms(np.array(self.trees)) @ self._fit / np.array(self.table[0]) - 1)[1:].max())
 
     @cached_property

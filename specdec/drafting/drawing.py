@@ -46,7 +46,6 @@ class Drawing:
         leaves: bool = False,
         rater: Rater | None = None,
     ) -> "Drawing":
-        """Return how a round's children are drawn; ``temperature`` None follows each request's own."""
         sampling = batch.sampling
         if sampling.seen is not None:
             sampling = replace(sampling, seen=vocabulary.columns(sampling.seen))

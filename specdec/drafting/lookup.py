@@ -48,7 +48,6 @@ class Draft:
 
     @classmethod
     def merged(cls, branches: Iterable[Iterable[int]]) -> "Draft":
-        """Return branches that share common beginnings: ``5 6 7``, ``5 8`` and ``9`` have the tokens ``5 6 7 8 9``."""
         draft, known = cls(), dict[tuple[int, int], int]()
         for branch in branches:
             node = -1

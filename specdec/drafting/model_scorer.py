@@ -74,7 +74,6 @@ class ModelScorer(Follower):
             self.runner.cache.commit(outcome.slots, outcome.starts, nodes)
 
     def _follow(self, host: HostOutcome, path: Int[np.ndarray, "batch depth"]) -> None:
-        """Note how far the cache of every row is right after a round in which others may have drafted."""
         known, grown = self._known[host.slots], self._grown[host.slots]
         shown = (path >= 0).cumprod(1).sum(1)
         after = np.where(shown >= host.counts - 1, _IN_STEP, host.starts + shown)

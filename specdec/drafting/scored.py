@@ -131,7 +131,6 @@ class ScoredSession(Session):
 
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
-        """Grow trees as deep as any row has room for; in a recorded round, of full depth."""
         depth = self.max_depth
         if batch.host is not None:
             room = batch.host if not self.scorer.needs_state else batch.host.begun

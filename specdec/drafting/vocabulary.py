@@ -33,7 +33,6 @@ class VocabularyMap:
         return columns if self.ids is None else self.ids[columns]
 
     def columns(self, table: Shaped[Tensor, "*rows vocab"]) -> Shaped[Tensor, "*rows column"]:
-        """Return a table over the target's tokens as one over the columns that are such tokens."""
         return table[..., : self.common] if self.ids is None else table.index_select(-1, self.ids)
 
     def put(
@@ -42,7 +41,6 @@ class VocabularyMap:
         nodes: slice | Int[Tensor, " some"],
         q: Float[Tensor, "batch some token"],
     ) -> None:
-        """Write the probabilities of columns to some rows of a table over the target's ids."""
         if self.ids is None:
             room[:, nodes, : self.common] = q
         elif isinstance(nodes, slice):

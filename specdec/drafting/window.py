@@ -112,7 +112,6 @@ class WindowScorer(Follower):
     def _newest(
         self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], *, full: bool = False
     ) -> tuple[Tensor, Tensor, Int[Tensor, " batch"], Int[Tensor, " batch"] | None]:
-        """Return the tokens and features of the newest entries, where the first one stands, and how many they are."""
         tokens, features = self._tokens[slots], self._features[slots]
         if full:
             return tokens, features, (lengths - self._window).clamp(min=0), None

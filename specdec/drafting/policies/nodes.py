@@ -66,7 +66,6 @@ class NodePolicy(ABC):
         return tuple(getattr(self, name) for name in self.unseen)
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
-        """Begin with a new engine; refuse a drafter without such confidence, and a calibration of other drafts."""
         self._used = "node" if builder.rates_nodes else source_of(self.source, scorer)
         self._builder = builder
         self.calibration = Calibration(builder.max_depth, builder.ranks, device)
