@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-KIND = "calibrated costs of rounds"
-"""The mark of the files that ``plan costs=fit`` writes."""
+KIND = "calibrated costs of rounds"  # the mark of the files that ``plan costs=fit`` writes
 _Costs = TypeVar("_Costs")
 
 

@@ -114,7 +114,6 @@ class Follower(Scorer, ABC):
     def read(
         self, tokens: Int[Tensor, "batch position"], slots: Int[Tensor, " batch"], starts: Tensor, **more: Any
     ) -> None:
-        """Put tokens into the cache. Padding lands behind a row's own, where nothing is read before it is written."""
         chain = Topology.chain(tokens.shape[1], tokens.device)
         inputs: Any = {"tokens": tokens, "slots": slots, "lengths": starts, "topology": chain, **more}
         self.runner.run(ForwardBatch(wants=Wants(logits=0), **inputs))

@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.target.target import Target
 
-MOST_PADDING = 512
-"""Padding to a multiple of 64 or 128 is common; a larger gap between two widths is another vocabulary."""
+MOST_PADDING = 512  # a larger gap between two widths is another vocabulary
 
 
 class VocabularyMap:
