@@ -196,13 +196,12 @@ def accepts_too_much(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tenso
     return laws.stop + 3.0 * deepest * tree.valid * laws.stop[:, :1]
 
 
-def ignores_the_path(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
-    """Mutant: every node is judged by the root's distribution."""
-    return RejectionVerifier().laws(tree, target_probs[:, :1].expand_as(target_probs).contiguous()).stop
-
-
 ACCEPTS_TOO_MUCH = ChangedRule(RejectionVerifier(), stop=accepts_too_much)
-IGNORES_THE_PATH = ChangedRule(RejectionVerifier(), stop=ignores_the_path)
+# Every node is judged by the root's distribution.
+IGNORES_THE_PATH = ChangedRule(
+    RejectionVerifier(),
+    stop=lambda tree, p, laws: RejectionVerifier().laws(tree, p[:, :1].expand_as(p).contiguous()).stop,
+)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,6 @@ def imports(source: str, module: str = "m", *, typing: bool = False) -> frozense
     return frozenset(found)
 
 
-def tops(names: Iterable[str]) -> set[str]:
-    return {name.split(".")[0] for name in names}
-
-
 SOURCES = {name_of(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
 
 
@@ -126,7 +122,7 @@ def wrong_packages(module: str, found: Iterable[str]) -> list[str]:
     if not (module.startswith("experiments") and (room in SEE_HYDRA or not room or is_entry_point(module))):
         forbidden |= ONLY_EXPERIMENTS
     forbidden |= {package for package, place in ONLY_TRACKING.items() if module != place}
-    return [f"{module} imports {name}" for name in sorted(tops(found) & forbidden)]
+    return [f"{module} imports {name}" for name in sorted({each.split(".")[0] for each in found} & forbidden)]
 
 
 def wrong_layers(module: str, found: Iterable[str]) -> list[str]:

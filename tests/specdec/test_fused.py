@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -138,19 +139,11 @@ def test_a_single_row_and_lengths_that_the_host_does_not_know() -> None:
         assert_close([next(rounds(runner, 1))], [expected])
 
 
-def _sines_turned(*given: Any) -> tuple[Tensor, Tensor]:
-    return kernels.rotate(*given[:4], -given[4], *given[5:])
-
-
-def _weight_forgotten(x: Tensor, residual: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    return kernels.add_norm(x, residual, 0.5 * weight, *given)
-
-
-def _broken(*given: Any) -> Tensor:
-    raise RuntimeError("PassManager::run failed")
-
-
-WRONG: dict[str, Callable[..., Any]] = {"rotate": _sines_turned, "add_norm": _weight_forgotten, "gated": _broken}
+WRONG: dict[str, Callable[..., Any]] = {
+    "rotate": lambda *given: kernels.rotate(*given[:4], -given[4], *given[5:]),
+    "add_norm": lambda x, residual, weight, *given: kernels.add_norm(x, residual, 0.5 * weight, *given),
+    "gated": Mock(side_effect=RuntimeError("PassManager::run failed")),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -148,11 +148,6 @@ def test_paths_that_run_again_give_the_same(name: str, monkeypatch: pytest.Monke
     assert error(model, chunk=3) < bound
 
 
-def forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Only the root of a round enters the states."""
-    patch.setattr(Pending, "commit", lambda *args: None)
-
-
 def twice(patch: pytest.MonkeyPatch) -> None:
     """A path is run over once more: the root is its first node again."""
     commit = Pending.commit
@@ -165,7 +160,10 @@ def twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pending, "commit", again)
 
 
-@pytest.mark.parametrize("mutant", [forgotten, twice])
+# Only the root of a round enters the states; or a path is run over once more.
+@pytest.mark.parametrize(
+    "mutant", [lambda patch: patch.setattr(Pending, "commit", lambda *args: None), twice], ids=["forgotten", "twice"]
+)
 def test_paths_that_do_not_run_again_are_found(mutant: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3_next")
     bound = tolerance(model)

@@ -77,15 +77,6 @@ def test_the_verdict_is_that_of_the_laws(rule: str) -> None:
     check()
 
 
-def _any_depth(tree: DraftTree, following: Tensor) -> Verdict:
-    return certain(replace(tree, valid=torch.ones_like(tree.valid)), following)
-
-
-def _own_token(tree: DraftTree, following: Tensor) -> Verdict:
-    """Asks for the token after a node itself, not after its parent."""
-    return certain(tree, following.roll(1, dims=1))
-
-
 def _last_sibling(tree: DraftTree, following: Tensor) -> Verdict:
     """Takes the last of equal siblings: the trees are read with their nodes in another order."""
     verdict = certain(tree, following)
@@ -98,7 +89,14 @@ def _last_sibling(tree: DraftTree, following: Tensor) -> Verdict:
     return replace(verdict, path=path)
 
 
-@pytest.mark.parametrize("wrong", [_any_depth, _own_token, _last_sibling])
+WRONG: dict[str, Callable[[DraftTree, Tensor], Verdict]] = {
+    "any depth": lambda tree, following: certain(replace(tree, valid=torch.ones_like(tree.valid)), following),
+    "the token after a node itself": lambda tree, following: certain(tree, following.roll(1, dims=1)),
+    "last sibling": _last_sibling,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_wrong_walks_are_found(wrong: Callable[[DraftTree, Tensor], Verdict]) -> None:
     found = []
 

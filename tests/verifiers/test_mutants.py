@@ -44,11 +44,6 @@ def rejected(result: Outcome) -> None:
 # In every rule
 
 
-def what_is_left_above(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
-    """Emits from what is left where the path came from."""
-    return laws.after(tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))
-
-
 def one_coin_for_all_children(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """One uniform number decides on every node that is tried, in post-order: of one level, or of a chain."""
     # The order of trial: a chain from its end, siblings from the first, the root last.
@@ -80,10 +75,12 @@ def test_mistakes_of_every_rule(rule: str) -> None:
     exact, tables = RULES[rule], Tables.random(4, 2, seed=1)
     shape = TreeShape.chain(2) if exact.chain_only else TreeShape.branching(2, 1)
     level = shape if exact.chain_only or exact.paths_only else TreeShape.branching(2)
+    # What is left where the path came from.
+    left_above = lambda tree, p, laws, stop: laws.after(tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))  # noqa: E731
     mistakes: list[tuple[TreeShape, Samplings, dict[str, Callable[..., Tensor]]]] = [
         (shape, TOP, {"after": emit_p}),
         (shape, IID, {"after": emit_p}),
-        (shape, IID, {"after": what_is_left_above}),
+        (shape, IID, {"after": left_above}),
         (shape, IID, {"after": coin_of_the_stop_draws_the_token}),
     ]
     if rule not in SLOW:
@@ -151,11 +148,6 @@ def residual_of_the_parent(tree: DraftTree, target_probs: Tensor, laws: Laws, st
     return RejectionVerifier().laws(other, target_probs).after(stop)
 
 
-def acceptance_of_the_root(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
-    """Forgets the parent: accepts with p and q of the root."""
-    return RejectionVerifier().laws(tree, target_probs[:, :1].expand_as(target_probs).contiguous()).stop
-
-
 def second_use_of_the_coin(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """A coin against the children's cumulative mass; if it is beyond them, it draws the token from the residual."""
     law = laws.after(stop)
@@ -193,7 +185,16 @@ ONE_BY_ONE = [SWOR] * 4
     [
         (ChangedRule(RejectionVerifier(), after=residual_of_the_parent), (1, 1, 1, 1), IID, 21),
         (ChangedRule(RejectionVerifier(), after=residual_of_the_parent), (2, 2), SWOR, 21),
-        (ChangedRule(RejectionVerifier(), stop=acceptance_of_the_root), (1, 1, 1, 1), IID, 21),
+        # Forgets the parent: accepts with p and q of the root.
+        (
+            ChangedRule(
+                RejectionVerifier(),
+                stop=lambda tree, p, laws: RejectionVerifier().laws(tree, p[:, :1].expand_as(p).contiguous()).stop,
+            ),
+            (1, 1, 1, 1),
+            IID,
+            21,
+        ),
         (ChangedRule(BlockVerifier(), stop=stops_at_the_first_failure), (1, 1, 1, 1), IID, 3),
         (ChangedRule(BlockVerifier(), after=residual_of_rejection), (1, 1, 1, 1), IID, 3),
         (UNCAPPED, (1, 1, 1, 1), IID, 3),
@@ -218,11 +219,6 @@ def test_mistakes_of_one_rule(mutant: Verifier, factors: tuple[int, ...], laws: 
 largest, run = verifiers.greedy_multipath._law_of_the_largest, verifiers.kseq._run
 share_out, given = verifiers.two_draft.share_out, verifiers.transport._Plan.given
 masses_left, fill = verifiers.thresholds._masses_left, verifiers.thresholds._fill
-
-
-def no_skew(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
-    """Takes the selected path for one that was drawn."""
-    return q
 
 
 def skew_of_one_position(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
@@ -265,15 +261,11 @@ def q_stays(*args: Any) -> Tensor:
     return torch.ones_like(masses_left(*args))
 
 
-def weights_of_one(*args: Any) -> Any:
-    """All weights are 1 among siblings."""
-    return fill(*args[:-1], torch.ones_like(args[-1]))
-
-
 @pytest.mark.parametrize(
     ("place", "mistake", "rule", "factors", "law", "seed"),
     [
-        ("greedy_multipath._law_of_the_largest", no_skew, GreedyMultiPathVerifier(), (2, 1), IID, 3),
+        # Takes the selected path for one that was drawn.
+        ("greedy_multipath._law_of_the_largest", lambda p, q, *of: q, GreedyMultiPathVerifier(), (2, 1), IID, 3),
         ("greedy_multipath._law_of_the_largest", skew_of_one_position, GreedyMultiPathVerifier(), (2, 1), IID, 3),
         ("kseq._run", small_rho, KSeqVerifier(), (2, 2), IID, 21),
         ("transport._Plan.given", generous, TransportVerifier(), (2, 2), SWOR, 3),
@@ -283,7 +275,15 @@ def weights_of_one(*args: Any) -> Any:
         ("two_draft.share_out", always_the_later, WeightedTransportVerifier(), (2, 1), IID, 1),
         ("thresholds._masses_left", q_stays, RejectionVerifier(), (1, 3), SWOR, 1),
         ("thresholds._masses_left", q_stays, TraversalVerifier(), (1, 3), SWOR, 1),
-        ("thresholds._fill", weights_of_one, TraversalVerifier(), (1, 3), SWOR, 1),
+        # All weights are 1 among siblings.
+        (
+            "thresholds._fill",
+            lambda *args: fill(*args[:-1], torch.ones_like(args[-1])),
+            TraversalVerifier(),
+            (1, 3),
+            SWOR,
+            1,
+        ),
     ],
 )
 def test_mistakes_of_one_function(place, mistake, rule: Verifier, factors, law, seed: int, monkeypatch) -> None:
