@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters import NGramDrafter
@@ -236,25 +235,6 @@ def test_our_own_changes_of_weights_are_refused(stored: Callable[[dict[str, Any]
     model.config.quantization_config = settings
     with pytest.raises(ValueError, match=r"quantization='int8': .* by gptq already"):
         quantize(model, "int8")
-
-
-class PackedLinear(nn.Module):
-    """As GPTQ's layers are: four bits per weight in integers that are buffers, with a scale per group of 16."""
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__()
-        self.in_features, self.out_features = inputs, outputs
-        self.register_buffer("qweight", torch.zeros(inputs // 8, outputs, dtype=torch.int32))
-        self.register_buffer("scales", torch.zeros(inputs // 16, outputs, dtype=torch.float16))
-
-
-def test_packed_buffers_count_as_weights() -> None:
-    model = tiny_model()
-    before = weights_read(model)
-    model.model.layers[0].mlp.up_proj = PackedLinear(32, 48)
-    after = weights_read(model)
-    assert after.weights == before.weights
-    assert before.bytes - after.bytes == 32 * 48 * 4 - (32 * 48 // 2 + 2 * 48 * 2)
 
 
 def wide_model() -> PreTrainedModel:

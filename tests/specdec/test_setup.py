@@ -3,8 +3,6 @@
 import copy
 import json
 import linecache
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import machine
+from specdec.doctor import table
 from specdec.inflate import describe, inflate, place_heads, resolve_shape
 from specdec.llama_shapes import SHAPES, LlamaShape
 from specdec.machine import Cpu, choose_dtype
@@ -113,18 +112,8 @@ def test_this_machine_is_read_without_fail() -> None:
     assert machine.cpu() is facts
     if torch.cpu._is_avx512_bf16_supported():  # another source than the one that names the features
         assert "avx512_bf16" in facts.features
+    assert table(facts)["processor"] == facts.name
     assert machine.usable_cores() >= 1
-
-
-@pytest.mark.full
-def test_the_table_is_a_command_that_needs_no_hydra() -> None:
-    code = (
-        "import sys, runpy; sys.modules['hydra'] = sys.modules['omegaconf'] = None; "
-        "runpy.run_module('specdec.doctor', run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"processor: {machine.cpu().name}\n") and f"torch {torch.__version__}" in done.stdout
 
 
 SIZES = (
