@@ -12,7 +12,8 @@ from drafters.model import ModelDrafter
 from specdec import Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
 from specdec.checks.reference import reference_decode
-from specdec.kernels.attention import DTYPES, Tiles, choose_tiles
+from specdec.kernels.attention import DTYPES
+from specdec.kernels.tiles import Tiles, choose_tiles
 from specdec.native import native_library
 from specdec.target.facts import find
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
@@ -198,7 +199,7 @@ def test_preparing_reads_nothing_and_a_known_tree_costs_nothing() -> None:
 
 @pytest.mark.parametrize("room", [99 * 1024, 227 * 1024], ids=["a consumer's card", "H100"])
 def test_tiles_fit_into_shared_memory(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.kernels.attention.shared_memory", lambda device: room)
+    monkeypatch.setattr("specdec.kernels.tiles.shared_memory", lambda device: room)
     widths = [(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)]
     for dtype, (head_dim, value_dim), queries in itertools.product(DTYPES, widths, [1, 8, 64, 256, 4096]):
         tiles = choose_tiles(queries, head_dim, value_dim, dtype, torch.device("cpu"))

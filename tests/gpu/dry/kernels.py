@@ -35,7 +35,8 @@ from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.kernels import attention, products
-from specdec.kernels.attention import Tiles
+from specdec.kernels import tiles as tiling
+from specdec.kernels.tiles import Tiles
 from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -296,7 +297,7 @@ def compile_for(capability: int) -> list[Any]:
         kernels.append(run(self, *args, grid=grid, warmup=True, **kwargs))
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    attention.shared_memory = lambda device: SHARED[capability]
+    tiling.shared_memory = lambda device: SHARED[capability]
     attention.processors = lambda device: 132
     return kernels
 
