@@ -36,15 +36,9 @@ def model_lock(model: nn.Module) -> threading.RLock:
 
 
 class Executor(ABC):
-    """Runs forwards of one model. The caller of ``run`` holds the model's lock (``model_lock``).
+    """Runs forwards of one model. The caller of ``run`` holds the model's lock (``model_lock``)."""
 
-    Attributes:
-        frozen: Refuses changes of the model.
-        captures: Whether forwards of a shape that comes often are captured.
-        replays_at_once: Whether a captured forward is a single step of what is recorded around it.
-    """
-
-    captures: bool = False
+    captures: bool = False  # forwards of a shape that comes often
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
         self.model, self.backend, self.frozen = model, backend, Frozen(model)
@@ -57,6 +51,7 @@ class Executor(ABC):
 
     @property
     def replays_at_once(self) -> bool:
+        """Whether a captured forward is a single step of what is recorded around it."""
         return False
 
     def copies(self) -> dict[int, int]:

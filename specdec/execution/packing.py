@@ -67,9 +67,8 @@ class PackedLayer(NamedTuple):
 class PackedLinears:
     """Packed copies of a model's linear layers, with norms and activations in C (``norms``).
 
-    Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices
-    or in other dtypes. Copies are made only if half of the free memory holds them. Engines of one model, and models
-    that have weights in common, such as a target and its drafting twin, have these copies in common.
+    Layers of other classes (quantized, adapted, distributed) are not packed. Copies are made only if half of the free
+    memory holds them. Engines of one model, and models that have weights in common, have these copies in common.
     """
 
     def __init__(self, model: nn.Module):
@@ -91,10 +90,7 @@ class PackedLinears:
         return {id(layer.weight): layer.packed.bytes for layer in self.layers}
 
     def joint(self, packed: Sequence[PanelWeight]) -> PanelWeight | None:
-        """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
-
-        None for weights that do not belong to these layers or do not fit together.
-        """
+        """Return one packed weight for several layers, with outputs side by side; None if they do not fit together."""
         key = tuple(map(id, packed))
         if key not in self._joint:
             own = {id(layer.packed) for layer in self.layers}

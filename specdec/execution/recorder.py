@@ -101,8 +101,7 @@ class CudaGraphRecorder(Recorder):
 
     A graph reads its inputs at fixed addresses. The outputs of other graphs stand at one anyway; other inputs are
     copied to one. Graphs of one kind of stage share a pool of memory: none needs another's outputs. Graphs of different
-    kinds read each other's outputs and are replayed in another order than they were captured in, for which torch wants
-    pools of their own.
+    kinds read each other's outputs, in another order than they were captured in, and have pools of their own.
     """
 
     runs = False
@@ -113,10 +112,7 @@ class CudaGraphRecorder(Recorder):
         self._fixed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # outputs of graphs by address
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
-        """See ``Recorder.rehearse``: waits of the host, which would break a capture off, are warned of.
-
-        An error would leave the work half done, also that of other threads.
-        """
+        """See ``Recorder.rehearse``: waits of the host, which would break a capture off, are warned of."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
