@@ -46,7 +46,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"logits_processor": penalties(6, 0, 1), "sequence_bias": [[[PAD], 1.0], [[3], 1.0]]},
     {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="lefthash")},
 ]
-"""Those that ``test_random_calls.py`` does not combine."""
+"""Those that random calls do not combine."""
 
 
 @pytest.mark.parametrize(
