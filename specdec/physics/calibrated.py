@@ -122,10 +122,6 @@ class CalibratedRounds:
         nodes, depths = zip((0, 0), *(self.depths or [(1 << 30, 1 << 30)]), strict=True)
         return nodes, depths
 
-    def _nodes_at(self, depth: int) -> int:
-        nodes, depths = self._trees
-        return round(float(np.interp(depth, depths, nodes)))
-
     # ---------------------------------------------------------------- as RaggedCosts
 
     def check_depth(self, depth: float) -> None:
@@ -157,15 +153,17 @@ class CalibratedRounds:
         self._check_drafter()
         (least, most), drafted, at = self.box.batch, self.box.drafted[1], {"context": sum(self.box.context) / 2}
         rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
-        largest, nodes = min(self._nodes_at(self.deepest), drafted), None
+        tree_nodes, tree_depths = self._trees
+        depths = range(self.deepest + 1)
+        sizes = [(round(float(np.interp(depth, tree_depths, tree_nodes))), depth) for depth in depths]
+        largest, nodes = min(sizes[-1][0], drafted), None
         if by_nodes:
             nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest}))
             whole = {row: self.draft(batch=row, drafted=largest, **at) + self.outside for row in rows}
             table = [[self.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
         else:
-            sizes = [(self._nodes_at(depth), depth) for depth in range(self.deepest + 1)]
-            sizes = [(size, depth) for size, depth in sizes if size <= drafted]
-            table = [[self.round_seconds(batch=row, drafted=n, depth=d, **at) for n, d in sizes] for row in rows]
+            known = [size for size in sizes if size[0] <= drafted]
+            table = [[self.round_seconds(batch=row, drafted=n, depth=d, **at) for n, d in known] for row in rows]
         return RoundCosts(rows=tuple(rows), table=tuple(map(tuple, table)), nodes=nodes, **self._facts)
 
     def trees(self, *, rows: int) -> RoundCosts:
@@ -213,12 +211,11 @@ class CalibratedRounds:
 
 
 def is_calibrated(path: str | Path) -> bool:
-    """Return whether a file says that it holds calibrated costs."""
+    """Whether a file says that it holds calibrated costs."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(Path(path).read_text(encoding="utf-8"))["kind"] == KIND
+    except (OSError, ValueError, TypeError, KeyError):
         return False
-    return isinstance(found, dict) and found.get("kind") == KIND
 
 
 def _read(kind: Any, value: Any) -> Any:

@@ -137,11 +137,8 @@ class Errors:
 def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Sequence[int] = ()) -> StepCost:
     """Return the constants that are closest to measured forwards.
 
-    In a range whose forwards all have one number of tokens, the time per token cannot be told from the fixed one: all
-    of it counts as fixed.
-
-    A range that nothing was measured in is left out, and its forwards count to the next one, at the end to the one
-    before. ``ends`` are the most tokens of every range but the last one.
+    ``ends`` are the most tokens of every range but the last one. Where all forwards of a range have one number of
+    tokens, all of their time counts as fixed; a range that nothing was measured in is left out.
 
     Raises:
         ValueError: There are fewer steps than constants.

@@ -15,7 +15,11 @@ TABLE = Path(__file__).with_name("devices.yaml")
 _COMPUTES = ("float32", "tf32", "float16", "bfloat16", "fp8", "int8")
 _NEEDED = ("memory", "bandwidth", "flops", "source")
 _OPTIONAL = ("title", "cache", "measured", "chip")
-_CHIP = ("processors", "registers", "shared")
+_SECTIONS = {
+    "flops": _COMPUTES,
+    "measured": ("bandwidth", "flops"),
+    "chip": ("processors", "registers", "shared", "link"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ def read_devices(path: Path = TABLE) -> dict[str, Device]:
     import yaml  # not needed for arithmetic
 
     try:
-        # PyYAML takes 3.35e12 for a text: its numbers need a sign in the exponent. `_number` takes both.
+        # PyYAML takes 3.35e12 for a text: its numbers need a sign in the exponent. `_figures` takes both.
         rows: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"devices={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
@@ -100,32 +104,19 @@ def _device(name: str, row: Any, where: str) -> Device:
     for key in _NEEDED:
         if row.get(key) is None:
             raise ValueError(f"{where} has no {key}")
-    measured, chip = row.get("measured"), row.get("chip")
-    if measured is not None and not isinstance(measured, Mapping):
-        raise ValueError(f"{where}.measured is not a section: give bandwidth, flops or both")
-    if chip is not None and (not isinstance(chip, Mapping) or not set(_CHIP) <= set(chip) <= {*_CHIP, "link"}):
-        raise ValueError(f"{where}.chip={chip!r}: give {', '.join(_CHIP)}, and link if there is one")
-    return Device(
-        name=name,
-        title=str(row.get("title") or name),
-        **{"cache": 0.0, **_figures({key: value for key, value in row.items() if key != "cache" or value}, where)},
-        source=str(row["source"]),
-        measured=None if measured is None else _figures(measured, f"{where}.measured"),
-        chip=None if chip is None else {key: _number(value, f"{where}.chip.{key}") for key, value in chip.items()},
-    )
+    for key, names in _SECTIONS.items():
+        section = row.get(key)
+        if section is not None and (not isinstance(section, Mapping) or not section or not set(section) <= set(names)):
+            raise ValueError(f"{where}.{key}={section!r}: give numbers by name, out of {', '.join(names)}")
+    words = {"title": str(row.get("title") or name), "source": str(row["source"])}
+    numbers = {key: value for key, value in row.items() if key not in words and value}
+    return Device(name=name, **words, **{"cache": 0.0, **_figures(numbers, where)})
 
 
-def _figures(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    names = [name for name in ("memory", "bandwidth", "cache") if row.get(name) is not None]
-    found: dict[str, Any] = {name: _number(row[name], f"{where}.{name}") for name in names}
-    if (rates := row.get("flops")) is not None:
-        if not isinstance(rates, Mapping) or not rates or set(rates) - set(_COMPUTES):
-            raise ValueError(f"{where}.flops={rates!r}: give rates by type, out of {', '.join(_COMPUTES)}")
-        found["flops"] = {str(name): _number(rate, f"{where}.flops.{name}") for name, rate in rates.items()}
-    return found
-
-
-def _number(given: Any, where: str) -> float:
+def _figures(given: Any, where: str) -> Any:
+    """Numbers above 0, by name as far as they are given so."""
+    if isinstance(given, Mapping):
+        return {str(name): _figures(value, f"{where}.{name}") for name, value in given.items()}
     try:
         found = float(given)
     except (TypeError, ValueError):

@@ -97,12 +97,7 @@ def stored(config: Mapping[str, Any]) -> Stored | None:
         return Stored(method, 0.5 + 4 / 64 if given.get("load_in_4bit") else 1.0)
     if method in ("fp8", "fbgemm_fp8"):
         return Stored(method, 1.0)
-    if method == "compressed-tensors":
-        groups = given.get("config_groups")
-        first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-        weights = first.get("weights") or {}
-        if type(weights.get("num_bits")) is int:
-            group = weights.get("group_size")
-            factors = 2 / group if isinstance(group, int) and group > 0 else 0.0
-            return Stored(method, weights["num_bits"] / 8 + factors)
+    if method == "compressed-tensors" and given.get("config_groups"):
+        weights = next(iter(given["config_groups"].values())).get("weights") or {}
+        return Stored(method, weights["num_bits"] / 8 + 2 / (weights.get("group_size") or float("inf")))
     raise ValueError(f"the checkpoint is quantized by {method or 'a method without a name'}, whose size is not known")

@@ -5,7 +5,7 @@ that are in use, is enough to count the numbers in the matrices of most decoders
 with transformers' own models, type by type.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,10 @@ class _Reader:
         return Attention(weights=weights, heads=heads, **keys, **values)
 
     def mlp(self, index: int) -> Mlp:
-        if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):
-            return Mlp(weights=3 * self.hidden * self._adjusted())
+        if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):  # its width is in another unit
+            step = int(self.find("block_multiple_of") or 1)
+            width = int((self.find("block_ffn_dim_multiplier") or 1) * int(2 * self.inner / 3))
+            return Mlp(weights=3 * self.hidden * -(-width // step) * step)
         experts = self.find("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         if not experts or not self._is_sparse(index):
             inner = self.inner[index] if isinstance(self.inner, list | tuple) else self.inner
@@ -165,12 +167,6 @@ class _Reader:
         inner = int(self.find("moe_intermediate_size", "expert_ffn_hidden_size") or self.inner)
         shared, each = self._shared_experts(inner), self._matrices * self.hidden * inner
         return Mlp(weights=self.hidden * experts + shared, experts=experts, chosen=chosen, expert_weights=each)
-
-    def _adjusted(self) -> int:
-        """Return the width of LFM2's MLP, which its configuration gives in another unit."""
-        inner, step = int(2 * self.inner / 3), int(self.find("block_multiple_of") or 1)
-        inner = int((self.find("block_ffn_dim_multiplier") or 1) * inner)
-        return -(-inner // step) * step
 
     def _shared_experts(self, inner: int) -> int:
         width = self.find("shared_expert_intermediate_size", "shared_intermediate_size")
@@ -227,29 +223,23 @@ class _Reader:
             return None
         if self.find("layer_types", "layers_block_type") is not None:
             return window if kind == "sliding_attention" else None
-        pattern = _PATTERNS.get(self.kind)
-        if pattern is None:
+        if self.kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"):
+            return window if index >= int(self.find("max_window_layers") or 0) else None
+        every = _FULL_EVERY.get(self.kind)
+        if every is None:
             raise MissingSizeError(f"{_title(self.given)} has a sliding_window and no layer_types")
-        return window if pattern(self, index) else None
+        every = every and int(self.find("sliding_window_pattern") or every)
+        return None if every and (index + 1) % every == 0 else window
 
 
-def _but_every(count: int) -> Callable[[_Reader, int], bool]:
-    return lambda reader, index: (index + 1) % int(reader.find("sliding_window_pattern") or count) != 0
-
-
-_PATTERNS: dict[str, Callable[[_Reader, int], bool]] = {
-    **dict.fromkeys(
-        ("mistral", "mixtral", "phi3", "starcoder2", "phimoe", "ministral", "ministral3"), lambda reader, index: True
-    ),
-    **dict.fromkeys(
-        ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"),
-        lambda reader, index: index >= int(reader.find("max_window_layers") or 0),
-    ),
-    **dict.fromkeys(("gemma2", "gpt_oss"), _but_every(2)),
-    "gemma3_text": _but_every(6),
-    "cohere2": _but_every(4),
+_FULL_EVERY = {
+    **dict.fromkeys(("mistral", "mixtral", "phi3", "starcoder2", "phimoe", "ministral", "ministral3"), 0),
+    "gemma2": 2,
+    "gpt_oss": 2,
+    "gemma3_text": 6,
+    "cohere2": 4,
 }
-"""Which layers have the window, by model type, where an older configuration does not list it."""
+"""By model type: every how manieth layer has no window, where an older configuration does not list it; 0: none."""
 
 _CHOOSING = frozenset(("deepseek_v32", "glm_moe_dsa"))
 """Model types whose attention sees only positions that an indexer chooses."""
@@ -280,7 +270,7 @@ def _decoder_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _title(given: Mapping[str, Any]) -> str:
     kind, made = given.get("model_type"), given.get("architectures")
-    if isinstance(made, Sequence) and not isinstance(made, str) and made:
+    if isinstance(made, list | tuple) and made:
         return str(made[0])
     return f"the configuration of model_type {kind!r}" if kind else "the configuration"
 

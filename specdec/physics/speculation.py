@@ -43,10 +43,7 @@ def speedup_of(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: 
 
 
 def target_efficiency(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:
-    """Return the seconds of the target's plain step over those of verifying: 1 where verification is free.
-
-    It depends on the device and not on acceptance (MoESD, arXiv 2505.19645).
-    """
+    """Return the seconds of a plain step over those of verifying (MoESD, arXiv 2505.19645): 1 where that is free."""
     plain = cost.verify(batch=batch, drafted=0, context=context)
     return plain / cost.verify(batch=batch, drafted=drafted, context=context)
 
