@@ -26,7 +26,6 @@ from experiments.results.comparison import (
     settings_of,
     title,
 )
-from experiments.results.data import described
 from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.rows import ALL, RUNS, Row, family, typed
@@ -151,7 +150,7 @@ def comparison_frame(entries: Sequence[Entry]) -> Frame:
     rows = [
         {"name": entry.name, **row}
         for entry in entries
-        for row in described(entry.run)
+        for row in entry.run.described
         if (row["method"], row["temperature"]) == (entry.row["method"], entry.row["temperature"])
     ]
     return typed(rows, {"name": "string", **RUNS})

@@ -11,7 +11,6 @@ from experiments.reporting.style import Panel as Panel
 from experiments.reporting.table import Col, Table
 from experiments.reporting.verdicts import warning
 from experiments.results.comparison import distinguishing
-from experiments.results.data import described
 from experiments.results.frame import Frame
 from experiments.results.records import PLAIN
 from experiments.results.rows import RUNS, rows_of, typed
@@ -74,7 +73,7 @@ class Study:
         """The rows of all runs with a name for each series, sorted, and the derived columns."""
         rows, setting = [], self.x.removeprefix("config.")
         for run, given in zip(runs, distinguishing([run.manifest for run in runs]), strict=True) if runs else ():
-            for row in described(run):
+            for row in run.described:
                 if row["method"] == PLAIN and not self.plain:
                     continue
                 said = (f"drafter={row['method']}", f"{setting}=", "sampling.temperature=")

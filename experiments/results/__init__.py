@@ -4,18 +4,13 @@
 rest of this project: only ``manifest.py`` and ``revision.py``, which belong to a run while it is made, ask for them.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from experiments.results.data import Results, load
-
-__all__ = ["Results", "load"]
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: a run itself needs no pandas frames, and should not wait for them.
-    if name in __all__:
-        from experiments.results import data
+    if name in ("Results", "load"):
+        from experiments.results import runs
 
-        return getattr(data, name)
+        return getattr(runs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

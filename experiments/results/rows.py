@@ -1,6 +1,6 @@
 """The frame of results: a flat row per run, method, temperature and category of prompts. All reports start from it.
 
-``summary.summarize`` computes the rows of one run from its records; ``data.load`` and ``runs.Run`` add what made it.
+``summary.summarize`` computes the rows of one run from its records; ``runs.load`` and ``runs.Run`` add what made it.
 """
 
 import json
@@ -76,6 +76,35 @@ string: overrides version.* override.*
 any: config.*
 """)
 RUNS = {"run": "string", **FIGURES, **ORIGIN}
+PROMPTS = columns("""\
+category: run method exactness
+float64: temperature
+string: prompt
+category: category
+int64: turn sample batch prompt_tokens tokens rounds accepted
+float64: expected_accepted
+int64: proposed_depth proposed_nodes
+float64: mean_acceptance_length batch_seconds ingestion arrived admitted prefilled first_token finished
+float64: ttft engine_ttft tpot e2e
+category: finish_reason
+bool: failed
+string: error
+boolean: equals_plain
+Int64: divergence
+float64: margin tie_bound
+string: text
+""")
+
+ROUNDS = columns("""\
+category: run method
+float64: temperature
+category: prompt category
+int64: turn sample round accepted
+float64: expected_accepted
+int64: proposed_depth proposed_nodes
+float64: distance_tv distance_kl emitted_at
+Int64: emitted
+""")
 
 
 def typed(rows: Any, schema: Mapping[str, str]) -> Frame:

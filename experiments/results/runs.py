@@ -1,23 +1,29 @@
-"""Finished and interrupted runs, read back from their folders."""
+"""Finished and interrupted runs, read back from their folders, one by one or all together as pandas frames."""
 
 import glob
 import json
+import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from experiments.results.frame import Frame, frame_of
+import pandas
+
+from experiments.results import metrics
+from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.limits import Terms
-from experiments.results.origin import MANIFEST, json_text, read_manifest
+from experiments.results.origin import MANIFEST, flatten, json_text, read_manifest
 from experiments.results.records import PLAIN, RECORDS, Record, read_records
-from experiments.results.rows import ALL, Row, rows_of
+from experiments.results.rows import ALL, PROMPTS, ROUNDS, RUNS, Row, rows_of, typed
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import SCHEMA, summarize
 
 SUMMARY = "summary.json"
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,11 @@ class Run:
             name = "plain decoding" if row["method"] == PLAIN else labels.get(row["method"], row["method"])
             row["label"] = row["label"].replace(row["method"], name, 1)
         return rows
+
+    @cached_property
+    def described(self) -> list[Row]:
+        """The rows over all prompts with the columns that say what made the run."""
+        return [row | _origin(self.folder, self.manifest) for row in self.rows]
 
     def parts_of(self, row: Row) -> list[Row]:
         """The rows by category of a row's method at its temperature."""
@@ -129,6 +140,9 @@ def complete(folder: Path) -> bool:
     return bool(read_summary(folder).get("complete"))
 
 
+# ---------------------------------------------------------------- which runs
+
+
 def find_folders(given: Sequence[str]) -> list[Path]:
     """Return the folders of runs that some paths stand for, in order and each once; those given twice are said.
 
@@ -165,3 +179,133 @@ def runs_at(pattern: str) -> list[Path]:
 def by_number(folder: Path) -> tuple[int, int, str]:
     """A key for sorting: job 10 after job 9, and other names after the numbers."""
     return (0, int(folder.name), "") if folder.name.isdigit() else (1, 0, folder.name)
+
+
+# ---------------------------------------------------------------- many runs as frames
+
+
+class Results:
+    """The runs that ``load`` found, as frames. docs/measurements.md lists their columns.
+
+    A frame is made when it is first asked for, so ``runs`` of thousands of folders reads no record as long as each
+    run's ``summary.json`` is up to date.
+    """
+
+    def __init__(self, manifests: Mapping[Path, Mapping[str, Any]]):
+        self.manifests = dict(manifests)
+
+    def __repr__(self) -> str:
+        return f"Results of {len(self.manifests)} runs: .runs, .prompts, .rounds"
+
+    @cached_property
+    def runs(self) -> Frame:
+        """A row for every method at every temperature in every run, over all prompts."""
+        return typed((row for row in self._rows if row["category"] == ALL), RUNS)
+
+    @cached_property
+    def categories(self) -> Frame:
+        """The same by category of prompts, for runs that have several."""
+        return typed((row for row in self._rows if row["category"] != ALL), RUNS)
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        read = _readable(self.manifests, lambda folder: (folder, _rows(folder)))
+        return [row | _origin(folder, self.manifests[folder]) for folder, rows in read for row in rows]
+
+    @cached_property
+    def prompts(self) -> Frame:
+        """A row for every record: one output of one method."""
+        return self._of_records(_prompts, PROMPTS)
+
+    @cached_property
+    def rounds(self) -> Frame:
+        """A row for every round of every output that did not fail."""
+        return self._of_records(rounds_of, ROUNDS)
+
+    def _of_records(self, view: Callable[[Frame], Frame], schema: Mapping[str, str]) -> Any:
+        # One run's records at a time: all of them together may not fit into memory.
+        def read(folder: Path) -> Frame:
+            found = view(frame_of(read_records(folder / RECORDS), folder.as_posix()))
+            return found[list(schema)].astype({name: "object" for name in schema if schema[name] == "category"})
+
+        found = _readable(self.manifests, read)
+        return typed(pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(), schema)
+
+
+def load(*patterns: str | os.PathLike[str]) -> Results:
+    """Find runs and read what made them.
+
+    Args:
+        patterns: Folders, for the run in it or all runs anywhere below it; or glob patterns such as ``outputs/**``.
+
+    Returns:
+        The runs, in the order of the patterns, and job 10 of a sweep after job 9. Folders that look like runs and
+        cannot be read are left out, and one warning lists them.
+
+    Raises:
+        ValueError: There is no run at all.
+    """
+
+    def read(folder: Path) -> tuple[Path, Mapping[str, Any]]:
+        manifest = read_manifest(folder)
+        if not (folder / RECORDS).is_file():
+            raise ValueError(f"{folder} has a manifest and no {RECORDS}: not a run, or one that never began")
+        return folder, manifest
+
+    folders = dict.fromkeys(folder for pattern in patterns for folder in runs_at(os.fspath(pattern)))
+    manifests = dict(_readable(folders, read))
+    if not manifests:
+        given = ", ".join(repr(os.fspath(pattern)) for pattern in patterns) or "nothing"
+        raise ValueError(f"no run found in {given}: give folders of runs, or a pattern such as 'outputs/**'")
+    return Results(manifests)
+
+
+def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Read]:
+    """What was read from every folder; one warning lists those that cannot be read."""
+    found, unreadable = [], []
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except (OSError, ValueError) as error:
+            unreadable.append(f"  {folder}: {error}")
+    if unreadable:
+        listed = "\n".join(unreadable)
+        warnings.warn(f"left out {len(unreadable)} folders that cannot be read:\n{listed}", stacklevel=4)
+    return found
+
+
+def _rows(folder: Path) -> list[Row]:
+    """A run's rows: from its summary if that is newer than its records, else computed from the records."""
+    summary, file, records = read_summary(folder), folder / SUMMARY, folder / RECORDS
+    # Another version's may lack a figure; the records have everything.
+    if summary.get("schema") == SCHEMA and file.stat().st_mtime_ns >= records.stat().st_mtime_ns:
+        return summary["rows"]
+    return rows_of(load_run(folder).frame, None)
+
+
+def _prompts(frame: Frame) -> Frame:
+    sums = {name: frame[name].map(sum) for name in metrics.COLUMNS}
+    length = (1 + sums["accepted"] / frame.rounds).where(frame.rounds > 0)
+    return frame.assign(**sums, mean_acceptance_length=length, batch_seconds=frame.seconds)
+
+
+def _origin(folder: Path, manifest: Mapping[str, Any]) -> Row:
+    """What made a run, from its manifest; what another version's manifest does not say is empty."""
+    machine, git, target = (manifest.get(name) or {} for name in ("machine", "git", "target"))
+    given = [str(text) for text in manifest.get("overrides") or []]
+    row = {
+        "run": folder.as_posix(),
+        "target": target.get("name"),
+        "parameters": target.get("parameters"),
+        **{name: manifest.get(name) for name in ("dtype", "device", "threads", "prompts", "prompts_hash", "started")},
+        "system": machine.get("system"),
+        "processor": machine.get("processor"),
+        "gpus": ", ".join(machine.get("gpus") or []) or None,
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+        "overrides": " ".join(given),
+    }
+    row |= {f"version.{name}": version for name, version in (manifest.get("versions") or {}).items()}
+    parts = (text.partition("=") for text in given)
+    row |= {f"override.{name.lstrip('+~')}": value for name, assigned, value in parts if assigned}
+    return row | {f"config.{name}": value for name, value in flatten(manifest["config"]).items()}
