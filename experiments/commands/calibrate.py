@@ -9,7 +9,7 @@ from experiments.config.sections import build, plain
 from experiments.measuring.calibrating import Plan
 from experiments.measuring.calibrating import calibrate as measured
 from experiments.measuring.forwards import Grid
-from experiments.reporting.calibration import constants_table, errors_table, predicted_plot, remarks
+from experiments.reporting.calibration import constants_table, errors_table, remarks
 from experiments.reporting.formats import publish
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
@@ -17,7 +17,6 @@ from specdec.interfaces import Drafter
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.target.target import Target
 
-PICTURE = "predicted.png"
 _ENGINE = ("attention", "optimize", "kv_cache", "invariant")
 _TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(Shape):\n    def __init__(self):\n"
 
@@ -52,7 +51,7 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
         "calibration",
         tables=[constants_table(found), errors_table(found)],
         said=remarks(found),
-        drawn=lambda: [predicted_plot(found, out / PICTURE), path],
+        drawn=lambda: [path],
     )
     return found
 

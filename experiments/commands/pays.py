@@ -9,14 +9,13 @@ from experiments.config.sections import build, component_of, listed, plain
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.forwards import Forward, measure_forwards
 from experiments.reporting.formats import publish
-from experiments.reporting.pays import figures_of, heads_table, lengths_table, pays_plot, verdict
+from experiments.reporting.pays import figures_of, lengths_table, verdict
 from experiments.reporting.progress import steps_shown
 from experiments.session.engines import settle
 from specdec.physics.rounds import TimedRounds
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
-PICTURE = "pays.png"
 _ENGINE = ("attention", "optimize", "kv_cache", "invariant")
 
 
@@ -45,13 +44,12 @@ def pays(config: DictConfig) -> TimedRounds:
     where = conditions_of(target, runner, None)
     threads = f"{where.threads} thread{'s' * (where.threads > 1)}"
     about = f"{where.model} in {where.dtype} on {where.device}, {threads}, context {context}"
-    costs, out = listed(config, "draft_costs"), Path(config.out)
+    costs = listed(config, "draft_costs")
     publish(
-        out,
+        Path(config.out),
         "pays",
-        tables=[*(lengths_table(rounds, batch, costs, about) for batch in batches), heads_table(rounds, costs, about)],
+        tables=[lengths_table(rounds, batch, costs, about) for batch in batches],
         figures=figures_of(rounds, costs) | {"conditions": where, "context": context},
         said=verdict(rounds, costs, passes=min(each.passes for each in timed)),
-        drawn=lambda: [pays_plot(rounds, costs, out / PICTURE, about)],
     )
     return rounds

@@ -6,7 +6,7 @@ from functools import partial
 from omegaconf import DictConfig
 
 from experiments.commands.race import race
-from experiments.config.sections import bootstrap_of, build, plain
+from experiments.config.sections import build, plain
 from experiments.reporting.run_plots import (
     RUN_PLOTS,
     category_plot,
@@ -21,15 +21,9 @@ from experiments.reporting.run_tables import (
     requests_table,
     run_table,
 )
-from experiments.reporting.studies.policies import loss_table, policy_losses
 from experiments.results.runs import Run
 from experiments.session.assembly import measure_methods
-from experiments.session.measurement import Ended, Report, Shown
-from experiments.session.policies import policy_of
-from specdec.drafting.costs import RoundCosts
-from specdec.drafting.policies import CostAwareLength, FixedLength, LengthPolicy
-from specdec.engine.engine import Engine
-from specdec.physics.calibrated import CalibratedRounds
+from experiments.session.measurement import Report
 
 
 def run(config: DictConfig) -> Run:
@@ -54,7 +48,6 @@ def _report_on_one(config: DictConfig) -> Report:
     return Report(
         tables=lambda made, title: [main(made, title), category_table(made)],
         plots={**RUN_PLOTS, "categories.png": category_plot},
-        studies=[partial(_policy_losses, config)] if config.policies else [],
     )
 
 
@@ -63,29 +56,6 @@ def _report_on_several() -> Report:
         tables=lambda made, title: [methods_table(made, title), category_table(made)],
         plots={"methods.png": speedup_plot, "nodes.png": nodes_plot},
     )
-
-
-def _policy_losses(config: DictConfig, ended: Ended) -> Shown:
-    """A table of what several policies lose against the best fixed length."""
-    found = {
-        each.method: policy_of(each.engine.drafter) for each in ended.contenders if isinstance(each.engine, Engine)
-    }
-    policies = {name: found[name] for name in map(str, config.policies) if name in found}
-    fixed = [name for name, policy in policies.items() if isinstance(policy, FixedLength)]
-    given = [each.costs for each in policies.values() if isinstance(each, CostAwareLength)]
-    costs = [each.rounds() if isinstance(each, CalibratedRounds) else each for each in given]
-    measured = [each for each in costs if isinstance(each, RoundCosts)]
-    bootstrap = bootstrap_of(config)
-    losses = policy_losses(
-        ended.records,
-        fixed=fixed,
-        by_depth=[name for name, policy in policies.items() if isinstance(policy, LengthPolicy)],
-        others=[name for name in policies if name not in fixed],
-        costs=measured[0] if measured else None,
-        rows=config.engine.max_batch_size,
-        bootstrap=bootstrap,
-    )
-    return [loss_table(losses, bootstrap.confidence)], []
 
 
 def _with_requests(report: Report) -> Report:

@@ -1,7 +1,6 @@
-"""What requests felt under load: tables over rates and methods, pictures, timelines; all from the frame of figures."""
+"""What requests felt under load: tables over rates and methods, pictures: all from the frame of figures."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,6 @@ LOOPS = {
 RATES = {"open": "requests/s arriving", "closed": "users"}
 ATTAINED = (0.9, 0.99)
 """Shares of requests within all limits for which the highest rate is told."""
-_ENGINE, _REQUESTS = 1, 2
-"""The rows of the viewer of timelines: processes."""
-_PHASES = {
-    "queue": ("arrived", "admitted"),
-    "prefill": ("admitted", "first_token"),
-    "decode": ("first_token", "finished"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +35,6 @@ class LoadReport:
 
     Attributes:
         spare: The share of slots and time that should be unused; None where nothing was asked.
-        timelines: Whether every run gets its timeline.
     """
 
     folder: Path
@@ -53,11 +44,10 @@ class LoadReport:
     notes: Sequence[str] = ()
     spare: float | None = None
     more: Sequence[Table] = ()
-    timelines: bool = True
 
 
 def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[Frame, list[Path]]:
-    """Print tables, and write them with pictures, figures and timelines; returns the figures, and the files."""
+    """Print tables, and write them with pictures and figures; returns the figures, and the files."""
     frame = figures_of(runs, report.terms, report.bootstrap)
     rows = rows_of(frame, None)
     tables, said = [*load_tables(rows, report), *report.more], sentences(runs, frame, report)
@@ -67,8 +57,6 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[Frame, lis
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
     texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": rows}}
     written = [*write_texts(report.folder, texts), *draw(rows, report)]
-    for run in runs if report.timelines else ():
-        written.append(write_timeline(run, report.folder / f"{run.method}_{run.rate:g}" / "timeline.json"))
     terminal.list_written(console, written)
     return frame, written
 
@@ -92,7 +80,7 @@ def report_studies(
         Col("runs", lambda study: str(len(study.runs))),
     ]
     more = [Table.of(studies, columns, title="Where runs were made")]
-    about = {"title": title_of(studies), "notes": notes, "more": more, "timelines": False}
+    about = {"title": title_of(studies), "notes": notes, "more": more}
     report_load(runs, LoadReport(folder=out, terms=terms, bootstrap=bootstrap, **about))
     return runs
 
@@ -235,33 +223,3 @@ def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
         subtitle = f"{report.title}; {LOOPS[loop]}"
         made.append(style.lines(report.folder / file, panels, series, about=title, subtitle=subtitle))
     return made
-
-
-# ---------------------------------------------------------------- the timeline
-
-
-def write_timeline(run: LoadRun, path: Path) -> Path:
-    """Write turns, counters, and the phases of every request in Chrome's trace format, for its viewer or Perfetto."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"method": run.method, "rate": str(run.rate), "loop": f"{run.loop} loop"}
-    events = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(run))}
-    path.write_text(json.dumps(events), encoding="utf-8")
-    return path
-
-
-def _events(run: LoadRun) -> Iterator[dict[str, Any]]:
-    for process, name in ((_ENGINE, f"{run.method}, {run.loop} loop"), (_REQUESTS, "requests")):
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
-    for turn in run.turns.to_dict("records"):
-        begin, seconds = 1e6 * turn.pop("begin"), turn.pop("seconds")
-        parts = {"prefill": turn["prefill_tokens"], "round": turn["rows"]}
-        name = " and ".join(part for part, count in parts.items() if count) or "nothing"
-        yield {"ph": "X", "name": name, "pid": _ENGINE, "tid": 0, "ts": begin, "dur": 1e6 * seconds, "args": turn}
-        counted = {"running": turn["running"], "waiting": turn["waiting"]}
-        yield {"ph": "C", "name": "requests", "pid": _ENGINE, "ts": begin, "args": counted}
-    for row in run.requests.to_dict("records"):
-        for name, (since, until) in _PHASES.items():
-            if row[until] == row[until] and row[since] == row[since]:
-                place = {"pid": _REQUESTS, "tid": row["request"], "ts": 1e6 * row[since]}
-                asked = {key: row[key] for key in ("klass", "prompt_tokens", "output_tokens", "outcome")}
-                yield {"ph": "X", "name": name, "dur": 1e6 * (row[until] - row[since]), "args": asked, **place}

@@ -1,4 +1,4 @@
-"""The pictures of a plan: its forwards under the device's roof, and where speculation pays."""
+"""The picture of a plan: where speculation pays."""
 
 from pathlib import Path
 
@@ -10,50 +10,6 @@ from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Plan
 from experiments.reporting import style
 from experiments.reporting.plan import acceptance_in_words
-
-_KINDS = ("prefill", "decode", "draft", "verify")
-
-
-def draw(plan: Plan, folder: Path) -> list[Path]:
-    """Draw all pictures of a plan into a folder, and return their files."""
-    made = [roofline(plan, folder / "roofline.png")]
-    return made if plan.asked.drafter is None else [*made, pays(plan, folder / "where_it_pays.png")]
-
-
-@style.styled()
-def roofline(plan: Plan, path: Path) -> Path:
-    """Draw every forward at its operations per byte, at the rate that the device allows there."""
-    asked, roof = plan.asked, plan.asked.roof
-    figure = style.new_figure(style.PAGE, 3.9)
-    axes = figure.subplots()
-    points = [(phase.intensity, phase.flops / phase.seconds / 1e12) for phase in plan.phases]
-    grid = np.geomspace(min(0.5, *(0.6 * x for x, _ in points)), max(10 * roof.ridge, *(2 * x for x, _ in points)), 200)
-    axes.plot(grid, [roof.attainable(x) / 1e12 for x in grid], color="black", linewidth=1.5, zorder=2)
-    axes.axvline(roof.ridge, color=style.FAINT, linewidth=0.7, linestyle=":", zorder=1)
-    seen: dict[str, object] = {}
-    for phase, (x, y) in zip(plan.phases, points, strict=True):
-        looks = {**style.looks(_KINDS.index(phase.kind)), "linestyle": "none", "zorder": 3}
-        (dot,) = axes.plot(x, y, **looks, markersize=6, markeredgecolor="white")
-        seen.setdefault(phase.kind, dot)
-        # The number of rows: above a decode, below what drafts and verifies.
-        place, side = ((-4, 5), "right") if phase.kind in ("decode", "prefill") else ((4, -10), "left")
-        style.note(axes, f"{phase.batch:,}", (x, y), place, ha=side, va="baseline", color=looks["color"], bbox=None)
-        if phase.predicted_seconds is not None:
-            rate = phase.flops / phase.predicted_seconds / 1e12
-            axes.plot(x, rate, **looks, markersize=5, fillstyle="none")
-            axes.plot([x, x], [rate, y], color=looks["color"], linewidth=0.6, alpha=0.5, zorder=2)
-    if asked.costs is not None:
-        (seen["hollow: as measured"],) = axes.plot([], [], "o", color=style.FAINT, markersize=5, fillstyle="none")
-    axes.set(xscale="log", yscale="log", xlim=(grid[0], grid[-1]), ylim=(None, roof.flops / 1e12 * 2.5))
-    axes.set_xlabel(f"arithmetic intensity (FLOP per byte): bound by memory below {roof.ridge:.3g}, by compute above")
-    axes.set_ylabel("most that the device allows (TFLOP/s)")
-    style.legend(figure, entries=seen)
-    about = (
-        f"{asked.device.title}, {roof.bandwidth / 1e12:.4g} TB/s and {roof.flops / 1e12:.4g} TFLOP/s; "
-        f"{asked.context:,} positions per row; numbers at the points are rows. A point below the roof has a part bound "
-        f"by memory and one by compute, which take turns"
-    )
-    return style.finish(figure, path, f"Forwards of {_short(asked.name)} under the roof", about)
 
 
 @style.styled()

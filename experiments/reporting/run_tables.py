@@ -19,6 +19,7 @@ from experiments.results.runs import Run
 from experiments.results.summary import RANKED
 from experiments.results.timing import STAGES
 from experiments.results.utilization import STAGES as MODEL_STAGES
+from specdec.drafting.calibration import Calibration
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
 
@@ -242,6 +243,19 @@ def memory_table(held: Mapping[str, Any], peak: Mapping[str, Any]) -> Table:
 def _mb(size: float) -> str:
     size /= 1e6
     return "0" if not size else f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.01 else "<0.01"
+
+
+def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
+    """A row per method, kind of requests and depth; None where nothing was predicted."""
+    rows = [{"method": method, **errors} for method, found in calibrations.items() for errors in found.errors()]
+    if not rows:
+        return None
+    columns = [words("method", "method"), words("requests", "requests"), Col("depth", "depth", "d")]
+    columns += [Col("nodes", "nodes", "d"), Col("predicted", "predicted", ".3f"), Col("accepted", "accepted", ".3f")]
+    columns.append(Col("calibration\nerror", "calibration_error", ".3f"))
+    note = "predictions were made before the round, while the calibration was still learning"
+    title = "Predicted and actual acceptance of the nodes that were verified"
+    return Table.of(rows, columns, title=title, notes=[note])
 
 
 # ---------------------------------------------------------------- parts of the above

@@ -14,13 +14,13 @@ from experiments.measuring.meters import PeakMeter
 from experiments.reporting import terminal
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.run_tables import (
+    calibration_table,
     errors_of,
     memory_table,
     not_recorded,
     print_troubles,
     utilization_table,
 )
-from experiments.reporting.studies.policies import calibration_table
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.frame import frame_of

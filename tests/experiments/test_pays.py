@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.inspecting.mistakes import USUAL
 from experiments.plan import plan
-from experiments.reporting.pays import AT_ONCE, break_even, heads, verdict
+from experiments.reporting.pays import break_even, verdict
 from experiments.run import run
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.rounds import TimedRounds
-from specdec.physics.speculation import chain_tokens, rate_for
+from specdec.physics.speculation import rate_for
 from tests.experiments.runs import Configure
 
 ROUNDS = TimedRounds(nodes=[1, 2, 4, 8, 16], seconds={1: [1.0, 1.1, 1.2, 1.5, 2.4], 4: [2.0, 3.0, 5.0, 11.0, 30.0]})
@@ -53,20 +52,6 @@ def test_what_never_pays_and_what_always_does_is_said() -> None:
     )
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_published_heads_have_their_length_and_the_best_of_all_lengths(batch: int) -> None:
-    times = ROUNDS.seconds[batch]
-    for head in heads(ROUNDS, batch, 0.1):
-        usual, at_once = USUAL[head["name"]], head["name"].startswith(AT_ONCE)
-        for end, rate in enumerate(head["rates"]):
-            assert chain_tokens(rate, usual.depth) == pytest.approx(usual.lengths[end])
-            speeds = [1.0]
-            for drafted in range(1, usual.depth + 1):
-                seconds = np.interp(drafted + 1, ROUNDS.nodes, times) + (1 if at_once else drafted) * 0.1 * times[0]
-                speeds.append(sum(rate**place for place in range(drafted + 1)) * times[0] / seconds)
-            assert head["speedups"][end] == pytest.approx(max(speeds)) and speeds[head["drafted"][end]] == max(speeds)
-
-
 def test_the_command_times_forwards_and_refuses_what_does_not_fit(
     configure: Configure, saved: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -76,9 +61,8 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(
     assert found.nodes == [1, 2, 4] and all(min(each) > 0 for each in found.seconds.values())
     file = json.loads((tmp_path / "pays.json").read_text())
     assert [row["batch"] for row in file["rows"]] == [1, 2] and file["rows"][0]["seconds"] == found.seconds[1]
-    assert (tmp_path / "pays.png").stat().st_size > 10_000
     shown = " ".join(capsys.readouterr().out.split())
-    assert "What published heads would bring here" in shown and "timed 3 times" in shown
+    assert "from which chains pay" in shown and "timed 3 times" in shown
     with pytest.raises(ValueError, match="positions, give at most so many together"):
         plan(configure("plan", "costs=timed", *words, "context=100000"))
     with pytest.raises(ValueError, match="a share of a plain step"):
@@ -103,7 +87,6 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
     assert found.conditions.drafter == "ModelDrafter" and found.deepest == 2
     assert found.box.drafted == (0, 3) and found.box.context == (4, 240)
     assert found.errors["target"]["fit"].points == 16 and found.errors["target"]["held_out"].points == 1
-    assert (tmp_path / "made" / "predicted.png").stat().st_size > 10_000
     shown = " ".join(capsys.readouterr().out.split())
     assert "Step costs of" in shown and "held out" in shown and "every forward was timed 3 times only" in shown
 

@@ -108,7 +108,7 @@ def test_what_users_felt(
 
 @pytest.mark.full
 def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path) -> None:
-    """Each is a method, costs and calibrations are kept by method, and a table says what the policies lose."""
+    """Each is a method, and costs and calibrations are kept by method."""
     policies = ["fixed", "cost_aware", "confidence", "cost_aware_nodes"]
     chosen = [f"+policy@policies.{name}={name}" for name in policies]
     run(configure("run", *tiny, *local(saved, "model"), *chosen, "drafter.shape=2"))
@@ -118,7 +118,6 @@ def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: li
     costs = {f"{name}_round_costs.json" for name in ("cost_aware", "cost_aware_nodes")}
     assert kept >= costs | {f"{name}_calibration.json" for name in ("confidence", "cost_aware_nodes")}
     text = " ".join((folder / "tables.txt").read_text().split())
-    assert "Loss against the best fixed length" in text and "cost_aware loses at most" in text
     assert "Predicted and actual acceptance" in text
     found = json.loads((folder / "confidence_calibration.json").read_text())
     assert found["source"] == "top" and 0 <= found["calibration_error"] <= 1

@@ -171,7 +171,6 @@ def test_studies_of_several_machines_are_one_table(study: Path, tmp_path: Path) 
     assert len(rows) == 8
     for row in rows:  # every figure is that of its own study, over plain decoding of the same one
         assert row | {"method": ""} == own[row["method"].partition(",")[0], row["rate"]] | {"method": ""}
-    assert not list((tmp_path / "out").glob("*/timeline.json")), "timelines are with the runs"
 
 
 def test_methods_are_called_by_what_studies_differ_in(study: Path, tmp_path: Path) -> None:
