@@ -130,9 +130,6 @@ ASKED = {
     "drafters.heads.block: Cache",  # its module is called with transformers' caches, too
     "drafters.heads.last_state: StaticTree",
     "drafters.own_model: ExpansionTree",
-    "experiments.commands.run: CostAwareLength",
-    "experiments.commands.run: FixedLength",
-    "experiments.commands.run: LengthPolicy",
     "experiments.measuring.conditions: Drafter",
     "experiments.session.policies: AdaptiveDrafter",
     "experiments.session.policies: CostAwareLength",
