@@ -10,9 +10,9 @@ from experiments.results.origin import json_text
 if TYPE_CHECKING:
     import pandas
 
-ENDINGS = {"md": "md", "csv": "csv", "latex": "tex", "html": "html", "parquet": "parquet"}
-"""The formats, and how the names of their files end."""
-FORMATS = tuple(ENDINGS)
+ENDINGS = {"md": "md", "csv": "csv", "latex": "tex", "parquet": "parquet"}
+"""The formats of tables, and how the names of their files end."""
+FORMATS = (*ENDINGS, "html")
 USUAL = ("md", "csv")
 
 
@@ -47,21 +47,18 @@ def write_formats(
 ) -> list[Path]:
     """Write a table in some formats, and return the files.
 
-    ``document`` has the table in Markdown with the sentences around it; ``table`` is for LaTeX and HTML, which show
-    what is best; ``figures`` are those behind it in full precision, for CSV and Parquet.
+    ``document`` has the table in Markdown with the sentences around it; ``table`` is for LaTeX, which shows what
+    is best; ``figures`` are those behind it in full precision, for CSV and Parquet.
     """
-    made: dict[str, Callable[[], str]] = {
-        "md": lambda: document,
-        "latex": lambda: table.latex(f"tab:{name}"),
-        "html": table.html,
-        "csv": lambda: figures.to_csv(index=False, lineterminator="\n"),
+    made: dict[str, Callable[[Path], object]] = {
+        "md": lambda path: path.write_text(document, encoding="utf-8"),
+        "latex": lambda path: path.write_text(table.latex(f"tab:{name}"), encoding="utf-8"),
+        "csv": lambda path: figures.to_csv(path, index=False, lineterminator="\n"),
+        "parquet": lambda path: figures.to_parquet(path, index=False),
     }
-    paths = {kind: out / f"{name}.{ENDINGS[kind]}" for kind in formats}
+    paths = {kind: out / f"{name}.{ENDINGS[kind]}" for kind in formats if kind in ENDINGS}
     for kind, path in paths.items():
-        if kind == "parquet":
-            figures.to_parquet(path, index=False)
-        else:
-            path.write_text(made[kind](), encoding="utf-8")
+        made[kind](path)
     return list(paths.values())
 
 

@@ -1,18 +1,12 @@
 """One table for every report: its columns, and what it says, apart from where it is shown.
 
-A table is made once and rendered for a terminal (``terminal.py``), or here for a document, a spreadsheet, a paper and
-the web. Commands make tables before anything heavy is loaded, so pandas is imported where a data frame is asked for.
+A table is made once and rendered for a terminal (``terminal.py``), by the HTML report, or here for a document and a paper.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
-
-if TYPE_CHECKING:
-    import pandas
-    from pandas.io.formats.style import Styler
+from typing import Any, Literal, Self
 
 NOTHING = "-"
 """The text of a cell that has nothing to say."""
@@ -28,18 +22,7 @@ class Emphasis(Enum):
 
 
 _MARKS = {Emphasis.NONE: "", Emphasis.BEST: "**", Emphasis.LOSSY: "*", Emphasis.MISSED: "**"}
-_CSS = {
-    Emphasis.NONE: "",
-    Emphasis.BEST: "font-weight: bold",
-    Emphasis.LOSSY: "font-style: italic",
-    Emphasis.MISSED: "font-weight: bold; text-decoration: underline",
-}
-_PAGE: list[Any] = [
-    {"selector": "", "props": "font: 14px/1.4 sans-serif; border-collapse: collapse"},
-    {"selector": "caption", "props": "caption-side: top; text-align: left; padding-bottom: 8px"},
-    {"selector": "th, td", "props": "padding: 3px 10px; border-bottom: 1px solid #8886; vertical-align: top"},
-]
-"""The looks of a table on the web; colours are the reader's own, light or dark."""
+_LATEX = {Emphasis.NONE: "", Emphasis.BEST: r"\bfseries ", Emphasis.LOSSY: r"\itshape ", Emphasis.MISSED: r"\bfseries "}
 
 
 @dataclass(frozen=True)
@@ -199,13 +182,6 @@ class Table:
         if end_section:
             self.sections.add(len(self.rows) - 1)
 
-    def frame(self) -> "pandas.DataFrame":
-        """The table as a data frame: headings and cells on one line, without title, notes and emphasis."""
-        import pandas
-
-        rows = [[" ".join(cell.line.split()) for cell in row] for row in self.rows]
-        return pandas.DataFrame(rows, columns=[column.title for column in self.columns])
-
     def markdown(self) -> str:
         """Columns and rows in GitHub's Markdown; title and notes are for the document around them to place."""
         rules = ["---:" if column.align == "right" else "---" for column in self.columns]
@@ -217,37 +193,17 @@ class Table:
 
     def latex(self, label: str) -> str:
         r"""A ``table`` environment that needs ``booktabs`` and nothing else; title and notes are its caption."""
-        made = self._styler(_in_latex).to_latex(
-            hrules=True,
-            convert_css=True,
-            caption=" ".join(f"{_in_latex(text.rstrip('.'))}." for text in (self.title, *self.notes) if text),
-            label=label,
-            position_float="centering",
-            column_format="".join(column.align[0] for column in self.columns),
-        )
-        return "% needs \\usepackage{booktabs}\n" + made
-
-    def html(self) -> str:
-        """One web page that needs nothing else: no script, no network, the reader's own colours."""
-        sides: list[Any] = [
-            {"selector": f".col{number}", "props": f"text-align: {column.align}"}
-            for number, column in enumerate(self.columns)
+        caption = " ".join(f"{_in_latex(text.rstrip('.'))}." for text in (self.title, *self.notes) if text)
+        lines = [
+            " & ".join(_in_latex(column.title) for column in self.columns),
+            *(" & ".join(_LATEX[cell.emphasis] + _in_latex(cell.line) for cell in row) for row in self.rows),
         ]
-        caption = "<br>".join(escape(text) for text in (self.title, *self.notes) if text)
-        styler = self._styler(escape).set_table_styles([*_PAGE, *sides]).set_caption(caption)
-        dark = '<meta name="color-scheme" content="light dark"><meta name="viewport" content="width=device-width">'
-        return styler.to_html(doctype_html=True).replace("<head>", f"<head>\n{dark}", 1)
-
-    def _styler(self, escape: Callable[[str], str]) -> "Styler":
-        """The data frame with emphasis; headings and cells are escaped."""
-        import pandas
-
-        frame = self.frame()
-        # Columns are told apart by their names: one that stands twice is followed by spaces.
-        names = [escape(name) for name in frame.columns]
-        frame.columns = [f"{name}{' ' * names[:number].count(name)}" for number, name in enumerate(names)]
-        looks = pandas.DataFrame([[_CSS[cell.emphasis] for cell in row] for row in self.rows], columns=frame.columns)
-        return cast("Styler", frame.style.hide(axis="index").apply(lambda _: looks, axis=None).format(escape))
+        head, *body = (rf"{line} \\" for line in lines)
+        sides = "".join(column.align[0] for column in self.columns)
+        opened = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
+        opened += [rf"\caption{{{caption}}}", rf"\label{{{label}}}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
+        closed = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+        return "\n".join([*opened, head, r"\midrule", *body, *closed]) + "\n"
 
 
 _ESCAPED = {
@@ -260,7 +216,7 @@ _ESCAPED = {
 
 def _in_latex(text: str) -> str:
     """A text that LaTeX prints as it is written; at the beginning of a line, brackets are no options of a command."""
-    escaped = "".join(_ESCAPED.get(character, character) for character in text)
+    escaped = "".join(_ESCAPED.get(character, character) for character in " ".join(text.split()))
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 

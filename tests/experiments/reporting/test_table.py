@@ -50,13 +50,3 @@ def test_latex_escapes_what_it_would_read() -> None:
     assert r"a\textbackslash{}b\{c\}\$d\&e\#f\%g\_h" in rows[3]
     assert r"\caption{org/Model\_1. intervals at 95\%. rule: \textless{}exact\textgreater{}.}" in tex
     assert r"\toprule" in tex and "booktabs" in tex and r"\label{tab:x}" in tex
-
-
-def test_a_web_page_escapes_every_text() -> None:
-    page = example().html()
-    assert "[typical]" in page and "font-style: italic" in page and "font-weight: bold" in page
-    assert "rule: &lt;exact&gt;" in page and "color-scheme" in page
-    table = Table((Col("<script>alert(1)</script>"),), '"><img src=x onerror=alert(1)>', ["<b onclick=x>"])
-    table.add("<script src='http://x'></script>")
-    assert not any(tag in table.html() for tag in ("<script", "<img", "<b ", "http-equiv", "http://www"))
-    assert Table([Col("a"), Col(""), Col("")], rows=[]).html(), "headings that stand twice, and no row"
