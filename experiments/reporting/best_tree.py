@@ -1,4 +1,4 @@
-"""The report of an optimized tree: rates, the best tree of every size, the chosen one, predicted beside measured."""
+"""The report of an optimized tree: the best tree of every size, the chosen one, and its picture."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from rich.console import Console
 from experiments.reporting import style, terminal
 from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Col, Table
-from experiments.results.rows import Row
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
@@ -70,33 +69,9 @@ def written_shape(shape: TreeShape) -> str:
     for node, depth in enumerate(shape.depths):
         if depth < shape.max_depth:
             widths[depth].add(len(shape.children[node]))
-    alike = all(len(each) == 1 for each in widths)
-    value = [next(iter(each)) for each in widths] if alike else [list(path) for path in shape.paths]
+    alike = all(len(widths_at) == 1 for widths_at in widths)
+    value = [min(widths_at) for widths_at in widths] if alike else [list(path) for path in shape.paths]
     return json.dumps(value, separators=(",", ":"))
-
-
-def _rates(optimized: Optimized) -> list[Row]:
-    """A row per depth and rank: the rate, and on how many nodes it was measured."""
-    rates, offered = optimized.rates, optimized.recorded.offered.sum(0)
-    return [
-        {"depth": depth, "rank": rank, "rate": float(rate), "nodes": float(offered[depth - 1, rank])}
-        for depth in range(1, rates.max_depth + 1)
-        for rank, rate in enumerate(rates.at(depth))
-    ]
-
-
-def rates_table(optimized: Optimized) -> Table:
-    """A row per depth and rank of siblings."""
-    return Table.of(
-        _rates(optimized),
-        [Col(name, name, form) for name, form in {"depth": "d", "rank": "d", "rate": ".3f", "nodes": ".0f"}.items()],
-        title=f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank",
-        notes=[
-            "the share of accepted nodes of the depth above (nodes) whose child of this rank was accepted, drawn a "
-            "little to the rank's average"
-        ],
-        section=lambda row: row["depth"],
-    )
 
 
 def sizes_table(optimized: Optimized) -> Table:
@@ -111,32 +86,24 @@ def sizes_table(optimized: Optimized) -> Table:
         for nodes, planned in sorted(best_of.items())
         if nodes in _SIZES or nodes in (optimized.best.nodes, max(best_of))
     ]
-    columns = [
-        *(Col("nodes", "nodes", "d", best=True), Col("depth", "depth", "d")),
-        *(Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)),
-        Col("speedup", "speedup", ".2fx"),
-    ]
+    columns = [Col("nodes", "nodes", "d", best=True), Col("depth", "depth", "d")]
+    columns += [Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)]
+    columns.append(Col("speedup", "speedup", ".2fx"))
     title = f"The best trees at T={optimized.temperature:g}"
     return Table.of(rows, columns, title=title, notes=["predicted; bold: chosen"])
 
 
 def remarks(optimized: Optimized) -> list[str]:
     """Sentences that a reader of the tables needs: where a bound of the trace or of the search decided the tree."""
-    best, rates, shape = optimized.best, optimized.rates, optimized.best.shape
-    said = []
+    best, rates, said = optimized.best, optimized.rates, []
     if not optimized.recorded.top_down:
         said.append(
             "The rule looks below a node before it decides about it, so rates depend on the tree that was recorded: "
             "take the predictions as approximate."
         )
-    if best.depth == rates.max_depth:
-        said.append(f"The tree is as deep as the recorded one ({best.depth}): a deeper trace may show a better one.")
-    widest = {
-        depth: max(r for r, d in zip(shape.ranks, shape.depths, strict=True) if d == depth) for depth in shape.depths
-    }
-    full = [str(depth) for depth in range(1, best.depth + 1) if widest[depth] + 1 == len(rates.at(depth))]
-    if full:
-        said.append(f"It has as many children as the recorded one at depth {', '.join(full)}: a wider trace may help.")
+    ranks = zip(best.shape.ranks[1:], best.shape.depths[1:], strict=True)
+    if best.depth == rates.max_depth or any(rank + 1 == len(rates.at(depth)) for rank, depth in ranks):
+        said.append("It is as deep or as wide as the recorded tree: a larger trace may show a better one.")
     most = max(planned.nodes for planned in optimized.planned)
     if best.nodes == most:
         said.append(f"It has as many nodes as were allowed or recorded ({most}): a larger max_nodes may help.")
@@ -147,49 +114,33 @@ def remarks(optimized: Optimized) -> list[str]:
 
 
 def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
-    """Print the rates, the sizes and the best tree, and write it as an option of ``tree=``, figures and pictures."""
-    terminal.show(console, rates_table(optimized), sizes_table(optimized))
-    name, shape = f"T{optimized.temperature:g}", optimized.best.shape
-    interval = optimized.recorded.tokens_interval(shape, bootstrap)
+    """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures and a picture."""
+    terminal.show(console, sizes_table(optimized))
+    name, shape, recorded = f"T{optimized.temperature:g}", optimized.best.shape, optimized.recorded
+    interval, noted = recorded.tokens_interval(shape, bootstrap), remarks(optimized)
     over = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
     tokens = f"{optimized.best.tokens:.2f}{over} tokens per round predicted at T={optimized.temperature:g}"
-    terminal.say(console, *remarks(optimized), f"{tokens}; intervals at {bootstrap.confidence:.0%} over prompts")
-    terminal.say(console, optimized.advice)
+    terminal.say(console, *noted, f"{tokens}; intervals at {bootstrap.confidence:.0%} over prompts", optimized.advice)
     if optimized.pays:
         console.print(f"'drafter.shape={written_shape(shape)}'", highlight=False, markup=False, soft_wrap=True)
-    comments = [
-        about,
-        f"{shape.num_nodes} nodes, {shape.max_depth} deep: {tokens}.",
-        f"{optimized.advice.rstrip(':')}.",
-        f"Take it with: --config-dir {out} tree={name}",
-    ]
-    lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {written_shape(shape)}"]
-    written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines) + "\n"})
-    written += [tree_plot(optimized, out / f"{name}_tree.png", about)]
-    terminal.list_written(console, [*written, *_write_figures(optimized, out, about)])
-
-
-def _write_figures(optimized: Optimized, out: Path, about: str) -> list[Path]:
-    recorded = optimized.recorded
-
-    def listed(shape: TreeShape) -> Any:
-        return json.loads(written_shape(shape))
-
-    content = {
+    comments = [f"{about}; {tokens}.", f"{optimized.advice.rstrip(':')}.", f"--config-dir {out} tree={name} takes it."]
+    lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {written_shape(shape)}", ""]
+    figures = {
         "about": about,
         "temperature": optimized.temperature,
         "rounds": recorded.rounds,
-        "prompts": len(recorded.prompts),
-        "recorded_shape": listed(recorded.shape),
+        "recorded_shape": json.loads(written_shape(recorded.shape)),
         "tokens_per_round_recorded": recorded.tokens,
-        "rates": _rates(optimized),
-        "planned": [{"tokens": planned.tokens, "shape": listed(planned.shape)} for planned in optimized.planned],
-        "best": listed(optimized.best.shape),
+        "rates": [optimized.rates.at(depth).tolist() for depth in range(1, optimized.rates.max_depth + 1)],
+        "planned": [{"tokens": t.tokens, "shape": json.loads(written_shape(t.shape))} for t in optimized.planned],
+        "best": json.loads(written_shape(shape)),
         "speedup": optimized.speedup(optimized.best),
         "pays": optimized.pays,
-        "remarks": remarks(optimized),
+        "remarks": noted,
     }
-    return write_texts(out, {f"T{optimized.temperature:g}.json": content})
+    written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines)})
+    written.append(tree_plot(optimized, out / f"{name}_tree.png", about))
+    terminal.list_written(console, [*written, *write_texts(out, {f"{name}.json": figures})])
 
 
 @style.styled()

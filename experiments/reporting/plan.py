@@ -14,7 +14,7 @@ from specdec.physics.work import CACHES
 _SHOWN = (256, 1024, 4096, 16_384, 65_536)
 """Contexts whose break-even is said in words."""
 _SPECULATION = ("tokens", "efficiency", "draft_seconds", "verify_seconds", "tokens_per_second")
-_REQUEST = ("prefill_seconds", "per_token", "seconds", "prefill_share", "tokens_per_second", "price")
+_REQUEST = ("prefill_seconds", "per_token", "seconds", "tokens_per_second", "price")
 ROWS = Col("rows", "batch", ",d")
 
 
@@ -37,8 +37,7 @@ def memory_table(plan: Plan) -> Table:
     asked, drafter = plan.asked, plan.asked.drafter
     parts = {"weights": "weights", "KV cache": "kv"}
     if drafter is not None:
-        runs = {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv"}
-        parts |= (runs if drafter.model is not None else {}) | {"draft\nnodes": "scratch"}
+        parts |= {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv", "draft\nnodes": "scratch"}
     parts |= {"activations": "activations", "total": "total"}
     notes = [
         f"a position takes {kv_bytes_per_position(asked.shape, asked.precision) / 1024:,.4g} KiB of KV cache",
@@ -87,24 +86,17 @@ def speculation_table(plan: Plan) -> Table:
     for batch, found in zip(plan.asked.batches, plan.speculations, strict=True):
         rows.append({"batch": batch})
         if found is not None:
-            best, bound = found.best, found.bound
             rows[-1] |= {name: value_of(found, name) for name in _SPECULATION}
-            rows[-1] |= {"drafted": best.drafted or "none pays", "speedup": best.speedup}
-            rows[-1] |= {"plainly": found.tokens_per_second / best.speedup}
-            rows[-1] |= {"bound": f"{bound.drafted}: {bound.speedup:.2f}x"}
+            rows[-1] |= {"drafted": found.best.drafted or "none pays", "speedup": found.best.speedup}
     notes = [
         f"drafts of up to {plan.longest} tokens, in a chain",
         "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
-        "plainly is the speed without drafts",
     ]
-    bounds = [] if plan.asked.costs is None else [Col("by least\ntimes", "bound")]
-    if bounds:
-        notes.append("by least times: the best draft and its speedup, as the device would allow them")
     columns = [
         *(ROWS, Col("best draft\n(tokens)", "drafted", "d"), Col("tokens\nper round", "tokens")),
         *(_ms("draft\nms", "draft_seconds"), _ms("verify\nms", "verify_seconds")),
-        *(Col("target\nefficiency", "efficiency"), Col("speedup", "speedup", ".2fx"), *bounds),
-        *(Col("tokens/s", "tokens_per_second", ",.0f"), Col("plainly", "plainly", ",.0f")),
+        *(Col("target\nefficiency", "efficiency"), Col("speedup", "speedup", ".2fx")),
+        Col("tokens/s", "tokens_per_second", ",.0f"),
     ]
     title = f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}"
     return Table.of(rows, columns, title=title, notes=[*notes, *_too_many(plan)])
@@ -122,15 +114,13 @@ def request_table(plan: Plan) -> Table:
         for place, batch in enumerate(asked.batches)
         for name, found in methods.items()
     ]
-    notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
+    notes = ["the rows of a batch arrive together and are prefilled first"]
     priced = [] if asked.price is None else [Col("price of a\nmillion tokens", "price", ",.3g")]
     if priced:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
-    per_row = Col("tokens/s\nper row", lambda row: f"{1 / row['per_token']:,.3g}" if "per_token" in row else NOTHING)
     columns = [
         *(ROWS, words("method", "method"), Col("prefill\ns", "prefill_seconds", ",.3g")),
         *(_ms("per token\nms", "per_token"), Col("request\ns", "seconds", ",.3g")),
-        *(Col("prefill's\nshare", "prefill_share", ".0%"), per_row),
         *(Col("tokens/s", "tokens_per_second", ",.0f"), *priced),
     ]
     title = f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens"
@@ -174,18 +164,15 @@ def head_lines(plan: Plan) -> list[str]:
 
 def tail_lines(plan: Plan) -> list[str]:
     """The map in words: where memory bounds, and where a draft of a fixed length is slower than plain decoding."""
-    never = "is bound by operations if there are many rows, at every context: attention alone is above the ridge"
-    steps = {
-        "A plain step": 0,
-        **({} if plan.asked.drafter is None else {f"One that verifies {plan.fixed}": plan.fixed}),
-    }
     lines = []
-    for name, drafted in steps.items():
+    for name, drafted in {"A plain step": 0, f"One that verifies {plan.fixed}": plan.fixed}.items():
+        if drafted and plan.asked.drafter is None:
+            break
         context = plan.critical_context(drafted)
-        bound = (
-            never if context is None else f"is bound by memory from a context of {context:,.0f} on, however many rows"
-        )
-        lines.append(f"{name} {bound}.")
+        bound = "operations if there are many rows, at every context: attention alone is above the ridge"
+        if context is not None:
+            bound = f"memory from a context of {context:,.0f} on, however many rows"
+        lines.append(f"{name} is bound by {bound}.")
     if plan.asked.drafter is None:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
@@ -202,17 +189,6 @@ def tail_lines(plan: Plan) -> list[str]:
         pieces.setdefault(where, []).append(context)
     said = [f"{where} with {between((contexts[0], contexts[-1]))}" for where, contexts in pieces.items()]
     return [*lines, f"{what} is slower than plain decoding {', '.join(said)} positions per row."]
-
-
-def _prefill_unknown(plan: Plan) -> list[str]:
-    """The settings with which costs could predict a prefill, if they do not predict any."""
-    costs = plan.asked.costs
-    if costs is None or plan.phases[0].predicted_seconds is not None or costs.prefill is None:
-        return []
-    return [
-        f"pieces of prompts of {between(costs.box.chunk)} tokens were measured, all rows together: give "
-        f"engine.prefill_chunk={costs.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
-    ]
 
 
 def _too_many(plan: Plan) -> list[str]:
@@ -243,8 +219,7 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     names = ("formats", "precision", "measured", "context", "prompt", "output", "acceptance", "usable", "price")
     facts = {name: getattr(asked, name) for name in names}
     facts |= {"target": asked.name, "parameters": asked.shape.weights, "batch": list(asked.batches)}
-    facts |= {"device": asked.device.name, "source": asked.device.source, "longest": plan.longest}
-    facts |= {"bandwidth": asked.roof.bandwidth, "flops": asked.roof.flops}
+    facts |= {"device": asked.device.name, "bandwidth": asked.roof.bandwidth, "flops": asked.roof.flops}
     facts |= {"drafter": None if asked.drafter is None else asked.drafter.title}
     facts |= {"costs": None if asked.costs is None else asked.costs.conditions}
     speculative = plan.requests(speculate=True) if drafts else []

@@ -1,6 +1,6 @@
 """One table for every report: its columns, and what it says, apart from where it is shown.
 
-A table is made once and rendered for a terminal (``terminal.py``), by the HTML report, or here for a document and a paper.
+A table is made once, and rendered for a terminal (``terminal.py``), by the HTML report, or here for documents.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -52,7 +52,6 @@ def test_from_a_trace_to_a_tree(
     (found,) = replay(chosen(traced_run, "costs=none", "max_nodes=5"))
     assert found.best.nodes == 5
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Acceptance rates at T=1, by depth and sibling rank" in shown
     override = re.search(r"'drafter\.shape=(\S+)'", shown)
     assert override and TreeShape.of(yaml.safe_load(override[1])) == found.best.shape
     for text in ("3", "[3,2,1]", "[[0],[1],[0,0]]"):
@@ -63,7 +62,7 @@ def test_from_a_trace_to_a_tree(
     assert TreeShape.of(json.loads(json.dumps(list(config.drafter.shape), default=list))) == found.best.shape
     figures = json.loads((out / "T1.json").read_text())
     assert figures["rounds"] == found.recorded.rounds and figures["recorded_shape"] == [3, 2]
-    assert len(figures["rates"]) == 5
+    assert [len(rates) for rates in figures["rates"]] == [3, 2]
     assert (out / "T1_tree.png").stat().st_size > 10_000
 
 

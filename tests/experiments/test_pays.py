@@ -65,7 +65,7 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(
     assert "from which chains pay" in shown and "timed 3 times" in shown
     with pytest.raises(ValueError, match="positions, give at most so many together"):
         plan(configure("plan", "costs=timed", *words, "context=100000"))
-    with pytest.raises(ValueError, match="draft_costs=.* 0 or more"):
+    with pytest.raises(ValueError, match=r"draft_costs=.* 0 or more"):
         plan(configure("plan", "costs=timed", *words, "draft_costs=[-1]"))
 
 
