@@ -70,6 +70,7 @@ OPTIONS = {
     "run experiment=quadrants": "sweep dataset.tokens and sampling.max_new_tokens",
     "run experiment=ingredients": "give methods and setups in one run",
     "run tracker=accelerate": "give tracker=wandb, or a tracker of your own",
+    "audit sampling.temperature=0": "a run compares greedy outputs with plain decoding's, token by token",
     "audit reference": "sampled outputs are held against the law by the target's weights",
     "audit shift": "least says how small a mistake has to be seen",
     "check max_minutes": "a check says which case it is at; give a smaller vocab where it takes too long",

@@ -83,6 +83,7 @@ def check_verifier(config: DictConfig) -> list[Any]:
     from experiments.measuring.exactness import LAWS, cases
     from specdec.engine.parts import check_component
 
+    settle(config)
     rule: Verifier = build(config, "verifier")
     check_component("verifier", rule)
     name, temperatures = type(rule).__name__, list(config.temperatures)

@@ -1,8 +1,5 @@
 """A drafter exported as a configuration says, and what is printed about it."""
 
-import json
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +9,11 @@ from transformers import AutoConfig, PreTrainedConfig
 import specdec
 from drafters.heads.files import ServedFor
 from experiments.config.sections import plain, typed
-from experiments.exporting.folders import (
-    KINDS,
-    Found,
-    Source,
-    check_folder,
-    check_format,
-    kind_of,
-    notes_of,
-    read,
-    write,
-)
+from experiments.exporting.folders import KINDS, Source, check_folder, check_format, kind_of, notes_of, read, write
 from experiments.reporting import terminal
 from experiments.results.revision import revision_of
 from experiments.session.engines import quiet_hub
 from specdec import bundled
-from specdec.interfaces import Description
 from specdec.machine import dtype_name
 
 
@@ -60,62 +46,16 @@ def export(config: DictConfig) -> list[Path]:
     if target:
         notes |= {"target": target, "target_revision": revision_of(target)}
     written = write(found, folder, config.format, served, target=target_config, notes=notes)
-    _say(found, folder, config.format, served, written, known=target_config is not None)
-    return written
-
-
-def _say(found: Found, folder: Path, layout: str, served: ServedFor, written: list[Path], *, known: bool) -> None:
-    out = terminal.console()
-    title = KINDS[found.kind].title.removeprefix("an ").removeprefix("a ")
-    terminal.say(out, f"{title[0].upper()}{title[1:]}: {'; '.join(_facts(found))}")
-    if not served.target:
-        terminal.say(out, "its files name no target, so it was compared with none: give target.name=NAME to do so")
-    elif not known:
-        terminal.say(
-            out, f"the configuration of {served.target} is not on this machine, so it was not compared with it"
-        )
-    remark = KINDS[found.kind].remark(found.module, layout)
-    terminal.say(out, *([remark] if remark else []))
+    out, parameters = terminal.console(), list(found.module.parameters())
+    amount = f"{sum(each.numel() for each in parameters):,} parameters in {dtype_name(parameters[0].dtype)}"
+    terminal.say(out, f"{KINDS[found.kind].title}: {amount}")
+    if target_config is None:
+        terminal.say(out, f"it was compared with no target (target.name={target or 'null'}), whose files are not here")
+    if remark := KINDS[found.kind].remark(found.module, config.format):
+        terminal.say(out, remark)
     terminal.list_written(out, written)
     terminal.say(out, "read back and compared: equal")
-    tokens = served.tokens or KINDS[found.kind].tokens(found.module)
-    for engine, line in _commands(found.kind, folder, layout, served.target, tokens):
-        out.print(f"{engine}: {line}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _facts(found: Found) -> list[str]:
-    """A drafter's sizes and numbers."""
-    parameters = list(found.module.parameters())
-    facts = [f"{sum(each.numel() for each in parameters):,} parameters in {dtype_name(parameters[0].dtype)}"]
-    describe = getattr(found.module, "describe", None)  # a small model is one of transformers
-    if describe is not None:
-        known: Description = describe()
-        facts += [f"reads the inputs of layers {', '.join(map(str, known.reads))}"] if known.reads[1:] else []
-        facts += [f"{subject}: {fact}" for subject, fact in known.facts.items()]
-        facts += [] if known.tokens is None else [f"drafts {len(known.tokens):,} tokens"]
-    return facts
-
-
-def _commands(kind: str, folder: Path, layout: str, target: str, tokens: int) -> Iterator[tuple[str, str]]:
-    """Engines, and the command with which each serves what was written.
-
-    Args:
-        target: The target's name; empty if it is not known.
-    """
-    model, known, place = shlex.quote(target) if target else "TARGET", KINDS[kind], shlex.quote(str(folder))
-    vllm, sglang = known.serves.get("vLLM"), known.serves.get("SGLang")
-    if layout == "speculators" and vllm is not None:
-        yield "vLLM", f"vllm serve {place}"
-    if vllm is not None and layout != "sglang":
-        setting = {"method": vllm["method"], "model": str(folder), "num_speculative_tokens": tokens, **vllm}
-        yield "vLLM", f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(setting))}"
-    if sglang is not None and layout == "sglang":
-        line = f"python -m sglang.launch_server --model-path {model} --speculative-algorithm {sglang['algorithm']}"
-        line += f" --speculative-draft-model-path {place}"
-        if "mask_token_id" not in known.takes:  # a block's length is in its configuration
-            line += f" --speculative-num-steps {tokens} --speculative-eagle-topk 1"
-            line += f" --speculative-num-draft-tokens {tokens + 1}"
-        yield "SGLang", line
+    return written
 
 
 def _config_of(target: str) -> PreTrainedConfig | None:

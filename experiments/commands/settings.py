@@ -113,7 +113,6 @@ audit = Command("audit", AuditSettings)
 class CheckSettings(Settings):
     """A check of a drafter, of a rule, or of the files in a folder."""
 
-    seed: Natural
     drafter: Section
     verifier: Section
     inspect: bool

@@ -1,9 +1,8 @@
 """The outputs of an audit, step by step: judged as they come, and kept in a file from which the audit goes on."""
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,6 @@ import numpy as np
 
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.openai import ServerError
-from experiments.measuring.divergence import find_divergence
-from experiments.measuring.jobs import Job
-from experiments.results.frame import Figures
-from experiments.results.lossless import EXACT, explained
 from experiments.results.origin import keep_row, kept_rows
 from specdec.checks.betting import Question, Wealth, p_value
 from specdec.checks.telling import Telling
@@ -80,68 +75,17 @@ def of_function(function: Callable[..., Any], name: str) -> Subject:
 
 
 SAMPLES = "samples.jsonl"
-"""A line per step: what it asked for, and the outputs."""
+"""A line per block: what it asked for, and the outputs."""
 NEVER = 1e-12
 """Probability below which what an honest subject did is taken for a fault of its settings."""
 
-Row = dict[str, Any]
-
-
-class Audit(ABC):
-    """An audit under way, of ``steps`` steps; ``tokens`` is what the subject has returned so far."""
-
-    steps: int
-    done: int = 0
-    tokens: int = 0
-
-    @property
-    @abstractmethod
-    def alarm(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def progress(self) -> str: ...
-
-    @abstractmethod
-    def ask(self) -> Row:
-        """Return what the next step asked for, and the outputs, as JSON has it."""
-
-    @abstractmethod
-    def take(self, row: Row) -> None:
-        """Judge what a step returned, or refuse outputs that cannot be the model's or that audit's."""
-
-    def gather(self, folder: Path, *, advance: Callable[[str], None]) -> str | None:
-        """Go on until the alarm or the last step; what is in the file comes first.
-
-        Returns why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
-        """
-        file = folder / SAMPLES
-        for row in kept_rows(file):
-            self._take(row)
-        try:
-            while not self.alarm and self.done < self.steps:
-                row = self.ask()
-                self._take(row)
-                keep_row(file, row)
-                advance(self.progress)
-        except KeyboardInterrupt:
-            return "interrupted"
-        except Exception as error:
-            if not self.done:
-                raise
-            kind = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: "
-            return " ".join(f"{kind}{error}".split())
-        return None
-
-    def _take(self, row: Row) -> None:
-        self.take(row)
-        self.tokens += sum(map(len, row["outputs"]))
-        self.done += 1
-
 
 @dataclass
-class Sampled(Audit):
-    """Blocks of outputs of one prompt each (``order``), of which ``horizon`` tokens are held against their law."""
+class Audit:
+    """Blocks of outputs of one prompt each (``order``), of which ``horizon`` tokens are held against their law.
+
+    ``done`` blocks have been judged, of ``tokens`` tokens.
+    """
 
     subject: Subject
     sampling: SamplingParams
@@ -153,14 +97,13 @@ class Sampled(Audit):
     ends: frozenset[int]
     question: Question
     telling: Sequence[Telling]
+    done: int = 0
+    tokens: int = 0
+    impossible: int = 0
 
     def __post_init__(self) -> None:
-        self.wealth, self.impossible = Wealth(self.question), 0
+        self.wealth = Wealth(self.question)
         self._blocks: set[Any] = set()
-
-    @property
-    def steps(self) -> int:  # type: ignore[override]
-        return len(self.order)
 
     @property
     def alarm(self) -> bool:
@@ -171,20 +114,40 @@ class Sampled(Audit):
         return self.done * self.block
 
     @property
-    def progress(self) -> str:
-        return f"{self.outputs:,} outputs, log10 e = {self.wealth.log_e[0] / np.log(10):+.2f}"
-
-    @property
     def p_value(self) -> float | None:
         """The fixed-sample test's, after the last block; None before."""
-        return p_value(self.question, [counts[0] for counts in self.wealth.seen]) if self.done == self.steps else None
+        if self.done < len(self.order):
+            return None
+        return p_value(self.question, [counts[0] for counts in self.wealth.seen])
 
-    def ask(self) -> Row:
-        prompt = self.order[self.done]
-        ids, streams = list(self.prompts[prompt]), range(self.outputs, self.outputs + self.block)
-        return {"prompt": prompt, "ids": ids, "outputs": self.subject([ids] * self.block, self.sampling, streams)}
+    def gather(self, folder: Path, *, advance: Callable[[str], None]) -> str | None:
+        """Go on until the alarm or the last block; what is in the file comes first.
 
-    def take(self, row: Row) -> None:
+        Returns why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
+        """
+        file = folder / SAMPLES
+        for row in kept_rows(file):
+            self._judge(row)
+        try:
+            while not self.alarm and self.done < len(self.order):
+                prompt = self.order[self.done]
+                ids, streams = list(self.prompts[prompt]), range(self.outputs, self.outputs + self.block)
+                outputs = self.subject([ids] * self.block, self.sampling, streams)
+                row = {"prompt": prompt, "ids": ids, "outputs": outputs}
+                self._judge(row)
+                keep_row(file, row)
+                advance(f"{self.outputs:,} outputs, log10 e = {self.wealth.log_e[0] / np.log(10):+.2f}")
+        except KeyboardInterrupt:
+            return "interrupted"
+        except Exception as error:
+            if not self.done:
+                raise
+            kind = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: "
+            return " ".join(f"{kind}{error}".split())
+        return None
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        """Count a block, or refuse outputs that cannot be the model's or that audit's."""
         prompt = self.order[self.done]
         if (row["prompt"], row["ids"]) != (prompt, list(self.prompts[prompt])):
             raise ValueError(
@@ -192,7 +155,11 @@ class Sampled(Audit):
                 f"them: begin anew with another out"
             )
         for output in row["outputs"]:
-            _check_tokens(output, self.vocab)
+            if wrong := [token for token in output if not 0 <= token < self.vocab]:
+                raise ValueError(
+                    f"the subject returned token {wrong[0]}, and the target has {self.vocab} tokens: it has another "
+                    f"tokenizer or another model; give both the same"
+                )
             if len(output) < self.horizon and not self.ends.intersection(output[-1:]):
                 raise ValueError(
                     f"the subject returned {len(output)} tokens where {self.horizon} are needed, and none that ends "
@@ -205,6 +172,8 @@ class Sampled(Audit):
         counts = np.bincount(drawn, minlength=cells.count)
         self.impossible += int(counts[law == 0].sum())
         self.wealth.advance(prompt, counts[None])
+        self.tokens += sum(map(len, row["outputs"]))
+        self.done += 1
 
     def _check_noise(self, block: tuple[Any, ...], odds: float) -> None:
         """Refuse outputs that are the same every time; ``odds`` is the probability of all of them."""
@@ -217,67 +186,3 @@ class Sampled(Audit):
                 f"the subject returned {often}, which has a probability of {odds:.2g}: it ignores the temperature, or "
                 f"the seed that every request has of its own"
             )
-
-
-@dataclass
-class Greedy(Audit):
-    """Greedy outputs beside plain decoding's on our engine.
-
-    Attributes:
-        size: Prompts that the subject is given at once.
-        compared: Tokens that were compared: up to the first that differs.
-        differences: Where an output parts from plain decoding's (``find_divergence``), and after which prompt.
-    """
-
-    subject: Subject
-    engine: Engine
-    jobs: Sequence[Job]
-    plain: Sequence[Sequence[int]]
-    size: int
-    ends: frozenset[int] = frozenset()
-    compared: int = 0
-    differences: list[Row] = field(default_factory=list)
-    _ahead: list[list[int]] = field(default_factory=list, init=False)
-
-    @property
-    def steps(self) -> int:  # type: ignore[override]
-        return len(self.jobs)
-
-    @property
-    def unexplained(self) -> list[Row]:
-        """Differences that rounding does not explain."""
-        return [each for each in self.differences if not explained(Figures(each))]
-
-    @property
-    def alarm(self) -> bool:
-        return bool(self.unexplained)
-
-    @property
-    def progress(self) -> str:
-        return f"{self.compared:,} tokens, {len(self.differences)} differences"
-
-    def ask(self) -> Row:
-        if not self._ahead:
-            some = self.jobs[self.done : self.done + self.size]
-            numbers = range(self.done, self.done + len(some))
-            self._ahead = self.subject([job.prompt_ids for job in some], some[0].sampling, numbers)
-        return {"outputs": [self._ahead.pop(0)]}
-
-    def take(self, row: Row) -> None:
-        job, tokens = self.jobs[self.done], row["outputs"][0]
-        _check_tokens(tokens, self.engine.target.vocab_size)
-        stop = next((index + 1 for index, token in enumerate(tokens) if token in self.ends), None)
-        tokens, plain = tokens[:stop][: job.sampling.max_new_tokens], self.plain[self.done]
-        difference = find_divergence(self.engine, job, tokens, plain, exactness=EXACT)
-        self.compared += difference.get("divergence", len(plain))
-        if difference:
-            self.differences.append({"prompt": job.prompt.id, **difference})
-
-
-def _check_tokens(output: Sequence[int], vocab: int) -> None:
-    wrong = [token for token in output if not 0 <= token < vocab]
-    if wrong:
-        raise ValueError(
-            f"the subject returned token {wrong[0]}, and the target has {vocab} tokens: it has another tokenizer or "
-            f"another model; give both the same"
-        )

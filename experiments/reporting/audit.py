@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from experiments.measuring.gathered import Greedy, Sampled
+from experiments.measuring.gathered import Audit
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from specdec.checks.betting import ESTIMATE, Power
 from specdec.checks.mistakes import WORDS
@@ -33,15 +33,15 @@ def plan_table(
     )
 
 
-def plan_lines(running: Sampled, level: float) -> list[str]:
+def plan_lines(running: Audit, level: float) -> list[str]:
     """The plan in one sentence."""
     return [
-        f"At most {running.steps * running.block:,} outputs of {running.sampling.max_new_tokens} tokens, over "
+        f"At most {len(running.order) * running.block:,} outputs of {running.sampling.max_new_tokens} tokens, over "
         f"{len(running.prompts)} of the prompts; a lossless subject is accused with a probability of at most {level:g}."
     ]
 
 
-def verdict_table(subject: str, powers: Sequence[Power], running: Sampled, level: float) -> Table:
+def verdict_table(subject: str, powers: Sequence[Power], running: Audit, level: float) -> Table:
     """A row per bet, after the last output."""
     logs = dict(zip(running.wealth.bets, running.wealth.logs[0] / math.log(10), strict=True))
     known = {power.mistake: power for power in powers}
@@ -68,7 +68,7 @@ def verdict_table(subject: str, powers: Sequence[Power], running: Sampled, level
     )
 
 
-def verdict(subject: str, running: Sampled, ended: str | None, level: float) -> tuple[str, bool]:
+def verdict(subject: str, running: Audit, ended: str | None, level: float) -> tuple[str, bool]:
     """The verdict in a sentence, and whether it is a bad one."""
     exponent, p = running.wealth.log_e[0] / math.log(10), running.p_value
     seen = f"{running.outputs:,} outputs ({running.tokens:,} tokens)"
@@ -80,7 +80,7 @@ def verdict(subject: str, running: Sampled, ended: str | None, level: float) -> 
     return f"{subject} shows no sign of a mistake: e = 10^{exponent:.1f}, chi-square p = {p or 0:.2g}, {seen}", False
 
 
-def _likeness(running: Sampled) -> str:
+def _likeness(running: Audit) -> str:
     richest = running.wealth.bets[int(running.wealth.logs[0].argmax())]
     if running.impossible > running.outputs / 2:
         return (
@@ -91,41 +91,3 @@ def _likeness(running: Sampled) -> str:
         return "it looks most like no mistake with a name"
     best, *others = running.wealth.likeliest
     return f"it looks most like {best}: {WORDS[best]}" + (f" (or {', '.join(others)})" if others else "")
-
-
-def differences_table(subject: str, running: Greedy) -> Table | None:
-    """A row per prompt whose greedy output parts from plain decoding's; None if there is none."""
-    if not running.differences:
-        return None
-    note = (
-        "margin: how far the lower of both tokens is below the largest logit, in nats; by rounding: the largest margin "
-        "that the dtype explains there"
-    )
-    columns = [
-        *(words("prompt", "prompt"), Col("token", lambda row: f"{row['divergence'] + 1}")),
-        words("subject's", lambda row: repr(row["texts_at_divergence"][0])),
-        words("plain decoding's", lambda row: repr(row["texts_at_divergence"][1])),
-        *(Col("margin", "margin", ".2g"), Col("by rounding", "tie_bound", ".2g")),
-    ]
-    title = f"where {subject} parts from plain decoding"
-    return Table.of(running.differences, columns, title=title, notes=[note])
-
-
-def greedy_verdict(subject: str, running: Greedy, ended: str | None) -> tuple[str, bool]:
-    """The verdict on greedy outputs in a sentence, and whether it is a bad one."""
-    seen = f"{running.done:,} of {running.steps:,} prompts, {running.compared:,} tokens"
-    ties = len(running.differences) - len(running.unexplained)
-    within = f"{ties} outputs part from plain decoding's where rounding explains it"
-    if running.alarm:
-        worst = running.unexplained[0]
-        ours, plain = (repr(text) for text in worst["texts_at_divergence"])
-        margin = "" if worst["margin"] is None else f", {worst['margin']:.2g} nats below"
-        explained = "" if worst["tie_bound"] is None else f", where rounding explains {worst['tie_bound']:.1g}"
-        return (
-            f"{subject} is not lossless: after {worst['prompt']}, token {worst['divergence'] + 1} is {ours} and plain "
-            f"decoding's {plain}{margin}{explained} ({seen})",
-            True,
-        )
-    if ended is not None:
-        return f"{subject}: no verdict yet after {seen}; resume=true goes on ({ended})", False
-    return f"{subject} follows plain decoding: {seen}; {within if ties else 'all are equal'}", False
