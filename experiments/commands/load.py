@@ -1,8 +1,9 @@
 """Methods under load, on the engine or in virtual time: the same requests at the same moments for each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from experiments.results.limits import Terms
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import MANIFEST
 from experiments.session.engines import assemble, settle
-from experiments.session.methods import Method, check_components, methods_of
+from experiments.session.methods import Method, check_components, drafters_of, methods_of
 from experiments.session.policies import check_replayed
 from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
@@ -54,9 +55,8 @@ class Study:
     title: str
     facts: Mapping[str, Any]
     notes: Sequence[str]
-    methods: Sequence[str]
     loads: Sequence[Load]
-    play: Callable[[str, Load], LoadRun]
+    plays: Mapping[str, Callable[[Load], LoadRun]]
 
 
 def load(config: DictConfig) -> list[LoadRun]:
@@ -69,12 +69,10 @@ def load(config: DictConfig) -> list[LoadRun]:
     before = begun(config, kind="load study", begins=MANIFEST)
     given = plain_whole(config)
     settle(config)
-    methods = {str(name): f"methods.{name}" for name in config.methods}
-    methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
+    methods = drafters_of(config)
     check_components(config, methods, _PARTS)
     clock: Virtual | None = build(config, "clock")
-    bootstrap, terms = bootstrap_of(config), Terms.of(given)
-    overload: Overload = build(config, "overload")
+    bootstrap, terms, overload = bootstrap_of(config), Terms.of(given), build(config, "overload")
     study = _real(config, methods) if clock is None else _virtual(config, clock, methods)
     tracker = build(config, "tracker") or NullTracker()
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,20 +85,16 @@ def load(config: DictConfig) -> list[LoadRun]:
         note_resumed(folder, before)
         kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
     tracker.start(tracked_run(folder, before))
-    notes = [
-        *study.notes,
-        *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else []),
-    ]
-    about = {"title": study.title, "notes": notes, "spare": overload.spare}
+    about = {"title": study.title, "notes": study.notes, "spare": overload.spare}
     report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
     runs: list[LoadRun] = []
-    cases = [(load, method) for load in study.loads for method in study.methods]
+    cases = [(load, method) for load in study.loads for method in study.plays]
     with _reported(runs, report, tracker), Progress(len(cases), "runs") as progress:
         for number, (load, method) in enumerate(cases, start=1):
             if (method, load.rate) in kept:
                 runs.append(kept[method, load.rate])
             else:
-                runs.append(study.play(method, load))
+                runs.append(study.plays[method](load))
                 runs[-1].save(folder / f"{method}_{load.rate:g}")
                 if not runs[-1].facts["complete"]:
                     raise KeyboardInterrupt
@@ -121,13 +115,14 @@ def _reported(runs: Sequence[LoadRun], report: LoadReport, tracker: Tracker) -> 
     finally:
         if runs:
             frame, written = report_load(runs, report)
-            figures = {}
-            for row in frame[frame.group == ALL].to_dict("records"):
-                named = {
-                    name: value for name, value in row.items() if isinstance(value, int | float) and value == value
+            tracker.summary(
+                {
+                    f"{row['method']}/{row['rate']:g}/{name}": value
+                    for row in frame[frame.group == ALL].to_dict("records")
+                    for name, value in row.items()
+                    if isinstance(value, int | float) and value == value
                 }
-                figures |= {f"{row['method']}/{row['rate']:g}/{name}": value for name, value in named.items()}
-            tracker.summary(figures)
+            )
             tracker.files("results", [path for path in written if path.parent == report.folder])
         tracker.finish(exit_code)
 
@@ -153,8 +148,9 @@ def _plan(config: DictConfig) -> tuple[list[Load], list[Planned]]:
     return loads, workload.plan(np.random.default_rng([config.seed, 1]), requests, recorded)
 
 
-def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int], *groups: str) -> str:
-    """Return what was chosen of some groups, and the sizes of the requests, for tables and pictures."""
+def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int]) -> str:
+    """Return what was chosen of arrivals, workload and overload, and the sizes of the requests."""
+    groups = ("arrival", "workload", "overload")
     words = [f"{name} {choice(name) or type(build(config, name)).__name__}" for name in groups]
     prompt, output = (np.mean([getattr(one, name) for one in planned]) for name in ("prompt_tokens", "output_tokens"))
     return (
@@ -168,24 +164,28 @@ def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int], *gro
 
 def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
     loads, planned = _plan(config)
-    overload: Overload = build(config, "overload")
+    overload, sampling = build(config, "overload"), build(config, "sampling")
     chosen, _ = choose(build(config, "dataset"))
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     room = min(contender.engine.max_length for contender in contenders)
     planned, cut = fitted(planned, room, config.lengths.scale)
     tokenizer: Any = target.tokenizer
     texts = Texts(chosen, tokenizer, np.random.default_rng(config.seed), template=plain(config, "chat_template"))
-    asked = ask(planned, texts, build(config, "sampling"))
-    warmup = ask(_others(planned, config.warmup_prompts), texts, build(config, "sampling"))
-    by_name = {contender.method: contender for contender in contenders}
-    few = f"of {len(planned)} requests were too long for the engine's {room} positions, and were cut"
-    notes = [f"{cut} {few}"] if cut else []
+    asked = ask(planned, texts, sampling)
+    number = 1 + max(part for one in planned for part, _ in one.pieces)  # texts that nothing else has
+    warmup = [
+        Planned(klass="warm-up", pieces=((number + place, one.prompt_tokens),), output_tokens=one.output_tokens)
+        for place, one in enumerate(planned[: config.warmup_prompts])
+    ]
+    warm = ask(warmup, texts, sampling)
+    notes = [f"{cut} of {len(planned)} requests were too long for the engine's {room} positions, and were cut"] * bool(
+        cut
+    )
     shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
     notes += [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
     if texts.passes:
         notes.append(f"the texts were used {texts.passes + 1} times: give a larger dataset.count")
-    slots = {contender.engine.max_batch_size for contender in contenders}
-    about = _about(config, planned, slots, "arrival", "workload", "overload")
+    about = _about(config, planned, {contender.engine.max_batch_size for contender in contenders})
     return Study(
         title=f"{target.name} on {device_name(target.device)}; {about}",
         facts={
@@ -197,23 +197,13 @@ def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
             "prompts_hash": fingerprint(chosen),
         },
         notes=notes,
-        methods=list(by_name),
         loads=loads,
-        play=lambda method, load: _play(load, asked, warmup, by_name[method], overload),
+        plays={contender.method: partial(_play, contender, asked, warm, overload) for contender in contenders},
     )
 
 
-def _others(planned: Sequence[Planned], count: int) -> list[Planned]:
-    """Return requests to warm up with, as long as the first ones, of texts that nothing else has."""
-    number = 1 + max(part for one in planned for part, _ in one.pieces)
-    return [
-        Planned(klass="warm-up", pieces=((number + place, one.prompt_tokens),), output_tokens=one.output_tokens)
-        for place, one in enumerate(planned[:count])
-    ]
-
-
 def _play(
-    load: Load, asked: Sequence[Asked], warmup: Sequence[Asked], contender: Contender, overload: Overload
+    contender: Contender, asked: Sequence[Asked], warmup: Sequence[Asked], overload: Overload, load: Load
 ) -> LoadRun:
     """Return a run; one that was interrupted is not complete."""
     engine, speculate = contender.engine, contender.speculate
@@ -224,10 +214,8 @@ def _play(
         engine.forget()
     given = {"loop": load.loop, "users": int(min(load.rate, len(asked))), "overload": overload}
     driver = Driver(RealEngine(engine, speculate=speculate), asked, load.times, **given)
-    try:
+    with suppress(KeyboardInterrupt):
         driver.run()
-    except KeyboardInterrupt:
-        pass
     facts = {"slots": engine.max_batch_size, "pages": engine.paging.pages, "recordings": recordings_of(engine)}
     return driver.result(method=contender.method, rate=load.rate, virtual=False, **facts)
 
@@ -246,22 +234,20 @@ def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str]) -> 
         return engines[method].play(asked, load.times, method=method, rate=load.rate, **given)
 
     device = getattr(engines[next(iter(engines))].costs, "conditions", None)
-    device = str(clock.costs) if device is None else f"{device.model} on {device.device}"
-    about = _about(config, planned, {engine.slots for engine in engines.values()}, "arrival", "workload", "overload")
+    device = f"VIRTUAL TIME, {clock.costs if device is None else f'{device.model} on {device.device}'}"
     return Study(
-        title=f"VIRTUAL TIME, {device}; {about}",
+        title=f"{device}; {_about(config, planned, {engine.slots for engine in engines.values()})}",
         facts={
             "exactness": {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()},
-            "device": f"VIRTUAL TIME, {device}",
+            "device": device,
             "virtual": True,
         },
         notes=[
             "virtual time: turns take what costs say, and rounds accept what traces say; scheduler, policy and pages "
             f"are an engine's; pieces of prompts {'share' if clock.mixed else 'do not share'} a forward with rounds"
         ],
-        methods=list(engines),
         loads=loads,
-        play=play,
+        plays={name: partial(play, name) for name in engines},
     )
 
 

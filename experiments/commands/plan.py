@@ -42,7 +42,7 @@ def plan(config: DictConfig) -> Plan:
 
 
 def question_of(config: DictConfig) -> Question:
-    """Returns a configuration's question."""
+    """A configuration's question."""
     target, engine = plain(config, "target"), plain(config, "engine")
     costs = None if config.costs is None else CalibratedRounds.load(config.costs)
     devices = read_devices(TABLE) | ({} if config.devices is None else read_devices(Path(config.devices)))
@@ -101,11 +101,9 @@ def question_of(config: DictConfig) -> Question:
 
 
 def _device(config: DictConfig, costs: CalibratedRounds | None, devices: Mapping[str, Device]) -> Device:
-    """Returns the device that was asked for; by default the one of the cost file, or the first of the table."""
-    if config.device is not None and (costs is None or config.device != costs.conditions.device):
-        return find_device(config.device, devices)
-    if costs is None:
-        return find_device(DEVICE, devices)
+    """The device that was asked for; by default the one of the cost file, or ``DEVICE``."""
+    if costs is None or config.device not in (None, costs.conditions.device):
+        return find_device(config.device or DEVICE, devices)
     import psutil  # only where a file is of a processor, whose memory it may not say
 
     return device_of(costs, devices, memory=psutil.virtual_memory().total)

@@ -17,12 +17,12 @@ from experiments.reporting.run_tables import (
 from experiments.results.runs import Run
 from experiments.session.assembly import measure_methods
 from experiments.session.measurement import Plot, Report
+from experiments.session.methods import drafters_of
 
 
 def run(config: DictConfig) -> Run:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
-    methods = {str(name): f"methods.{name}" for name in config.methods}
-    methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
+    methods = drafters_of(config)
     main = methods_table if config.labels else comparison_table if config.methods or len(methods) > 1 else run_table
     plots: dict[str, Plot] = {**RUN_PLOTS, "categories.png": category_plot}
     if config.labels:

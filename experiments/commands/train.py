@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -51,11 +50,18 @@ def train(config: DictConfig) -> Path:
     drafter = writing.pop("drafter", None)
     rewritten = typed(RegenerateConfig, writing, "regenerate") if writing.get("file") is not None else None
     component_of(config, "target")
-    parts = {name: _made(config, name) for name in _KINDS}
-    head, loss, weights, source = (parts[name] for name in _KINDS)
+    parts = {name: build(config, name) for name in _KINDS}
+    for name, kind in _KINDS.items():
+        if not isinstance(parts[name], kind):
+            raise ValueError(
+                f"{name}._target_={config[name].get('_target_')!r} is no {kind.__module__}.{kind.__name__}: give a "
+                f"subclass of it"
+            )
+    head, loss, weights, source = parts.values()
     source.check(unanswered=rewritten is not None)
     tracker: Tracker = build(config, "tracker") or NullTracker()
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    main = accelerator.is_main_process
     check_processes(accelerator, sharded=config.sharded, muon=fit.muon_lr is not None)
     folder = Path(broadcast_object_list([str(folder)])[0])  # where the first process works; others may have no folder
     if config.target.get("device") == "auto":
@@ -80,10 +86,10 @@ def train(config: DictConfig) -> Path:
     head.begin(target, counts)
     frozen = FrozenTarget(target, head.hidden_layers)
     head.to(accelerator.device)
-    source_of: FrozenTarget | StoredTarget = frozen
+    states: FrozenTarget | StoredTarget = frozen
     if config.states is not None:
         with accelerator.main_process_first():
-            source_of = StoredTarget(frozen, rows, Path(config.states), main=accelerator.is_main_process)
+            states = StoredTarget(frozen, rows, Path(config.states), main=main)
     facts = {
         "head": type(head).__name__,
         **frozen.noted,
@@ -96,26 +102,24 @@ def train(config: DictConfig) -> Path:
         "seed": config.seed,
         "processes": accelerator.num_processes,
     }
-    main = accelerator.is_main_process
     if main:
         folder.mkdir(parents=True, exist_ok=True)
         if not resumed:
             write_manifest(folder, plain_whole(config), overrides=job_overrides(), exactness={}, training=facts)
         tracker.start(tracked_run(folder, read_manifest(folder)))
     accelerator.wait_for_everyone()
-    progress = TrainingProgress(
-        fit.steps,
-        title=_title(facts, rows, held_out, fit),
-        every=Every.of(config.progress_every),
-        shown=main,
+    title = (
+        f"{facts['head']}, {facts['parameters']:,} parameters, for {facts['target']}: {facts['tokens']:,} tokens in "
+        f"{facts['documents']} documents, {len(rows)} rows of {fit.length}, {fit.steps / rows.steps_per_epoch:.1f} "
+        f"epochs; {len(held_out)} rows held out"
     )
+    progress = TrainingProgress(fit.steps, title=title, every=Every.of(config.progress_every), shown=main)
     exit_code = 1
     try:
         with progress:
-            watcher = _Told(progress, tracker if main else NullTracker())
             training = Training(
                 Comparison(head, loss, weights, chunk=fit.chunk),
-                source_of,
+                states,
                 rows,
                 fit,
                 Plan(
@@ -128,7 +132,7 @@ def train(config: DictConfig) -> Path:
                     facts=facts,
                 ),
                 accelerator=accelerator,
-                watcher=watcher,
+                watcher=_Watcher(progress, tracker if main else NullTracker()),
                 vocab_size=target.vocab_size,
                 sharded=config.sharded,
             )
@@ -149,36 +153,29 @@ def train(config: DictConfig) -> Path:
     return folder / BEST
 
 
-class _Told:
-    """Passes on what the loop tells."""
+class _Watcher:
+    """Passes on to the progress and the tracker what the loop tells."""
 
     def __init__(self, progress: TrainingProgress, tracker: Tracker):
         self._progress, self._tracker = progress, tracker
 
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         self._progress.step(done, figures)
-        if figures:
-            self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
+        self._curves(done, figures)
 
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         self._progress.evaluated(done, figures, best)
-        self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
+        self._curves(done, figures)
 
-
-def _made(config: DictConfig, section: str) -> Any:
-    """Returns a component of the right kind; refuses any other."""
-    made = build(config, section)
-    kind = _KINDS[section]
-    if not isinstance(made, kind):
-        named = config[section].get("_target_")
-        raise ValueError(f"{section}._target_={named!r} is no {kind.__module__}.{kind.__name__}: give a subclass of it")
-    return made
+    def _curves(self, done: int, figures: Mapping[str, float]) -> None:
+        if figures:
+            self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
 
 
 def _rewritten(
     documents: Documents, engine: Engine, settings: RegenerateConfig, seed: int, accelerator: Accelerator
 ) -> Documents:
-    """Returns the documents with the target's own responses. The main process writes them, the others read them."""
+    """The documents with the target's own responses. The main process writes them, the others read them."""
     with engine:
         prompts = prompts_of(documents.training, settings, seed)
         if settings.prompt_tokens + settings.max_new_tokens > engine.max_length:
@@ -197,13 +194,3 @@ def _rewritten(
             made = regenerate(prompts, engine, settings, seed=seed, made_with=made_with, told=told)
     originals = with_originals(made, documents.training, settings.original, seed)
     return Documents(originals, documents.held_out)
-
-
-def _title(facts: Mapping[str, Any], rows: Rows, held_out: Rows, fit: FitConfig) -> str:
-    epochs = fit.steps / rows.steps_per_epoch
-    left = f", {rows.left_out} pieces with nothing to learn from left out" if rows.left_out else ""
-    return (
-        f"{facts['head']}, {facts['parameters']:,} parameters, for {facts['target']}: {facts['tokens']:,} tokens in "
-        f"{facts['documents']} documents, {len(rows)} rows of {fit.length}, {epochs:.1f} epochs{left}; "
-        f"{len(held_out)} rows held out"
-    )

@@ -21,12 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A condition on a value, for ``Annotated``.
-
-    Attributes:
-        words: What to give, behind "give"; empty where the type says it.
-        test: Whether a value of the right type is right.
-    """
+    """A condition on a value, for ``Annotated``: what to give, unless the type says it, and the test of a value."""
 
     words: str = ""
     test: Callable[[Any], bool] = lambda value: True

@@ -32,8 +32,6 @@ ERROR = "error.txt"
 """The file that a sweep's job leaves in its folder when it fails."""
 RESULTS = ("summary.json", "load.json")
 _FULL = "HYDRA_FULL_ERROR"
-_EXTRAS = ("optuna", "joblib", "submitit", "ray")
-"""Plugins of Hydra that are installed as extras of the same name."""
 _TAKE_A_WORD = {
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun", "--config-path", "-cp"),
     *("--config-dir", "-cd", "--config-name", "-cn"),
@@ -77,13 +75,13 @@ class Command:
 
         An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
         with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C.
-        Components may come from modules in the working directory, also where a console script was called.
         """
         tracebacks = os.environ.get(_FULL) == "1"
         _shown.clear()
 
         def run_job(config: DictConfig) -> float | None:
-            _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
+            if (folder := HydraConfig.get().runtime.cwd) not in sys.path:  # a launcher has started another process
+                sys.path.append(folder)
             note = _note_of_job()
             style.TITLES.set(bool(config.get("title", True)))
             try:
@@ -100,7 +98,7 @@ class Command:
                 return None
 
         completes = completing(sys.argv[1:])
-        _import_from(os.getcwd())
+        sys.path.append(os.getcwd())  # as python -m does, and a console script does not
         application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=self.name)(run_job)
         os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
         try:
@@ -175,9 +173,6 @@ def _of_composition(error: BaseException) -> str | None:
     """A sentence with the nearest name that there is, where an override names an option or key that there is not."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        extra = name.split("_")[0]
-        if group.startswith("hydra/") and extra in _EXTRAS:
-            return f"{error.missing_cfg_file} is not installed: pip install 'specdec-research[{extra}]'"
         return None if error.options is None else f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
     cause = error.__cause__
     if not (isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError)):
@@ -193,12 +188,6 @@ def _of_composition(error: BaseException) -> str | None:
     if sections:  # temperature=1 for sampling.temperature=1
         return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"
     return f"there is no {full}{did_you_mean(str(cause.key), known, prefix)}"
-
-
-def _import_from(folder: str) -> None:
-    """Make modules of a folder importable, after all others: ``python -m`` does it, and a console script does not."""
-    if folder not in sys.path and not ("" in sys.path and folder == os.getcwd()):
-        sys.path.append(folder)
 
 
 def _note_of_job() -> Path | None:

@@ -48,9 +48,6 @@ for _group, _options in TABLES.items():
         ConfigStore.instance().store(group=_group, name=_name, node=_option, package=whole)
 
 
-# ---------------------------------------------------------------- the job that Hydra runs
-
-
 def in_sweep() -> bool:
     """Whether this is a job of a sweep, of which the sweep says a line and nothing more."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -84,13 +81,8 @@ def check_pair() -> None:
 
 def choices_of(pair: Mapping[str, Any]) -> dict[str, str]:
     """The options of target and drafter that a pair chooses, by group."""
-    chosen = {
-        str(key).rpartition("/")[2]: option for entry in pair.get("defaults", ()) for key, option in entry.items()
-    }
-    return {group: option for group, option in chosen.items() if group in ("target", "drafter")}
-
-
-# ---------------------------------------------------------------- the options of a group
+    chosen = [(str(key).rpartition("/")[2], name) for entry in pair.get("defaults", ()) for key, name in entry.items()]
+    return {group: name for group, name in chosen if group in ("target", "drafter")}
 
 
 def option_names(group: str) -> list[str]:
@@ -135,10 +127,7 @@ def sections(group: str, given: Any) -> dict[str, DictConfig]:
 
 @contextmanager
 def _hydra() -> Iterator[list[str]]:
-    """The application that runs, or else the package's own configuration, and the override with its search path.
-
-    Hydra composes anew and knows nothing of the job.
-    """
+    """The application that runs, or else the package's own configuration, and the override with its search path."""
     searchpath = HydraConfig.get().searchpath if HydraConfig.initialized() else ()
     quoted = ["'" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'" for folder in searchpath]
     further = [f"hydra.searchpath=[{','.join(quoted)}]"] if quoted else []
@@ -149,14 +138,8 @@ def _hydra() -> Iterator[list[str]]:
             yield further
 
 
-# ---------------------------------------------------------------- from a section to a component
-
-
 def check_settings(config: DictConfig, settings: type[Made]) -> Made:
     """A command's settings, after all checks that need no component's class.
-
-    A command calls this before it imports anything heavy, so that a typing error is answered at once and not after the
-    seconds that PyTorch takes to load. What components take is checked once they are imported.
 
     Raises:
         ValueError: A setting is unknown, missing or wrong, or settings contradict each other.

@@ -87,6 +87,12 @@ def _with_setup(config: DictConfig, name: str) -> DictConfig:
     return own
 
 
+def drafters_of(config: DictConfig) -> dict[str, str]:
+    """The methods of a configuration and the sections of their drafters: the drafter, with every policy, or several."""
+    several = {str(name): f"methods.{name}" for name in config.methods}
+    return several or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
+
+
 def check_components(
     config: DictConfig,
     drafters: Mapping[str, str],

@@ -5,7 +5,6 @@ Hydra makes a callback before any job starts, so what its end needs is imported 
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
 from hydra.experimental.callback import Callback
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -29,21 +27,16 @@ _FORMS = {
     "goodput": "goodput {:.3g}/s",
 }
 """The figures in a job's line."""
-_COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 
 class JobLines(Callback):
-    """Says a line about every job of a sweep when it has ended, and at the end which ones failed.
-
-    A job's tables are in its folder, which is below ``out`` if the sweep was given one.
-    """
+    """Says a line about every job of a sweep when it has ended, and at the end which ones failed."""
 
     def __init__(self) -> None:
-        self._total: int | None = None
         self._fixed: set[str] = set()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Say how many jobs there are, if that is known before, and where they go."""
+        """Say where the jobs go."""
         # The launchers log a line or two per job, which say what these lines say.
         for name in ("hydra", "hydra_plugins"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -51,10 +44,6 @@ class JobLines(Callback):
         given = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
         last = {override.get_key_element(): override for override in given}.values()  # later ones win
         self._fixed = {override.input_line or "" for override in last if not override.is_sweep_override()}
-        swept = [override for override in last if override.is_sweep_override()]
-        if all(override.value_type in _COUNTED for override in swept):
-            self._total = math.prod(len(list(override.sweep_iterator())) for override in swept)
-        self._total = config.hydra.sweeper.get("n_trials", self._total)
         written: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         for out in self._fixed.intersection(written):
             if out.startswith("out="):  # one folder for all jobs, whatever they are: the sweep's
@@ -62,8 +51,7 @@ class JobLines(Callback):
                     config.hydra.overrides.task.remove(out)
                     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={out.removeprefix('out=')}")
                     config.hydra.sweep.dir = str(OverridesParser.create().parse_override(out).value())
-        count = "a sweep" if self._total is None else f"{self._total} jobs"
-        print(f"{count} into {config.hydra.sweep.dir}", flush=True)
+        print(f"a sweep into {config.hydra.sweep.dir}", flush=True)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._began, self._started = time.monotonic(), time.time()
@@ -76,9 +64,8 @@ class JobLines(Callback):
         label = " ".join(text for text in config.hydra.overrides.task if text not in self._fixed)
         failed = (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
         figures = _figures(Path(str(config.out)), failed_since=self._started if failed else 0.0)
-        of = "" if self._total is None else f" of {self._total}"
         took = duration(time.monotonic() - self._began)
-        print(f"job {int(config.hydra.job.num) + 1}{of}, {label}: {figures}; {took}", flush=True)
+        print(f"job {int(config.hydra.job.num) + 1}, {label}: {figures}; {took}", flush=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from experiments.commands.compare import texts_of_run
-from experiments.reporting.report.data import tokens_of
 from experiments.reporting.report.page import outputs_to_show, write_page
 from experiments.results.runs import load_run
+from experiments.results.texts import read_token_texts
 from tests.experiments.showcase import HOSTILE, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install '.[dev]'")
@@ -49,8 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     runs = [load_run(write_run(folder / "greedy", temperature=0.0)), load_run(write_run(folder / "drawn", trace=False))]
     outputs, notes = outputs_to_show(runs, 100)
-    texts = [texts_of_run(run, tokens_of(own)) for run, own in zip(runs, outputs, strict=True)]
-    write_page(runs, outputs, texts, folder / "report.html", notes=notes)
+    write_page(runs, outputs, [read_token_texts(run.folder) for run in runs], folder / "report.html", notes=notes)
     return folder / "report.html"
 
 

@@ -7,34 +7,15 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from drafters.ngram import NGramDrafter
 from experiments.commands.settings import objective
-from experiments.config.launch import sentence
 from experiments.config.sections import CONF
-from experiments.sweep.callbacks import JobLines
 from tests.experiments.runs import launched
 from tests.experiments.test_run_failures import WrongRoot
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sweeper", "said"),
-    [
-        (["a=1,2", "b=x,y,z", "c=3"], {}, "6 jobs into there"),
-        (["a=[1,2],[3]", "b=range(4)"], {"params": None}, "8 jobs into there"),
-        (["a=7"], {"params": {"a": "1,2,3", "b": "1,2"}}, "2 jobs into there"),  # the command line replaces the file's
-        (["a=interval(0,1)"], {"n_trials": 12}, "12 jobs into there"),  # a search, by another sweeper
-        (["a=glob(*)"], {}, "a sweep into there"),
-    ],
-)
-def test_how_many_jobs(overrides: list[str], sweeper: dict[str, Any], said: str, capsys: Any) -> None:
-    hydra = {"sweeper": sweeper, "overrides": {"task": overrides}, "sweep": {"dir": "there"}}
-    JobLines().on_multirun_start(OmegaConf.create({"hydra": hydra}))
-    assert capsys.readouterr().out == f"{said}\n"
 
 
 def kept(tiny: list[str], *groups: str) -> list[str]:
@@ -54,12 +35,12 @@ def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(
     assert launched("-m", *words, monkeypatch=monkeypatch) == 1
     told = capfd.readouterr()
     lines = told.out.splitlines()
-    assert lines[0] == f"4 jobs into {tmp_path / 'sweep'}"
+    assert lines[0] == f"a sweep into {tmp_path / 'sweep'}"
     jobs = [line for line in lines if line.startswith("job ")]
-    assert [line.partition(", ")[0] for line in jobs] == [f"job {number} of 4" for number in (1, 2, 3, 4)]
+    assert [line.partition(", ")[0] for line in jobs] == [f"job {number}" for number in (1, 2, 3, 4)]
     assert ["NO RESULT" in line for line in jobs] == [True, True, False, False]
     # What all jobs share is not repeated.
-    assert jobs[3].startswith(f"job 4 of 4, drafter.branches=1 drafter._target_={honest}")
+    assert jobs[3].startswith(f"job 4, drafter.branches=1 drafter._target_={honest}")
     assert "length " in jobs[3] and "speedup " in jobs[3] and "tokens/s" in jobs[3]
     assert told.err.count("error: branches=0") == 2 and told.err.count("error: ngram: NOT LOSSLESS") == 1
     assert told.err.count("error: ") == 4, "and one for the sweep"
@@ -174,9 +155,3 @@ def test_the_objective_is_the_methods_figure() -> None:
         objective(config, summary)
     config.objective = None
     assert objective(config, summary) is None
-
-
-def test_a_missing_plugin_is_named() -> None:
-    option = "hydra/launcher/submitit_slurm"
-    error = MissingConfigException(f"Could not load '{option}'", missing_cfg_file=option)
-    assert sentence(error) == f"{option} is not installed: pip install 'specdec-research[submitit]'"
