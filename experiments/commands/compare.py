@@ -6,8 +6,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.config.sections import listed
-from experiments.load.run import LoadRun
-from experiments.load.studies import Study, import_results, is_study
+from experiments.load.run import LoadRun, import_results
+from experiments.load.studies import Study, is_study
 from experiments.reporting import terminal
 from experiments.reporting.comparison import report_comparison
 from experiments.reporting.load import report_studies

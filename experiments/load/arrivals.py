@@ -47,11 +47,9 @@ def _check(process: Arrivals, *names: str, from_zero: Sequence[str] = ()) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Gaps(Arrivals):
-    """Independent gaps between requests, with a gamma distribution.
+    """Independent gaps between requests, with a gamma distribution and the coefficient of variation ``cv``.
 
-    Attributes:
-        cv: Coefficient of variation of the gaps: 0 is a request every 1 / ``rate`` seconds, 1 a Poisson process, more
-            comes in bursts. vLLM's burstiness is 1 / cv².
+    0 is a request every 1 / ``rate`` seconds, 1 a Poisson process, more comes in bursts. vLLM's burstiness is 1 / cv².
     """
 
     rate: float = 1.0
@@ -106,7 +104,7 @@ class Users(Arrivals):
             raise ValueError(f"arrival.rate={self.rate:g}: give a number of users, at least 1")
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
-        """Return how long each user thinks before the request; the first of every user's come at once."""
+        """Return how long each user thinks before the request; every user's first one comes at once."""
         thinking = rng.exponential(self.think, count)
         thinking[: int(self.rate)] = 0.0
         return thinking

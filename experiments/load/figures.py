@@ -45,13 +45,12 @@ def latencies(run: LoadRun) -> Frame:
 def figures_of(runs: Sequence[LoadRun], terms: Terms, bootstrap: Bootstrap) -> Frame:
     """Return a row per run with the group ``ALL``, and one per class of requests where there are several.
 
-    Every row has ``method``, ``rate``, ``loop``, ``group``, ``seconds``, the requests that ``arrived`` and what became
-    of them, percentiles of ``LATENCIES`` (seconds; ``ttft.p50``, ``ttft.p50_low`` …), and ``goodput`` (requests within
-    all limits per second) with the share ``attained``. The rows of all requests have rates over the run's time, the
+    Every row has percentiles of ``LATENCIES`` (seconds; ``ttft.p50``, ``ttft.p50_low`` …), ``goodput`` (requests within
+    all limits per second) and ``attained`` (their share of those that arrived). The rows of all requests have the
     requests ``running`` and ``waiting`` on average over time, ``unused``, the share of slots and time that nothing
-    used, what was computed for nothing, and ``times_tokens``, ``times_whole`` and ``times_throughput``, how many times
-    as fast as plain decoding the spans of ``SPANS`` are, total over total of the requests that both have served, and
-    ``regret``, the oracle's speed of tokens that is missed.
+    used, what was computed for nothing, and ``times_tokens``, ``times_whole`` and ``times_throughput``: how many times
+    as fast as plain decoding the spans of ``SPANS`` are, total over total of the requests that both have served.
+    ``regret`` is the oracle's speed of tokens that is missed.
     """
     rows = []
     for run in runs:
@@ -101,7 +100,7 @@ def _all(run: LoadRun, frame: Frame) -> dict[str, Any]:
 
 
 def _comparable(run: LoadRun, other: LoadRun) -> bool:
-    """Whether both ran at the same rate, and in the same study where several are merged."""
+    """Whether both ran at the same rate, and in the same study."""
     return (run.rate, run.facts.get("study")) == (other.rate, other.facts.get("study"))
 
 

@@ -1,6 +1,5 @@
-"""Studies of load read back from their folders, or from other load generators' results, and put together."""
+"""Studies of load read back from their folders, and put together."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,25 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas
-
-from experiments.load.run import (
-    CLOSED,
-    DONE,
-    FAILED,
-    MOMENTS,
-    OPEN,
-    REQUESTS,
-    TURNS,
-    UNFINISHED,
-    LoadRun,
-    load_runs,
-    typed,
-)
+from experiments.load.run import LoadRun, load_runs
 from experiments.results.comparison import commit_of, distinguishing
-from experiments.results.frame import Frame
 from experiments.results.limits import Terms
-from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.origin import read_manifest
 from experiments.results.statistics import Bootstrap
 
 _BY_COLUMN = ("rates=", "arrival.rate=", "drafter=none", "+drafter@methods.", "+policy@policies.")
@@ -87,10 +71,9 @@ def check_alike(studies: Sequence[Study], *, allow_mixed: bool = False) -> list[
     """
     ours = [study for study in studies if not study.is_imported]
     configs = [study.manifest["config"] for study in ours]
-    always = {
-        "loop (open or closed)": [study.fact("loop") for study in studies],
-        "limits (sla)": [str(Terms.of(config)) for config in configs],
-    }
+    if len({study.fact("loop") for study in studies}) > 1 or len({str(Terms.of(config)) for config in configs}) > 1:
+        what = "loop (open or closed), or in their limits (sla)"
+        raise ValueError(f"the studies differ in their {what}, and a table has one of each: compare them apart")
     usually = {
         "target": [study.target for study in ours],
         "texts": [study.fact("prompts_hash") for study in ours],
@@ -98,8 +81,6 @@ def check_alike(studies: Sequence[Study], *, allow_mixed: bool = False) -> list[
         "workload": [str([config.get(name) for name in ("workload", "lengths", "requests")]) for config in configs],
         "clock (real or virtual)": [study.fact("virtual") for study in ours],
     }
-    for what in (what for what, values in always.items() if len(set(values)) > 1):
-        raise ValueError(f"the studies differ in their {what}, and a table has one: compare them apart")
     mixed = [what for what, values in usually.items() if len(set(values)) > 1]
     if mixed and not allow_mixed:
         names = " and ".join(f"in their {what}" for what in mixed)
@@ -123,8 +104,8 @@ def merged(studies: Sequence[Study]) -> list[LoadRun]:
     named: list[LoadRun] = []
     for study, settings in zip(studies, distinguishing([study.manifest for study in studies]), strict=True):
         for run in study.runs:
-            # The drafter is what a method is called by.
-            parts = [text for text in settings if not text.startswith((*_BY_COLUMN, f"drafter={run.method}"))]
+            told = f"drafter={run.method}"  # the method is called by it
+            parts = [text for text in settings if text != told and not text.startswith(_BY_COLUMN)]
             parts += [study.fact("device")] if devices else []
             facts = {**run.facts, "study": str(study.folder.absolute().relative_to(top)), "called": run.method}
             named.append(replace(run, method=", ".join([run.method, *parts]), facts=facts))
@@ -143,80 +124,13 @@ def title_of(studies: Sequence[Study]) -> str:
 
 def remarks(studies: Sequence[Study]) -> list[str]:
     """Return what a reader of the table has to know: unfinished studies, other devices, other code."""
-    notes = [
-        f"INCOMPLETE: {study.missing} runs of {study.folder} have not ended (resume=true goes on)"
-        for study in studies
-        if study.missing
-    ]
+    incomplete = "INCOMPLETE: {} runs of {} have not ended (resume=true goes on)"
+    notes = [incomplete.format(study.missing, study.folder) for study in studies if study.missing]
     notes += [f"{study.folder.name} was measured by another load generator" for study in studies if study.is_imported]
-    devices = sorted({study.fact("device") for study in studies})
-    if len(devices) > 1:
-        notes.append(f"The studies were made on different devices ({', '.join(devices)}): compare no times across them")
-    commits = sorted({commit_of(study.manifest) for study in studies})
-    if len(commits) > 1:
-        notes.append(f"The studies were made by different code (commits {', '.join(commits)})")
+    for made, values in (
+        ("on different devices", {study.fact("device") for study in studies}),
+        ("by different code", {f"commit {commit_of(study.manifest)}" for study in studies}),
+    ):
+        if len(values) > 1:
+            notes.append(f"The studies were made {made} ({', '.join(sorted(values))}): compare no times across them")
     return notes
-
-
-# ---------------------------------------------------------------- results of other load generators
-
-
-def import_results(file: Path, folder: Path) -> Path:
-    """Write the runs of a result file into ``folder`` as a study, and return it.
-
-    Raises ValueError: the file is none of theirs, or says nothing of single requests.
-    """
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        model, runs = (_guidellm if "benchmarks" in told else _vllm)(told, file.stem)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{file} is no result of another load generator ({type(error).__name__}: {error}): give the JSON of "
-            f"vllm bench serve --save-result --save-detailed, or GuideLLM's benchmarks.json"
-        ) from error
-    for run in runs:
-        run.save(folder / f"{run.method}_{run.rate:g}")
-    facts = {"loop": runs[0].loop, "target": {"name": model}, "device": f"as in {file.name}", "title": model}
-    config = {"arrival": {}, "imported": str(file)}
-    (folder / MANIFEST).write_text(json.dumps({"config": config, **facts}), encoding="utf-8")
-    return folder
-
-
-def _vllm(told: Mapping[str, Any], method: str) -> tuple[str, list[LoadRun]]:
-    names = {"start_times": "arrived", "input_lens": "prompt_tokens", "output_lens": "output_tokens"}
-    frame: Frame = pandas.DataFrame({name: told[name] for name in (*names, "errors", "ttfts")}).rename(columns=names)
-    frame = frame.assign(reason=frame.errors, outcome=[FAILED if error else DONE for error in frame.errors])
-    frame["first_token"] = frame.arrived + frame.ttfts
-    frame["finished"] = frame.first_token + [sum(gaps) for gaps in told["itls"]]
-    rate = float(told["request_rate"])
-    return told["model_id"], [_run(method, frame, rate, told.get("max_concurrency") if rate == float("inf") else None)]
-
-
-def _guidellm(told: Mapping[str, Any], method: str) -> tuple[str, list[LoadRun]]:
-    runs = []
-    for benchmark in told["benchmarks"]:
-        outcomes = {"successful": DONE, "errored": FAILED, "incomplete": UNFINISHED}
-        rows = [{**row, "outcome": ours} for name, ours in outcomes.items() for row in benchmark["requests"][name]]
-        frame: Frame = pandas.DataFrame(rows).sort_values("request_start_time", ignore_index=True)
-        frame["arrived"] = frame.request_start_time
-        frame["first_token"] = frame.arrived + frame.time_to_first_token_ms.astype(float) / 1000
-        frame["finished"] = frame.request_end_time.where(frame.outcome != UNFINISHED)
-        strategy = benchmark["config"]["strategy"]
-        users = None if strategy.get("rate") else strategy.get("streams") or strategy.get("max_concurrency")
-        runs.append(_run(method, frame, strategy.get("rate") or float("inf"), users))
-    return (told.get("args") or {}).get("model") or "unknown", runs
-
-
-def _run(method: str, frame: Frame, rate: float, users: int | None) -> LoadRun:
-    frame = frame.assign(request=range(len(frame)), klass="all", admitted=frame.arrived)
-    requests = typed(frame.fillna({"prompt_tokens": 0, "output_tokens": 0}), REQUESTS)
-    requests[list(MOMENTS)] -= requests.arrived.min()
-    return LoadRun(
-        method=method,
-        rate=float(users or rate),
-        loop=CLOSED if users else OPEN,
-        seconds=float(requests.finished.max()),
-        requests=requests,
-        turns=typed([], TURNS),
-        facts={"complete": True, "planned": len(requests)},
-    )

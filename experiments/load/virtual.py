@@ -8,15 +8,18 @@ import copy
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
-from experiments.load.accepted import Accepted, Drafts
 from experiments.load.arrivals import Times
 from experiments.load.driver import Driver, Rows
 from experiments.load.run import DONE, LoadRun
 from experiments.load.workloads import Asked
+from experiments.tracing.trace import read_trace
 from specdec.arguments import flag
 from specdec.cache.pages import PageCounts, Paging
 from specdec.drafting.policies.lengths import LengthPolicy
@@ -30,6 +33,69 @@ Costs = AffineRounds | CalibratedRounds
 """Seconds of an engine's work."""
 PUBLISHED: dict[str | None, Costs] = {"llama_8b_h100": LLAMA_8B_H100}
 """Costs by name that nobody has to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """Acceptance of a drafter's rounds at every position of some outputs, all one behind the other.
+
+    Rounds of shorter drafts begin where none began in the trace. There a draft is what was left of the recorded one: it
+    is accepted as far, and ends where that one was rejected. Behind a draft that was accepted whole, the next token is
+    right as often as the deepest ones were, and then it goes on as the next round did.
+
+    Attributes:
+        lengths: The tokens of every output.
+        able: How many tokens of the deepest draft from there would be accepted.
+        proposed: How deep that draft is.
+        nodes: How many nodes it has down to every depth: as many as it is deep, in a chain.
+    """
+
+    lengths: Int[np.ndarray, " output"]
+    able: Int[np.ndarray, " position"]
+    proposed: Int[np.ndarray, " position"]
+    nodes: Int[np.ndarray, "position depth"]
+
+    @classmethod
+    def of(cls, outputs: Sequence[Sequence[tuple[int, Sequence[int]]]], seed: int = 0) -> "Accepted":
+        """Return it by rounds in their order: how many tokens were accepted, and the drafted nodes of every depth."""
+        rounds = [(accepted, len(levels)) for output in outputs for accepted, levels in output if levels]
+        if not rounds:
+            raise ValueError("the trace has no round with a draft: trace a method that drafts")
+        deepest = max(depth for _, depth in rounds)
+        whole_drafts = sum(accepted == depth for accepted, depth in rounds)
+        right = whole_drafts / max(sum(accepted >= depth - 1 for accepted, depth in rounds), 1)
+        rng = np.random.default_rng(seed)
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for output in outputs:
+            for (accepted, levels), (following, _) in zip(output, [*output[1:], (0, [])], strict=True):
+                able = np.arange(accepted, -1, -1)
+                if levels and accepted == len(levels) and rng.random() < right:
+                    able[1:] += 1 + following
+                nodes = np.pad(np.cumsum(levels, dtype=np.int64), (0, deepest - len(levels)))
+                parts.append((able, np.full(len(able), len(levels)), np.tile(nodes, (len(able), 1))))
+        able, proposed, nodes = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        lengths = np.array([sum(accepted + 1 for accepted, _ in output) for output in outputs])
+        return cls(lengths=lengths, able=np.minimum(able, proposed), proposed=proposed, nodes=nodes)
+
+    @classmethod
+    def read(cls, folder: Path, method: str) -> "Accepted":
+        """Return that of a method in a run's trace, or of its only one.
+
+        Raises:
+            ValueError: There is no trace, none of this method among several, or it is of several temperatures.
+        """
+        traced: dict[tuple[str, float], dict[tuple[Any, ...], dict[int, tuple[int, list[int]]]]] = {}
+        for one in chain.from_iterable(read_trace(folder, tables=False)):
+            key, levels = one.key, np.bincount(one.depths, minlength=1)[1:].tolist()
+            rounds = traced.setdefault((key.method, key.temperature), {})
+            rounds.setdefault((key.prompt, key.turn, key.sample), {})[key.round] = key.accepted, levels
+        methods = {name for name, _ in traced}
+        wanted = [rounds for (name, _), rounds in traced.items() if name == method or methods == {name}]
+        if len(wanted) != 1:
+            names = ", ".join(f"{name} at T={temperature:g}" for name, temperature in traced)
+            raise ValueError(f"the trace in {folder} has {names}, and not {method} at one temperature: give another")
+        outputs = [rounds for rounds in wanted[0].values() if len(rounds) > max(rounds)]
+        return cls.of([[rounds[number] for number in range(len(rounds))] for rounds in outputs])
 
 
 @dataclass(frozen=True)
@@ -129,8 +195,15 @@ class _Play:
         self.prompt, self.output = self.columns["prompt_tokens"], self.columns["output_tokens"]
         self.left = np.array([one.planned.output_tokens for one in driver.asked], dtype=np.int64)
         self.slot = np.full(len(driver.asked), -1)
-        accepted = self.engine.accepted
-        self.drafts = None if accepted is None else Drafts(accepted, self.left, self.policy)
+        if (accepted := self.engine.accepted) is not None:
+            # Request i is accepted as output i is, from the front again where outputs are fewer. Where an output is
+            # longer than its trace, it goes on from the front, and leaves out the end, where drafts were cut because
+            # the output was about to end.
+            place = np.arange(len(self.left)) % len(accepted.lengths)
+            lengths = accepted.lengths[place]
+            shorter = np.maximum(lengths - accepted.nodes.shape[1], 1)
+            self.around = np.where(self.left > lengths, shorter, np.maximum(lengths, 1))
+            self.first = (accepted.lengths.cumsum() - accepted.lengths)[place]
 
     def now(self) -> float:
         return self.at
@@ -146,8 +219,8 @@ class _Play:
 
     def submit(self, number: int, arrived: float) -> None:
         prompt, sampling = range(int(self.prompt[number])), self.driver.asked[number].sampling
-        speculate = self.drafts is not None
-        self.waiting[number] = Request(number, prompt, sampling, speculate, frozenset(), arrived=arrived)
+        drafts = self.engine.accepted is not None
+        self.waiting[number] = Request(number, prompt, sampling, drafts, frozenset(), arrived=arrived)
 
     def abort(self, number: int) -> None:
         if self.waiting.pop(number, None) is None:
@@ -186,10 +259,18 @@ class _Play:
         """Return the seconds of a round, the tokens that each row gets, and other columns."""
         left, output, costs = self.left[rows], self.output[rows], self.engine.costs
         lengths = self.prompt[rows] + output - 1
-        counts = dict.fromkeys(("drafted", "nodes", "accepted"), np.zeros_like(rows))
-        if self.drafts is not None:
-            most = np.minimum(left - 1, depth)
-            counts = dict(zip(counts, self.drafts.round(rows, self.slot[rows], lengths, output, most), strict=True))
+        counts: dict[str, Rows] = dict.fromkeys(("drafted", "nodes", "accepted"), np.zeros_like(rows))
+        if (drafts := self.engine.accepted) is not None:
+            place, slots, policy = self.first[rows] + output % self.around[rows], self.slot[rows], self.policy
+            able, most = drafts.able[place], np.minimum(left - 1, depth)
+            if policy is not None and policy.foresees is not None:
+                policy.foresee(slots, np.minimum(able, most))
+            most = most if policy is None else np.minimum(policy.depths(slots, lengths), most)
+            proposed = np.minimum(most, drafts.proposed[place])
+            nodes = np.where(proposed > 0, drafts.nodes[place, proposed - 1], 0)
+            counts = {"drafted": proposed, "nodes": nodes, "accepted": np.minimum(able, proposed)}
+            if policy is not None:
+                policy.note(slots, proposed, counts["accepted"])
         tokens = np.minimum(counts["accepted"] + 1, left)
         self.left[rows] = left - tokens
         size = {"drafted": counts["nodes"].sum(keepdims=True), "deepest": counts["drafted"].max(keepdims=True)}

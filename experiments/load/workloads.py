@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from experiments.datasets.prompt import Prompt
 from experiments.load.run import Frame
+from specdec.arguments import number
 from specdec.requests import SamplingParams
 
 Pieces = tuple[tuple[int, int], ...]
@@ -20,18 +21,12 @@ _MARK = "\u2063prompt\u2063"
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What one request asks for.
+    """What one request asks for."""
 
-    Attributes:
-        klass: The class that it is reported under.
-        pieces: The parts of its prompt.
-        priority: See ``SamplingParams``, like ``deadline``.
-    """
-
-    klass: str
-    pieces: Pieces
+    klass: str  # that it is reported under
+    pieces: Pieces  # of its prompt
     output_tokens: int
-    priority: int = 0
+    priority: int = 0  # see ``SamplingParams``, like the next one
     deadline: float | None = None
 
     @property
@@ -44,32 +39,19 @@ class Workload(ABC):
 
     @abstractmethod
     def plan(self, rng: np.random.Generator, count: int, recorded: Frame | None = None) -> list[Planned]:
-        """Return what the first ``count`` requests ask for.
-
-        Args:
-            recorded: The trace that they arrive by (``Trace.recorded``); None where they come by a process.
-        """
+        """Return what the first ``count`` requests ask for; ``recorded`` is the ``Trace`` that they arrive by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Klass:
-    """Requests of one kind.
+    """Requests of one kind."""
 
-    Attributes:
-        share: How many there are, relative to the other classes.
-        input: Tokens of the prompt, on average.
-        output: Tokens of the answer, on average.
-        spread: Standard deviation of both lengths over their mean, which are log-normal; 0: all alike.
-        priority: Lower is served first, by schedulers that know priorities.
-        deadline: Seconds after arrival, for schedulers that know deadlines; None for none.
-    """
-
-    share: float = 1.0
-    input: int = 128
-    output: int = 64
-    spread: float = 0.0
-    priority: int = 0
-    deadline: float | None = None
+    share: float = 1.0  # how many there are, relative to the other classes
+    input: int = 128  # tokens of the prompt, on average
+    output: int = 64  # tokens of the answer, on average
+    spread: float = 0.0  # standard deviation of both lengths over their mean, which are log-normal; 0: all alike
+    priority: int = 0  # lower is served first, by schedulers that know priorities
+    deadline: float | None = None  # seconds after arrival, for schedulers that know deadlines
 
     @classmethod
     def of(cls, settings: Any, where: str) -> "Klass":
@@ -79,9 +61,8 @@ class Klass:
             if name not in known:
                 raise ValueError(f"there is no {where}.{name}: choose among {', '.join(known)}")
             least = {"share": 0, "spread": 0, "priority": -np.inf, "deadline": 0}.get(name, 1)
-            number = isinstance(value, int | float) and value >= least
-            if not number and not (name == "deadline" and value is None):
-                raise ValueError(f"{where}.{name}={value!r}: give a number of at least {least}")
+            if value is not None or name != "deadline":
+                number(f"{where}.{name}", value, f"give a number of at least {least}", lambda at, low=least: at >= low)
         return cls(**settings)
 
     def length(self, mean: int, z: float) -> int:
@@ -126,22 +107,14 @@ class Chats(Workload):
     Every request is the next turn of a conversation. What was said before, answers included, is written in advance, as
     in recorded traces. So the tokens of an earlier *answer* are found in a cache only if the target has answered the
     same.
-
-    Attributes:
-        systems: The number of system prompts.
-        system: Tokens of a system prompt.
-        turns: Turns of a conversation.
-        said: Tokens that a user says in a turn.
-        output: Tokens of an answer.
-        open: Conversations that go on side by side; whose turn is next is drawn.
     """
 
-    systems: int = 2
-    system: int = 192
-    turns: int = 4
-    said: int = 32
-    output: int = 32
-    open: int = 8
+    systems: int = 2  # system prompts
+    system: int = 192  # tokens of a system prompt
+    turns: int = 4  # of a conversation
+    said: int = 32  # tokens that a user says in a turn
+    output: int = 32  # tokens of an answer
+    open: int = 8  # conversations that go on side by side; whose turn is next is drawn
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -169,9 +142,7 @@ class AsRecorded(Workload):
 
     def plan(self, rng: np.random.Generator, count: int, recorded: Frame | None = None) -> list[Planned]:
         if recorded is None:
-            raise ValueError(
-                "workload=trace takes its lengths from the arrivals: give arrival=trace, or another workload"
-            )
+            raise ValueError("workload=trace takes its lengths from the arrivals: give arrival=trace")
         sizes = zip(recorded.inputs[:count].tolist(), recorded.outputs[:count].tolist(), strict=True)
         return [
             Planned(klass="trace", pieces=((index, tokens),), output_tokens=output)
@@ -200,9 +171,9 @@ def fitted(planned: Sequence[Planned], room: int, scale: float) -> tuple[list[Pl
 # ---------------------------------------------------------------- texts
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Asked:
-    """A request with its tokens, ready to be submitted."""
+    """A request with its tokens, ready for an engine."""
 
     planned: Planned
     prompt_ids: Sequence[int]
@@ -212,12 +183,9 @@ class Asked:
 class Texts:
     """Makes prompts of the texts of a dataset: joined and cut, never random tokens.
 
-    All texts stand one behind the other, in an order that is drawn. A piece of a prompt is cut from there, so that it
-    ends where a text ends, and no text is used again before all of them were. What goes in front of every prompt, and
-    behind it, is the tokenizer's own: special tokens, and the chat template where the dataset is of conversations.
-
-    Args:
-        prompts: The texts; of a conversation, the first turn.
+    All texts (of a conversation, the first turn) stand one behind the other, in an order that is drawn. A piece of a
+    prompt is cut from there, so that it ends where a text ends. What goes in front of every prompt, and behind it, is
+    the tokenizer's own: special tokens, and the chat template where the dataset is of conversations.
 
     Attributes:
         passes: How often the texts were used up; from 1 on, prompts come again.
@@ -261,11 +229,10 @@ class Texts:
 def ask(planned: Sequence[Planned], texts: Texts | None, sampling: SamplingParams) -> list[Asked]:
     """Return requests with their parameters, and with tokens if there are texts; the random stream is the number."""
     asked = []
-    for number, request in enumerate(planned):
-        params = {name: getattr(request, name) for name in ("priority", "deadline")}
-        params |= {"max_new_tokens": request.output_tokens, "stream": number, "n": 1}
+    for stream, request in enumerate(planned):
+        params = {"priority": request.priority, "deadline": request.deadline, "max_new_tokens": request.output_tokens}
         ids = () if texts is None else texts.prompt(request.pieces)
-        asked.append(Asked(planned=request, prompt_ids=ids, sampling=replace(sampling, **params)))
+        asked.append(Asked(request, ids, replace(sampling, stream=stream, n=1, **params)))
     return asked
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from experiments.commands.load import load
 from experiments.commands.run import run
-from experiments.load.accepted import Accepted
 from experiments.load.arrivals import Gaps
 from experiments.load.driver import Overload
 from experiments.load.run import CLOSED, DONE, DROPPED, OPEN
-from experiments.load.virtual import VirtualEngine, _Play
+from experiments.load.virtual import Accepted, VirtualEngine, _Play
 from experiments.load.workloads import Asked, Planned, ask
 from experiments.tracing.trace import read_trace
 from specdec import Paging, SamplingParams
