@@ -1,18 +1,16 @@
 """specdec as a model of lm-eval: https://github.com/EleutherAI/lm-evaluation-harness.
 
-The only file that imports lm-eval, which is an extra. Drafts matter to generated answers alone; tasks that compare the
-likelihoods of given answers run the target as it is.
+The only file that imports lm-eval, which is an extra. Drafts matter to generated answers alone: tasks that compare the
+likelihoods of given answers are refused.
 """
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import torch
 from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 from rich.progress import Progress
 
@@ -22,6 +20,7 @@ from specdec.requests import SamplingParams
 from specdec.types import Step
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_LIKELIHOODS = "{} compares likelihoods, which no draft changes: run it on the target, with lm-eval --model hf"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -124,31 +123,10 @@ class SpecdecLM(TemplateLM):
         return ["".join(texts[number]) for number in sorted(texts)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihoods of whole texts, in windows of the engine's length."""
-        found = []
-        for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(
-                self.tok_encode(text, add_special_tokens=False), self.prefix_token_id, self.engine.max_length, 1
-            )
-            parts = [("", *make_disjoint_window(window)) for window in windows]
-            found.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
-        return found
+        raise ValueError(_LIKELIHOODS.format(requests[0].task_name))
 
-    @torch.inference_mode()
-    def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
-    ) -> list[tuple[float, bool]]:
-        """The log-likelihood of each continuation, and whether greedy decoding would write it."""
-        found = []
-        for _, context, continuation in requests:
-            ids = torch.tensor(
-                [*context, *continuation][-self.engine.max_length - 1 :], device=self.engine.target.device
-            )
-            logits = self.engine.target.model(ids[None, :-1]).logits[0, -len(continuation) :].float()
-            wanted = ids[-len(continuation) :]
-            likelihood = logits.log_softmax(-1).gather(-1, wanted[:, None]).sum()
-            found.append((float(likelihood), bool((logits.argmax(-1) == wanted).all())))
-        return found
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
+        raise ValueError(_LIKELIHOODS.format("a task"))
 
 
 def evaluate(model: SpecdecLM, *, tasks: Sequence[str], include: str | None, seed: int, **options: Any) -> Any:

@@ -1,12 +1,9 @@
-"""The machine while something runs: the energy that it used, how busy it was, and the memory that was taken."""
+"""The machine while something runs: the energy that it used, how busy it was, and the memory that engines hold."""
 
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from pathlib import Path
 
 import psutil
 import torch
@@ -90,8 +87,6 @@ def read_clocks() -> Clocks | None:
 
 # ---------------------------------------------------------------- memory
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
 
 def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     """Return the bytes that some engines hold, each tensor once.
@@ -161,41 +156,3 @@ def _cache_bytes(caches: Iterable[Cache]) -> tuple[int, int]:
             behind += cached.slots * drafted * cached.states.bytes_per_state
         kept, nodes = kept + whole - behind, nodes + behind
     return kept, nodes
-
-
-class PeakMeter:
-    """Measures the most memory from now on.
-
-    On Linux, the process's peak is set back to what it has now. Elsewhere it is that of its whole life.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device, self._before = device, 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            return
-        try:
-            _RESET.write_text("5")
-        except OSError:  # another system, or a container that forbids it
-            pass
-        self._before = psutil.Process().memory_info().rss
-
-    def peak(self) -> dict[str, int]:
-        """Return the most so far.
-
-        Returns:
-            ``used`` bytes: on a GPU those in tensors; elsewhere the process's resident memory beyond what it had
-            ``before``.
-        """
-        if self._device.type == "cuda":
-            return {"used": torch.cuda.max_memory_allocated(self._device), "before": 0}
-        return {"used": max(0, _peak_of_process() - self._before), "before": self._before}
-
-
-def _peak_of_process() -> int:
-    if _STATUS.is_file():
-        for line in _STATUS.read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024

@@ -227,17 +227,14 @@ def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{', '.join(methods)}: not recorded, so that it ran slower: {what}" for what, methods in failed.items()]
 
 
-def memory_table(held: Mapping[str, Any], peak: Mapping[str, Any]) -> Table:
-    """The bytes that engines hold, and what the peak of the memory has beyond them."""
-    note = f"the peak is that of the process, without the {_mb(peak['before'])} MB that it had before"
-    note = note if peak["before"] else "the peak is that of tensors on the device"
+def memory_table(held: Mapping[str, Any]) -> Table:
+    """The bytes that engines hold."""
     parts = {
         "weights": "weights", "drafter": "drafter", "kv": "KV\ncache", "drafter_kv": "drafter's\nKV",
         "scratch": "draft\nnodes", "copies": "copies",
     }  # fmt: skip
     columns = [Col(heading, lambda row, name=name: _mb(row[name])) for name, heading in parts.items()]
-    columns.append(Col("rest of\nthe peak", lambda row: _mb(max(0, peak["used"] - row["total"]))))
-    return Table.of([held], columns, title="Memory held, in MB", notes=[note])
+    return Table.of([held], columns, title="Memory held, in MB")
 
 
 def _mb(size: float) -> str:

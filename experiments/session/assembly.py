@@ -16,7 +16,7 @@ from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.jobs import Fitting, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, measure, slots_of
-from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
+from experiments.measuring.meters import drafter_cache, held_by
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
@@ -35,7 +35,6 @@ from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.requests import SamplingParams
-from specdec.target.loading import resolve_device
 from specdec.target.spelling import token_bytes
 from specdec.target.target import Target
 
@@ -66,7 +65,6 @@ def measure_methods(
             return already_complete(folder)
     begin = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     contenders = accounted(contenders)
@@ -139,7 +137,6 @@ def measure_methods(
         ),
         mirror=mirror,
         held=held,
-        meter=meter,
         kept=kept,
         passed=sum(
             min(size, len(jobs) - number * size)

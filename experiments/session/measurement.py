@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from experiments.config.sections import bootstrap_of, in_sweep, plain_whole
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
-from experiments.measuring.meters import PeakMeter
 from experiments.reporting import terminal
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.run_tables import (
@@ -88,7 +87,6 @@ class Measurement:
     title: str
     mirror: Mirror
     held: Mapping[str, int]
-    meter: PeakMeter
     kept: Sequence[Record] | None = None
     passed: int = 0
 
@@ -178,12 +176,10 @@ class Measurement:
         return run
 
     def _closing(self, run: Run, records: Sequence[Record]) -> Shown:
-        """More tables for the end, and the files of what policies have learned. Notes the peak of memory."""
+        """More tables for the end, and the files of what policies have learned."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
-        peak = self.meter.peak()
-        note_in_manifest(self.folder, memory={"held": self.held, "peak": peak})
         calibrations, files = keep_calibrations(engines, self.folder)
-        tables: Tables = [calibration_table(calibrations), memory_table(self.held, peak)]
+        tables: Tables = [calibration_table(calibrations), memory_table(self.held)]
         ended = Ended(run=run, records=records, contenders=self.contenders)
         for study in self.report.studies:
             more, written = study(ended)

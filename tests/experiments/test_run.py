@@ -100,9 +100,8 @@ def test_what_users_felt(
     assert "requests within all limits" in shown
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["loading_seconds"] > 0
-    held, peak = manifest["memory"]["held"], manifest["memory"]["peak"]
+    held = manifest["memory"]["held"]
     assert all(held[part] > 0 for part in ("weights", "drafter", "kv", "drafter_kv", "scratch"))
-    assert peak["used"] >= 0 and peak["before"] > 0
     assert shown.index("mean acceptance length") < shown.index("Memory held")
 
 

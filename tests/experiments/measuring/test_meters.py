@@ -11,7 +11,6 @@ from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
 from experiments.measuring.meters import (
     Clocks,
     LoadMeter,
-    PeakMeter,
     drafter_cache,
     held_by,
 )
@@ -68,15 +67,6 @@ def test_a_drafters_cache_is_its_own_and_has_its_largest_window() -> None:
     assert cache(sliding) == {"bytes_per_position": bytes_each, "window": 7}
     assert cache(full) == {"bytes_per_position": bytes_each, "window": None}
     assert cache(NGramDrafter()) == {"bytes_per_position": 0, "window": None}
-
-
-def test_the_peak_is_that_since_the_meter_began() -> None:
-    size = 128 << 20
-    meter = PeakMeter(torch.device("cpu"))
-    torch.ones(size, dtype=torch.uint8)
-    peak = meter.peak()
-    assert 0.9 * size < peak["used"], "it is gone by now"
-    assert peak["before"] > 0
 
 
 DEVICES = read_devices()
