@@ -1,6 +1,7 @@
-"""Corpora: the suffix array and its look-ups against sorting and scanning; what is refused; one file, written whole."""
+"""Look-ups in a corpus: its suffix array, REST and SAM decoding, against sorting, scanning and counting."""
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,12 @@ from hypothesis import strategies as st
 
 from drafters import RestDrafter, SamDrafter
 from drafters.corpus import Corpus, suffix_array, tokenizer_hash
-from specdec import Drafter, Sizes, Target
+from drafters.rest import most_frequent
+from drafters.sam import SuffixAutomaton
+from specdec import Drafter, DraftSampling, DraftTree, Sizes, Target
+from tests.drafters.lookups import begun
 from tests.experiments.conftest import byte_tokenizer
+from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -100,3 +105,131 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     for wrong in ([0.5], [-3], [[1]], [2**31]):
         with shapes_unchecked(), pytest.raises(ValueError, match="is no list of token ids"):
             Corpus.of([wrong])
+
+
+Branch = tuple[int, ...]
+
+
+def paths_of(tokens: list[int], parents: list[int]) -> list[Branch]:
+    """The path to every node."""
+    found: list[Branch] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+def counted(rests: list[list[int]], most: int) -> tuple[list[Branch], float]:
+    """The most frequent beginnings one by one, with the mean number of them that a rest has."""
+    counts = Counter(tuple(rest[:size]) for rest in rests for size in range(1, len(rest) + 1))
+    chosen: list[Branch] = []
+    for path in sorted(counts, key=lambda path: (-counts[path], len(path), path)):
+        if len(chosen) < most and (len(path) == 1 or path[:-1] in chosen):
+            chosen.append(path)
+    return chosen, sum(counts[path] for path in chosen) / len(rests)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=12), st.integers(1, 9))
+def test_the_most_frequent_beginnings_are_those_that_counting_finds(rests, most) -> None:
+    rows = np.array(sorted([*rest, *[-1] * (4 - len(rest))] for rest in rests))
+    draft = most_frequent(rows, most)
+    wanted, score = counted(rests, most)
+    assert paths_of(draft.tokens, draft.parents) == wanted
+    assert draft.score == pytest.approx(score)
+
+
+def drafted(corpus: Corpus, sequence: list[int], depth: int = 100, **options: int) -> tuple[DraftTree, float]:
+    session = begun(RestDrafter(corpus, **options), sequence)
+    slots = slots_of([sequence], max_depth=depth)
+    with shapes_unchecked():
+        return session.propose(slots), float(session.rate(slots)[0])
+
+
+CORPUS = [[1, 2, 3, 4], [1, 2, 3, 5], [7, 1, 2, 6]]
+
+
+def test_a_draft_follows_the_longest_match() -> None:
+    tree, rate = drafted(Corpus.of(CORPUS), [0, 1, 2])
+    # 1 2 stands at three places: 3 follows twice, then 4 and 5; 6 follows once.
+    valid = tree.valid[0]
+    paths = paths_of(tree.tokens[0, 1:].tolist(), (tree.parents[0, 1:] - 1).tolist())
+    assert paths == [(3,), (6,), (3, 4), (3, 5)] and valid.all()
+    assert rate == pytest.approx(2 / 3 + 3 * 1 / 3)
+    assert tree.only_law is DraftSampling.DETERMINISTIC and tree.draft_probs is None
+    assert drafted(Corpus.of(CORPUS), [7, 1, 2])[0].tokens.tolist() == [[2, 6]]  # a longer match has but one place
+
+
+def test_matches_have_a_shortest_and_a_longest_length() -> None:
+    corpus = Corpus.of(CORPUS)
+    assert drafted(corpus, [0, 2])[0].width == 1  # one token is too few
+    assert drafted(corpus, [0, 2], min_match=1)[0].width == 5
+    assert drafted(corpus, [7, 1, 2], max_match=2)[0].width == 5
+    assert drafted(corpus, [0, 1, 2], depth=1)[0].tokens.tolist() == [[2, 3, 6]]
+    assert drafted(corpus, [0, 1, 2], max_nodes=2)[0].tokens.tolist() == [[2, 3, 6]]
+    with pytest.raises(ValueError, match="max_match=1 is below min_match=2"):
+        RestDrafter(corpus, max_match=1)
+
+
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+def occurred(before: list[int], sequence: list[int]) -> int:
+    """The length of a sequence's longest end that occurs in a text."""
+    return max((m for m in range(1, len(sequence) + 1) if places(before, sequence[-m:])), default=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT, st.integers(0, 3))
+def test_an_automaton_finds_what_occurred_and_where_it_ended_first(text: list[int], token: int) -> None:
+    automaton = SuffixAutomaton()
+    for read, each in enumerate(text):
+        automaton.extend([each])
+        assert automaton.match == occurred(text[:read], text[: read + 1])
+    assert len(automaton.link) <= 2 * len(text) + 1
+    state, match = automaton.after(token)
+    assert match == occurred(text, [*text, token])
+    if match:
+        string = [*text, token][-match:]
+        assert automaton.ends[state] == places(text, string)[0] + match
+        assert match <= automaton.length[state]
+
+
+def reference(sequence: list[int], corpus: list[int], drafter: SamDrafter) -> list[int]:
+    """The draft, by the words of the docstring; the corpus is one document."""
+    before = sequence[:-1]
+    own, there = occurred(before, sequence), occurred(corpus, sequence)
+    match = max(own, there - drafter.corpus_bias)
+    if match < drafter.threshold:
+        return []
+    most = drafter.max_draft_tokens
+    if drafter.factor is not None:
+        most = min(most, int(match * drafter.factor))
+    if there - drafter.corpus_bias > own:
+        begin = places(corpus, sequence[-there:])[0] + there
+        return corpus[begin : begin + most]
+    begin = places(before, sequence[-own:])[0] + own
+    while drafter.factor is None and len(before) - begin < drafter.max_draft_tokens + 1:
+        # The longest shorter end that was there earlier, too.
+        shorter = [m for m in range(1, own) if places(before, sequence[-m:])[0] + m < begin]
+        if not shorter:
+            break
+        own = max(shorter)
+        begin = places(before, sequence[-own:])[0] + own
+    return sequence[begin : begin + most]
+
+
+@settings(max_examples=80, deadline=None)
+@given(TEXT, TEXT, st.sampled_from([None, 1.0, 2.5]), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
+def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshold, bias, most) -> None:
+    drafter = SamDrafter(
+        Corpus.of([corpus]), factor=factor, threshold=threshold, corpus_bias=bias, max_draft_tokens=most
+    )
+    session = begun(drafter, sequence)
+    with shapes_unchecked():
+        for length in sorted({(len(sequence) + 1) // 2, len(sequence)}):  # the automaton goes on from round to round
+            slots = slots_of([sequence[:length]])
+            tree = session.propose(slots)
+            wanted = reference(sequence[:length], corpus, drafter)
+            assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == wanted
+    match = max(occurred(sequence[:-1], sequence), occurred(corpus, sequence) - bias)
+    assert session.rate(slots)[0] == (min(match, len(wanted)) if wanted else 0)
