@@ -60,7 +60,6 @@ def accuracy(config: DictConfig) -> list[Row]:
         exactness=Contender(str(config.method), engine).exactness,
         length=models[True].mean_acceptance_length,
         confidence=bootstrap.confidence,
-        formats=["md", "csv"],
         title=title,
         made={"config": plain_whole(config), "versions": versions(), "git": git_state(ROOT), "machine": machine()},
     )

@@ -23,12 +23,11 @@ from experiments.results.comparison import (
     differences,
     entries_of,
     paired_differences,
-    settings_of,
     title,
 )
 from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
-from experiments.results.rows import ALL, RUNS, Row, family, typed
+from experiments.results.rows import ALL, RUNS, Row, typed
 from experiments.results.runs import Run
 
 _TOO_LONG = {"cut": "were shortened", "skipped": "were left out"}
@@ -75,8 +74,7 @@ def report_comparison(
     table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)
     rows = [{"name": entry.name, "folder": str(entry.run.folder), **entry.row} for entry in entries]
-    texts = {"comparison.json": {"title": about, "notes": notes, "rows": rows}}
-    written = write_texts(out, {**texts, "acceptance.csv": csv_text(by_position(entries))})
+    written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
     written += report_differences(entries, out, console, setting=difference)
     noise = [note.text for note in remarked if note.text.startswith("NOISY")]
     written += report_two_way(entries, out, subtitle, console, notes=noise)
@@ -208,9 +206,6 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     ]
 
 
-# ---------------------------------------------------------------- acceptance in full
-
-
 def report_differences(
     entries: Sequence[Entry], out: Path, console: Console, *, setting: str | None = None
 ) -> list[Path]:
@@ -245,15 +240,3 @@ def differences_table(rows: Sequence[Row], title: str, notes: Sequence[str]) -> 
     ]
     keys = (*names, "compared", "reference")
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: [row[name] for name in keys])
-
-
-def by_position(entries: Sequence[Entry]) -> Frame:
-    """Acceptance by position with its intervals, a row per method, its settings, category and position."""
-    kinds = [f"{kind}acceptance{end}" for kind in ("", "conditional_") for end in ("", "_low", "_high")]
-    return pandas.DataFrame(
-        {**settings, "category": row["category"], "position": place}
-        | {kind: row.get(f"{kind}_at.{place}") for kind in (*kinds, "rounds")}
-        for entry, settings in zip(entries, settings_of(entries), strict=True)
-        for row in (entry.row, *entry.run.parts_of(entry.row))
-        for place in range(1, 1 + len(family(row, "rounds_at")))
-    )

@@ -9,7 +9,7 @@ import pandas
 from scipy import stats
 
 from experiments.reporting.columns import lossiness
-from experiments.reporting.formats import USUAL, document, publish, write_formats
+from experiments.reporting.formats import document, publish
 from experiments.reporting.table import Cell, Col, Table, words
 from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
@@ -69,7 +69,6 @@ def report_accuracy(
     exactness: str | None,
     length: float | None,
     confidence: float,
-    formats: Sequence[str] = USUAL,
     title: str = "",
     made: Mapping[str, Any] | None = None,
 ) -> None:
@@ -88,9 +87,6 @@ def report_accuracy(
     ]
     table = Table.of(rows, columns, title=title, notes=notes)
     facts = {"title": title, "method": method, "exactness": exactness, "mean_acceptance_length": length}
-    figures, frame = {**facts, "confidence": confidence, "rows": rows, **(made or {})}, pandas.DataFrame(rows)
-
-    def written() -> list[Path]:
-        return write_formats(formats, out, "accuracy", document=document(table, notes), table=table, figures=frame)
-
-    publish(out, "accuracy", tables=[table], figures=figures, drawn=written)
+    figures = {**facts, "confidence": confidence, "rows": rows, **(made or {})}
+    more = {"accuracy.csv": pandas.DataFrame(rows).to_csv(index=False, lineterminator="\n")}
+    publish(out, "accuracy", tables=[table], document=document(table, notes), figures=figures, more=more)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments.reporting.comparison import by_position, report_differences
+from experiments.reporting.comparison import report_differences
 from experiments.reporting.terminal import console
 from experiments.results import metrics
 from experiments.results.comparison import METHOD, entries_of, paired_differences
@@ -69,9 +69,6 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
     table = pandas.read_csv(tmp_path / "out" / "differences.csv")
     assert list(table.category) == ["all", "even", "odd"] * 2 and set(table.difference) == {1}
     assert "| 2 | even | two - model |" in (tmp_path / "out" / "differences.md").read_text()
-    by = by_position(rows)
-    assert set(by.category) == {"all", "even", "odd"} and set(by.position) == {1, 2, 3, 4}
-    assert (by.acceptance_low <= by.acceptance).all() and (by.acceptance <= by.acceptance_high).all()
 
 
 def test_two_runs_are_compared_whatever_they_differ_in_and_other_prompts_never(tmp_path: Path) -> None:
