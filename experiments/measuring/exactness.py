@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts
-from specdec.checks.outcomes import Outcome, check_shared, enumerate_outcome, expected_coupled, outcome
+from specdec.checks.outcomes import Outcome, check_shared, enumerate_outcome, outcome
 from specdec.checks.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
@@ -65,8 +65,7 @@ class Case:
     Attributes:
         rows: The kind of rows of the tables.
         temperature: The temperature at which p and q are taken from the tables.
-        accepted: Expected accepted tokens per round; of a rule with shared noise in closed form for ``COUPLED`` drafts
-            alone.
+        accepted: Expected accepted tokens per round; of a rule with shared noise the mean over its seeds.
         tv: Largest total variation to the distribution that the rule states, which is the target's unless it is
             ``EXACT_WRT`` another; infinite for NaN.
         target_tv: Largest total variation to the target.
@@ -148,11 +147,9 @@ def _shared(rule: Verifier, tables: Sequence[Tables], at: Mapping[str, Any], str
     shape, law, rejection = SHAPES[at["shape"]], at["law"], KNOWN["rejection"]
     without = DraftSampling.WITHOUT_REPLACEMENT
     results = [check_shared(rule, made, shape, law, samples=streams, seed=seed) for made in tables]
-    coupled = law is DraftSampling.COUPLED
-    accepted = [expected_coupled(made, shape) for made in tables] if coupled else [each.accepted for each in results]
     return Case(
         **at,
-        accepted=mean(accepted),
+        accepted=mean(each.accepted for each in results),
         differing=sum(each.differing for each in results),
         p_value=min(each.p_value for each in results),
         rejection=mean(enumerate_outcome(rejection, made, shape, without).expected_accepted for made in tables),

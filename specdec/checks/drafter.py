@@ -58,13 +58,12 @@ def check_drafter(
 ) -> list[Finding]:
     """Tries a drafter against the contract, and returns a line per check.
 
-    The first failure ends it, and so does a statistical proof while draws still come in. Everything is seeded. A
-    drafter that draws as it says fails by chance with a probability of 1e-5 at most.
+    The first failure ends it. Everything is seeded. A drafter that draws as it says fails by chance with a probability
+    of 1e-5 at most.
 
     Args:
-        make: Makes a new drafter, every time it is called: a class, or a function. They may share a model.
+        make: Makes a new drafter at every call: a class, or a function. They may share a model.
         target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
-        verifier: The acceptance rule that the drafter is tried with.
         prompts: Texts or token ids, at least two; None for built-in ones.
         sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
         tokens: Length of most outputs.

@@ -50,15 +50,11 @@ def fits(counts: np.ndarray, law: np.ndarray) -> float:
     if counts[law == 0].any():
         return 0.0
     expected = law * (counts.sum() / law.sum())
-    order, starts = cells(expected)
+    order = np.argsort(-expected, kind="stable")
+    common = int((expected >= RARE).sum())
+    # Where cells begin, by falling expected counts: the last one takes what is rare.
+    starts = np.arange(common + bool(expected[order][common:].sum() >= RARE))
     if len(starts) < 2:
         return 1.0
     observed, expected = (np.add.reduceat(each[order], starts) for each in (counts, expected))
     return float(scipy.stats.chisquare(observed, expected).pvalue)
-
-
-def cells(expected: Float[np.ndarray, " outcome"]) -> tuple[Int[np.ndarray, " outcome"], Int[np.ndarray, " cell"]]:
-    """Return outcomes by falling expected counts, and where cells begin: the last one takes what is rare."""
-    order = np.argsort(-expected, kind="stable")
-    count = int((expected >= RARE).sum())
-    return order, np.arange(count + bool(expected[order][count:].sum() >= RARE))

@@ -9,9 +9,8 @@ expected number of accepted tokens can be compared with other rules' on the same
     result = enumerate_outcome(MyVerifier(), tables, TreeShape.branching(2, 2), DraftSampling.WITHOUT_REPLACEMENT)
     result.tv, result.expected_accepted
 
-A rule that is ``EXACT_WRT`` another distribution is compared with that one, and ``target_tv`` says how far it is from
-the target. With ``noise = SHARED`` the output is a function of target and seed: whatever was
-drafted it equals that of plain decoding, which over many seeds follows the target (``check_shared``).
+With ``noise = SHARED`` the output is a function of target and seed: whatever was drafted it equals that of plain
+decoding, which over many seeds follows the target (``check_shared``).
 """
 
 import math
@@ -34,7 +33,7 @@ from specdec.checks.drafts import (
 )
 from specdec.checks.goodness import fits
 from specdec.checks.tables import Tables
-from specdec.coupling import coupled_acceptance, decided, race, winners
+from specdec.coupling import decided, race, winners
 from specdec.interfaces import Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.tree import DraftTree, TreeShape, along_path
@@ -177,24 +176,6 @@ def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]
     probability = torch.full((batch,), 1 / batch, dtype=torch.float64)
     target_probs = at_nodes(tables.p, shape, prefixes)
     return WeightedDrafts(tree, prefixes, probability, target_probs.where(valid[..., None], torch.nan))
-
-
-def expected_coupled(tables: Tables, shape: TreeShape) -> float:
-    """Return the expected accepted tokens of ``COUPLED`` drafts in closed form (``coupled_acceptance``)."""
-    q = need_q(tables)
-
-    def below(node: int, prefix: int) -> float:
-        depth, total = shape.depths[node], 0.0
-        before = torch.zeros(tables.vocab, dtype=torch.float64)
-        for rank, child in enumerate(shape.children[node]):
-            among = coupled_acceptance(tables.p[depth][prefix], q[depth][prefix], rank + 1)
-            for token, chance in enumerate((among - before).tolist()):
-                if chance > 0:
-                    total += chance * (1 + below(child, prefix * tables.vocab + token))
-            before = among
-        return total
-
-    return below(0, 0)
 
 
 def _noise(keys: Int[Tensor, " batch"], count: int, vocab: int) -> Float[Tensor, "batch position vocab"]:

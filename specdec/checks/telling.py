@@ -50,10 +50,7 @@ def telling(
     tolerance: float = 1e-5,
     advance: Callable[[str], None] = lambda say: None,
 ) -> list[Telling]:
-    """Returns the candidates (``prompts``) with the laws of what follows them.
-
-    Left out are those where rounding at the edge of top-p or min-p could move the law by more than ``tolerance``.
-    """
+    """Prompts with the laws of what follows them, but where rounding could move these by more than ``tolerance``."""
     found: list[Telling] = []
     for number, (name, ids) in enumerate(prompts):
         advance(f"laws after prompt {number + 1} of {len(prompts)}")

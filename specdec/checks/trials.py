@@ -40,14 +40,7 @@ _MIXED = (3, 7)  # slots, and pieces of prompts, of a ragged batch
 
 
 class Trials:
-    """Trials of a drafter on one stage.
-
-    Args:
-        prompts: At least two.
-        sampling: Parameters of sampled requests, with the length of most outputs.
-        rounds: Length of a long output, in rounds.
-        draws: The number of drafts whose draws are counted.
-    """
+    """Trials of a drafter on one stage; arguments are those of ``check_drafter``."""
 
     def __init__(
         self,
@@ -91,7 +84,6 @@ class Trials:
         return f"{self.stage.target.name}; tried with {type(self.stage.verifier).__name__}"
 
     def decodes(self) -> str:
-        """Decode requests of many kinds in one batch."""
         self._outputs = run(self.stage.engine(*_MIXED), self._mixed, rows_of_q=0)
         nodes, trees = self.stage.seen["nodes"], self.stage.seen["trees"]
         if not nodes:
@@ -99,7 +91,6 @@ class Trials:
         return f"{len(self._mixed)} requests, {nodes} nodes in {trees} rounds"
 
     def greedy_outputs(self) -> str:
-        """Compare outputs with plain decoding's, token for token."""
         shared, pairs = self.stage.verifier.noise is Noise.SHARED, zip(self._outputs, self._plain, strict=True)
         compared = [(job, *pair) for job, pair in zip(self._mixed, pairs, strict=True) if shared or job.sampling.greedy]
         where = f"{len(compared)} outputs in a ragged batch of 3 slots, refilled, with prompts in pieces of 7"

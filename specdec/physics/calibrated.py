@@ -65,7 +65,6 @@ class CalibratedRounds:
     # ---------------------------------------------------------------- as RoundCost
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        """Return the seconds of the target's forward. Raises ValueError: the size is outside of the box."""
         self.box.check(batch=batch, context=context, drafted=drafted)
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 

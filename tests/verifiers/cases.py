@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.tables import Tables
+from specdec.coupling import coupled_acceptance
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
@@ -32,6 +33,24 @@ def tables_of(p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int
         return tuple(torch.tensor([[*rows[key]] for key in keys], dtype=torch.float64) for keys in by_length)
 
     return Tables(levels(p), levels(q))
+
+
+def expected_coupled(tables: Tables, shape: TreeShape) -> float:
+    """The expected accepted tokens of ``COUPLED`` drafts in closed form (``coupled_acceptance``)."""
+    q = tables.q or ()
+
+    def below(node: int, prefix: int) -> float:
+        depth, total = shape.depths[node], 0.0
+        before = torch.zeros(tables.vocab, dtype=torch.float64)
+        for rank, child in enumerate(shape.children[node]):
+            among = coupled_acceptance(tables.p[depth][prefix], q[depth][prefix], rank + 1)
+            for token, chance in enumerate((among - before).tolist()):
+                if chance > 0:
+                    total += chance * (1 + below(child, prefix * tables.vocab + token))
+            before = among
+        return total
+
+    return below(0, 0)
 
 
 EXACT = 1e-12

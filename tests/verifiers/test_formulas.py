@@ -14,10 +14,22 @@ import verifiers.greedy_multipath
 import verifiers.kseq
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
-from specdec.checks.outcomes import enumerate_outcome, expected_coupled, outcome
+from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.tables import Tables
 from specdec.coupling import coupled_acceptance
-from tests.verifiers.cases import DIGITS, EXACT, FILE, IID, KINDS, SWOR, TOP, complete, needs_tables, tables_of
+from tests.verifiers.cases import (
+    DIGITS,
+    EXACT,
+    FILE,
+    IID,
+    KINDS,
+    SWOR,
+    TOP,
+    complete,
+    expected_coupled,
+    needs_tables,
+    tables_of,
+)
 from tests.verifiers.test_mutants import UNCAPPED
 from verifiers import (
     BlockVerifier,

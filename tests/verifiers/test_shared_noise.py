@@ -8,7 +8,7 @@ from torch import Tensor
 import specdec.engine.round
 from drafters.model import ModelDrafter
 from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Noise, SamplingParams, Target
-from specdec.checks.outcomes import check_shared, expected_coupled
+from specdec.checks.outcomes import check_shared
 from specdec.checks.reference import reference_decode
 from specdec.checks.tables import Tables
 from specdec.coupling import winners
@@ -17,7 +17,7 @@ from tests.changed_rule import ChangedRule, accept_the_first
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
-from tests.verifiers.cases import IID, KINDS, SHAPES, SWOR, TOP, complete
+from tests.verifiers.cases import IID, KINDS, SHAPES, SWOR, TOP, complete, expected_coupled
 from verifiers import SharedNoiseVerifier
 
 COUPLED = DraftSampling.COUPLED
