@@ -16,6 +16,8 @@ COMMANDS = {
 }
 """Sentences by the name of a command, each after "give" in a user's head: what to call now."""
 OPTIONS = {
+    "load engine.cache.states": "leave it out: requests on recurrent targets share no beginnings",
+    "run engine.cache.states": "leave it out: requests on recurrent targets share no beginnings",
     "load scheduler=fair": "give scheduler=priority, with a level per user",
     "load memory": "give every method its pages, as in setups.plain.engine.cache.pages=…",
     "load replicas": "give target.tensor_parallel, or start several serve behind any balancer",
