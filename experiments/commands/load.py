@@ -84,7 +84,8 @@ def load(config: DictConfig) -> list[LoadRun]:
         note_resumed(folder, before)
         kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
     tracker.start(tracked_run(folder, before))
-    about = {"title": study.title, "notes": study.notes, "spare": overload.spare}
+    notes = [*study.notes, *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else [])]
+    about = {"title": study.title, "notes": notes, "spare": overload.spare}
     report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
     runs: list[LoadRun] = []
     cases = [(load, method) for load in study.loads for method in study.plays]

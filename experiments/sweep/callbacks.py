@@ -24,6 +24,7 @@ _FORMS = {
     "speedup": "speedup {:.2f}x",
     "tokens_per_second": "{:.1f} tokens/s",
     "rate": "rate {:.3g}",
+    "ttft.p50": "TTFT {:.3g} s",
     "goodput": "goodput {:.3g}/s",
 }
 """The figures in a job's line."""
