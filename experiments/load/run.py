@@ -101,55 +101,42 @@ def typed(rows: Any, kinds: Mapping[str, str]) -> Frame:
 
 
 def import_results(file: Path, folder: Path) -> Path:
-    """Write the runs of a result file into ``folder`` as a study, and return it.
+    """Write the result of ``vllm bench serve --save-detailed`` into ``folder`` as a study, and return it.
 
-    Raises ValueError: the file is none of theirs, or says nothing of single requests.
+    Raises ValueError: the file is none, or says nothing of single requests.
     """
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        model, runs = (_guidellm if "benchmarks" in told else _vllm)(told, file.stem)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        model, run = result["model_id"], _imported(result, file.stem)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{file} is no result of another load generator ({type(error).__name__}: {error}): give the JSON of "
-            f"vllm bench serve --save-result --save-detailed, or GuideLLM's benchmarks.json"
+            f"vllm bench serve --save-result --save-detailed"
         ) from error
-    for run in runs:
-        run.save(folder / f"{run.method}_{run.rate:g}")
-    facts = {"loop": runs[0].loop, "target": {"name": model}, "device": f"as in {file.name}", "title": model}
+    run.save(folder / f"{run.method}_{run.rate:g}")
+    facts = {"loop": run.loop, "target": {"name": model}, "device": f"as in {file.name}", "title": model}
     config = {"arrival": {}, "imported": str(file)}
     (folder / MANIFEST).write_text(json.dumps({"config": config, **facts}), encoding="utf-8")
     return folder
 
 
-def _vllm(told: Mapping[str, Any], method: str) -> tuple[str, list[LoadRun]]:
+def _imported(result: Mapping[str, Any], method: str) -> LoadRun:
     names = {"start_times": "arrived", "input_lens": "prompt_tokens", "output_lens": "output_tokens"}
-    frame: Frame = pandas.DataFrame({name: told[name] for name in (*names, "errors", "ttfts")}).rename(columns=names)
-    frame = frame.assign(reason=frame.errors, outcome=[FAILED if error else DONE for error in frame.errors])
-    frame["first_token"] = frame.arrived + frame.ttfts
-    frame["finished"] = frame.first_token + [sum(gaps) for gaps in told["itls"]]
-    rate = float(told["request_rate"])
-    return told["model_id"], [_run(method, frame, rate, told.get("max_concurrency") if rate == float("inf") else None)]
-
-
-def _guidellm(told: Mapping[str, Any], method: str) -> tuple[str, list[LoadRun]]:
-    runs = []
-    for benchmark in told["benchmarks"]:
-        outcomes = {"successful": DONE, "errored": FAILED, "incomplete": UNFINISHED}
-        rows = [{**row, "outcome": ours} for name, ours in outcomes.items() for row in benchmark["requests"][name]]
-        frame: Frame = pandas.DataFrame(rows).sort_values("request_start_time", ignore_index=True)
-        frame["arrived"] = frame.request_start_time
-        frame["first_token"] = frame.arrived + frame.time_to_first_token_ms.astype(float) / 1000
-        frame["finished"] = frame.request_end_time.where(frame.outcome != UNFINISHED)
-        strategy = benchmark["config"]["strategy"]
-        users = None if strategy.get("rate") else strategy.get("streams") or strategy.get("max_concurrency")
-        runs.append(_run(method, frame, strategy.get("rate") or float("inf"), users))
-    return (told.get("args") or {}).get("model") or "unknown", runs
-
-
-def _run(method: str, frame: Frame, rate: float, users: int | None) -> LoadRun:
-    frame = frame.assign(request=range(len(frame)), klass="all", admitted=frame.arrived)
-    requests = typed(frame.fillna({"prompt_tokens": 0, "output_tokens": 0}), REQUESTS)
+    frame: Frame = pandas.DataFrame({name: result[name] for name in (*names, "errors", "ttfts")}).rename(columns=names)
+    first = frame.arrived + frame.ttfts
+    frame = frame.assign(
+        request=range(len(frame)),
+        klass="all",
+        outcome=np.where(frame.errors.astype(bool), FAILED, DONE),
+        reason=frame.errors,
+        admitted=frame.arrived,
+        first_token=first,
+        finished=first + [sum(gaps) for gaps in result["itls"]],
+    )
+    requests = typed(frame, REQUESTS)
     requests[list(MOMENTS)] -= requests.arrived.min()
+    rate = float(result["request_rate"])
+    users = result.get("max_concurrency") if rate == float("inf") else None
     return LoadRun(
         method=method,
         rate=float(users or rate),
