@@ -58,7 +58,7 @@ def test_chats_find_their_beginnings_in_the_cache(configure: Configure, tiny: li
         assert figures["hit_rate"] > 0.3 and figures["saved_tokens"] == run.requests.reused_tokens.sum() >= 32 * 4
     plain, drafted = (run.requests.reused_tokens.tolist() for run in runs)
     assert plain == [0, *[32] * 5], "the system prompt is two pages"
-    # Where drafts follow, the token behind a page belongs to its key: the second page ends where the users' words begin.
+    # Where drafts follow, the token behind a page belongs to its key: of the second page, a user's first.
     assert drafted[0] == 0 and set(drafted[1:]) <= {16, 32}
     both = [run.requests.tokens.map(tuple) for run in runs]
     assert both[0].equals(both[1])
