@@ -68,10 +68,7 @@ def test_from_a_trace_to_a_tree(
 
 @pytest.mark.parametrize(
     ("seconds", "pays", "words"),
-    [
-        (2.0, True, "4 nodes, predicted at"),
-        (40.0, False, "none pays here: at T=1 the fastest tree is predicted at 0."),
-    ],
+    [(2.0, True, "4 nodes, predicted at"), (40.0, False, "none pays here: at T=1 the fastest tree is predicted at 0.")],
 )
 def test_a_tree_is_recommended_only_where_it_pays(
     seconds: float, pays: bool, words: str, traced_run: Path, chosen: Configure, tmp_path: Path, no_pictures: None,
@@ -107,10 +104,7 @@ def test_costs_are_measured(
 @pytest.mark.full
 def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
     """What the run or the drafter was is known before any model is loaded."""
-    for overrides, words in [
-        (["method=medusa"], r"^method='medusa': "),
-        (["max_depth=3"], r"^max_depth=3: "),
-    ]:
+    for overrides, words in [(["method=medusa"], r"^method='medusa': "), (["max_depth=3"], r"^max_depth=3: ")]:
         with pytest.raises(ValueError, match=words):
             replay(chosen(traced_run, "costs=none", *overrides))
     shutil.copytree(traced_run, tmp_path / "other")

@@ -108,13 +108,7 @@ def test_a_failing_prompt_is_counted_and_the_run_goes_on(
     assert "acceptance rule: exact (declared)" in shown
 
 
-@pytest.mark.parametrize(
-    ("policy", "finished"),
-    [
-        ("skip", 2),
-        pytest.param("cut", 3, marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize(("policy", "finished"), [("skip", 2), pytest.param("cut", 3, marks=pytest.mark.full)])
 def test_prompts_that_do_not_fit_are_said_once(
     policy: str, finished: int, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path,
     capsys: Any,

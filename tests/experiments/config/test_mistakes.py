@@ -163,28 +163,19 @@ MISTAKES: dict[str, dict[str, str]] = {
         f"{TWO} +setups.copied.engine.optimize=false +contender=hf_generate": "contenders and setups",
         "drafter=model +policy@policies.a=fixed +policy@policies.b=fixed objective=speedup": "objective=speedup",
     },
-    "run experiment=demo": {
-        "race=lookahead": "race='lookahead'",
-    },
+    "run experiment=demo": {"race=lookahead": "race='lookahead'"},
     "replay": {
         "nowhere 'verifiers=[{{name: lenent, lenience: 1}}]'": "there is no verifier 'lenent': did you mean",
         "nowhere verifiers=[3]": "there is no verifier 3",
         "": "trace has no value",
     },
-    "check": {
-        "": "drafter._target_=None and verifier._target_=None: give drafter=NAME",
-    },
+    "check": {"": "drafter._target_=None and verifier._target_=None: give drafter=NAME"},
     "check drafter=model": {
         f"{OWN}own_parts.Unfinished": "drafter: Unfinished has no bind: write it",
         "target.name={models}/target drafter=ngram policy=confidence": "policy=cost_aware or policy=additive",
     },
-    "check inspect=true": {
-        "drafter=none": "drafter=none",
-        "drafter=ngram": "NGramDrafter is not one trained model",
-    },
-    "plan costs=fit": {
-        "grid.context=[100000]": "grid.context=",
-    },
+    "check inspect=true": {"drafter=none": "drafter=none", "drafter=ngram": "NGramDrafter is not one trained model"},
+    "plan costs=fit": {"grid.context=[100000]": "grid.context="},
     "plan": {
         "device=h10": "device 'h10' in the table: did you mean h100?",
         "context=200000": "context=200000: the model has 131072 positions",
@@ -196,11 +187,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "drafter=model": "has a vocabulary of 4,096 tokens",
         "drafter=eagle drafter.name=head70": "a head for hidden states of 8192 numbers",
     },
-    "compare": {
-        "": "runs has no value",
-        "runs=a_file": "a_file is ",
-        "runs=nothing/*": "no folder matches",
-    },
+    "compare": {"": "runs has no value", "runs=a_file": "a_file is ", "runs=nothing/*": "no folder matches"},
     "load": {
         "arrival=closed rates=[1.5]": "arrival.rate=1.5: give a number of users",
         "rates=[2,1,2]": "rates=[2, 1, 2]: give each rate once",

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
-from experiments.measuring.meters import (
-    Clocks,
-    LoadMeter,
-    drafter_cache,
-    held_by,
-)
+from experiments.measuring.meters import Clocks, LoadMeter, drafter_cache, held_by
 from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.session.engines import better_peaks
 from specdec import Drafter, Engine, Target
