@@ -107,9 +107,7 @@ def test_every_mistake_is_found_within_2000_tokens_of_the_bundled_pair(
         assert each["samples"] * (max(2, drafted + 1) + 1) <= 2_000
 
 
-def test_an_interrupted_audit_goes_on(
-    audited: Callable[..., Figures], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_audit_goes_on(audited: Callable[..., Figures], tmp_path: Path, monkeypatch: Any) -> None:
     whole = audited(f"out={tmp_path / 'whole'}")
     calls, original = [0], Engine.generate
 
@@ -245,9 +243,7 @@ def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
     assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == found.outputs // 8
 
 
-def test_another_tokenizer_is_told_from_a_mistake(
-    audited: Callable[..., Figures], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_tokenizer_is_told_from_a_mistake(audited: Callable[..., Figures], monkeypatch: Any) -> None:
     def shifted(n: int, ids: list[int], sampling: SamplingParams) -> list[list[int]]:
         return [[(token + 1) % 256 for token in output] for output in mistaken(ids, sampling, n)]
 

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,9 +102,7 @@ def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message
 CHECKED = ("draws=0", "rounds=4", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
 
 
-def test_a_drafter_that_keeps_its_contract(
-    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_drafter_that_keeps_its_contract(configure: Configure, saved: Path, capsys: Any) -> None:
     words = [f"target.name={saved / 'target'}", "drafter=ngram", *CHECKED]
     findings = check(configure("check", *words))
     captured = capsys.readouterr()

@@ -24,9 +24,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> Non
     assert launched(*words, monkeypatch=monkeypatch, main=main) == 0
 
 
-def test_the_table_the_files_and_the_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_the_files_and_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     for name, temperature in (("a", 0), ("b", 1), ("c", 0), ("d", 1)):
         shape = "[2,1]" if name in "ab" else "4"
         made(tmp_path / name, "drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}")
@@ -120,9 +118,7 @@ def test_bad_folders_are_refused(spoil: Callable[[Path], object], message: str, 
         load_run(tmp_path / "a")
 
 
-def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path, capsys: Any) -> None:
     for number in (10, 9, 0):
         made(tmp_path / "sweep" / str(number))
     jobs = [tmp_path / "sweep" / str(number) for number in (0, 9, 10)]

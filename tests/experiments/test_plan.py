@@ -38,9 +38,7 @@ def planned(configure: Configure, llama: Path, tmp_path: Path) -> Any:
     return run
 
 
-def test_a_plan_says_what_a_reader_wants_to_know(
-    planned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_says_what_a_reader_wants_to_know(planned: Any, tmp_path: Path, capsys: Any) -> None:
     planned("drafter=eagle", "price=2", "batch=[1,8,512]", "context=4096")
     said = " ".join(capsys.readouterr().out.split())
     for part in (

@@ -67,9 +67,7 @@ def test_the_grid_of_an_ablation_has_settings_that_there_are(path: Path) -> None
 
 
 @pytest.mark.full
-def test_an_ablation_by_category_is_one_command(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_an_ablation_by_category_is_one_command(tiny: list[str], tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     """The rows and columns of the other ablations' tables are those of ``reporting/test_two_way.py``."""
     given = [text for text in tiny if text.startswith(("target", "bootstrap", "threads"))]
     given += ["experiment=ablate_category", "dataset.per_category=2", "dataset.only=[asyncio,email]", "dataset.count=1"]
@@ -129,9 +127,7 @@ def test_a_sweep_elsewhere_ends_like_one_here(
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("default")  # Optuna 2.10, which the plugin asks for, uses what SQLAlchemy deprecates
-def test_a_search_maximizes_the_objective(
-    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_maximizes_the_objective(saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
     folder = tmp_path / "sweep"
     words = ["hydra.sweeper.n_trials=4", "hydra.sweeper.max_failure_rate=1", "objective=mean_acceptance_length"]

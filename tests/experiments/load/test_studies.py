@@ -111,9 +111,7 @@ def copied(study: Path, folder: Path, **facts: Any) -> Path:
     return folder
 
 
-def test_a_killed_study_goes_on_run_by_run(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_study_goes_on_run_by_run(saved: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Two of four runs were there: they stay as they are, and the one that was stopped is played again."""
     given, play = [*words(saved), f"out={tmp_path / 'out'}"], Driver.run
     played: list[Driver] = []
@@ -147,9 +145,7 @@ def test_a_killed_study_goes_on_run_by_run(
     assert len(manifest["resumed"]) == 1 and manifest["target"]["name"] and manifest["machine"]["host"]
 
 
-def test_a_job_that_slurm_restarts_before_it_had_begun_begins(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_slurm_restarts_before_it_had_begun_begins(saved: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert len(load(composed("load", *words(saved), "rates=[200]", f"out={tmp_path / 'out'}"))) == 2
 
@@ -221,9 +217,7 @@ def test_other_folders_are_refused(study: Path, tmp_path: Path) -> None:
         _compared(empty, tmp_path / "out")
 
 
-def test_a_sweep_of_studies_ends_with_one_table(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_a_sweep_of_studies_ends_with_one_table(saved: Path, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     """Two jobs of which one fails: the other has a folder that can be resumed, and the table names both."""
     given = [*words(saved), "rates=[200]", "overload.waiting=2,0", "-m", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert launched(*given, monkeypatch=monkeypatch, main=main) == 1

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,9 +60,7 @@ def test_latencies_are_sums_of_the_costs() -> None:
 
 @pytest.mark.parametrize("reserve", [1.0, 0.0])
 @pytest.mark.parametrize("scheduler", [FirstCome(), TokenBudget(64), Priority(64)])
-def test_pages_are_conserved_and_everybody_ends(
-    reserve: float, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler: Scheduler, monkeypatch: Any) -> None:
     left: list[int | None] = []
     monkeypatch.setattr(_Play, "close", lambda play: left.append(play.free_pages))
     rng = np.random.default_rng(2)

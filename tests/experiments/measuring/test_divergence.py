@@ -155,9 +155,7 @@ def test_a_broken_method_is_not_lossless(broken: Callable[[Setting], Engine], se
     assert largest.texts == (tokenizer.decode([ours]), tokenizer.decode([plains]))
 
 
-def test_an_examination_that_fails_ends_no_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_examination_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def broken(*arguments: object, **more: object) -> Tie:
         raise RuntimeError("out of memory")
 

@@ -212,9 +212,7 @@ def loss(target: Target) -> float:
         return float(target.model(tokens, labels=tokens).loss)
 
 
-def test_a_lora_of_its_rank_is_in_the_weights_and_knows_the_text(
-    saved: Path, files: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lora_of_its_rank_is_in_the_weights_and_knows_the_text(saved: Path, files: str, capsys: Any) -> None:
     name = str(saved / "target")
     plain = adapted(name, rank=0, files="none.txt", dtype="float32")
     made, again = (

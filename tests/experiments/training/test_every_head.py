@@ -141,9 +141,7 @@ def test_a_training_makes_the_target_and_a_head(room: ModuleType, tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_head_that_changes_outputs_is_refused(
-    room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_changes_outputs_is_refused(room: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
     class Wrong(RejectionVerifier):
         """Accepts another token."""
 

@@ -348,9 +348,7 @@ def test_states_from_a_disk_give_the_gradients_of_computed_ones(target: Target, 
     assert not all(torch.allclose(found[name], wanted[name], rtol=1e-2) for name in wanted)
 
 
-def test_every_row_is_computed_once(
-    target: Target, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_is_computed_once(target: Target, rows: Rows, tmp_path: Path, monkeypatch: Any) -> None:
     frozen, seen = FrozenTarget(target), []
     call = FrozenTarget.__call__
 
