@@ -46,7 +46,7 @@ YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 FILES_OF_OPTIONS = [path for path in YAML if len(path.parts) == 2 and path.parts[0] != "options"]
 OPTIONS = [(path.parent.as_posix(), path.stem) for path in FILES_OF_OPTIONS]
 OPTIONS += [(group, name) for group, options in TABLES.items() if group != "pair" for name in options]
-"""Pairs need files that are on the hub: tests/experiments/config/test_pairs.py makes them with stand-ins."""
+"""Pairs need files that are on the hub: only their arguments are checked."""
 APPLICATIONS = [path.stem for path in YAML if len(path.parts) == 1]
 PROMPTS = ("dataset.file={tmp}/prompts.jsonl",)
 # What a file leaves to the user or has on the hub, where no test goes, and where tiny models stand in.

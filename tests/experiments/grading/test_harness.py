@@ -16,7 +16,7 @@ from experiments.results.statistics import Bootstrap
 from specdec import Engine, SamplingParams, Target
 from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.runs import launched
-from tests.experiments.test_thinking import TEMPLATE
+from tests.experiments.test_compare import TEMPLATE
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

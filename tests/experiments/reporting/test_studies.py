@@ -1,0 +1,293 @@
+"""Studies by batch size, length of context, labels and pairs of settings: figures by hand, and what is written."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from experiments.reporting.studies import batch_sweep, context
+from experiments.reporting.studies.batch_sweep import BATCH, crossings
+from experiments.reporting.studies.context import CONTEXT
+from experiments.reporting.studies.two_way import long_table, report_two_way, two_way_table
+from experiments.reporting.table import Emphasis
+from experiments.results.comparison import Entry, Grid, entries_of, grids
+from experiments.results.records import Record
+from experiments.results.rows import positions, rows_of
+from experiments.results.runs import Run
+from experiments.sweep.callbacks import Report
+from tests.experiments.made_runs import loaded, made
+from tests.experiments.results.outputs import moments, output
+
+BATCHES = (1, 2, 4, 8)
+# Seconds per round by batch size: the fixed part is shared up to 4 rows, then every row costs its own. Speculation
+# emits two tokens per round, which costs 1.2 times as much at batch 1 and ever more above.
+PLAIN = {1: 0.10, 2: 0.10, 4: 0.11, 8: 0.22}
+FAST = {1: 0.12, 2: 0.13, 4: 0.17, 8: 0.44}
+TOKENS = 8
+
+
+def records(batch: int) -> list[Record]:
+    """Two full batches of requests of 8 tokens, without queue or prefill."""
+    found = []
+    for number in range(2 * batch):
+        for method, per_round, emitted in (("plain", PLAIN[batch], 1), ("fast", FAST[batch], 2)):
+            seen = [(per_round * (place + 1), emitted) for place in range(TOKENS // emitted)]
+            fields = {"batch": number // batch, "seconds": seen[-1][0], "accepted": (emitted - 1,) * len(seen)}
+            found.append(output(f"p{number}", method, **fields | moments(*seen)))
+    return found
+
+
+def run_at(folder: Path, batch: int) -> Run:
+    setting = f"engine.max_batch_size={batch}"
+    facts: dict[str, Any] = {"planned": 2 * batch, "config": {"engine": {"max_batch_size": batch}}}
+    return loaded(folder / str(batch), setting, records=records(batch), **facts)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("sweep")
+    return [run_at(folder, batch) for batch in reversed(BATCHES)]  # in any order
+
+
+def test_curves_by_hand(runs: list[Run]) -> None:
+    frame = batch_sweep.report.frame(runs)
+    plain, fast = (own for _, own in frame.groupby("name", sort=False))
+    assert list(plain[BATCH]) == list(fast[BATCH]) == list(BATCHES)
+    assert list(plain["tpot.p50"]) == pytest.approx(list(PLAIN.values()))
+    # Batch 4 emits 4 tokens in 0.11 s. Drafted: after the first of 8 tokens, 7 more in 3 rounds of 0.17 s.
+    assert plain.output_tokens_per_second.iloc[2] == pytest.approx(4 / 0.11)
+    assert fast.output_tokens_per_second.iloc[2] == pytest.approx(8 / 0.17)
+    assert fast["tpot.p50"].iloc[2] == pytest.approx(3 * 0.17 / 7)
+    assert list(fast.speedup) == pytest.approx([2 * PLAIN[b] / FAST[b] for b in BATCHES])
+    # The knee, where throughput over latency is largest: 331 at 4 rows, 200 at 2, 165 at 8.
+    assert list(frame[BATCH][frame.knee != ""]) == [4, 4]
+    assert set(batch_sweep.report.frame([run for run in runs if run is not runs[0]]).knee) == {""}, (
+        "it may go on after batch 4"
+    )
+
+
+def points(*speeds: tuple[int, float], spread: float) -> pandas.DataFrame:
+    rows = [{BATCH: b, "speedup": s, "speedup_low": s - spread, "speedup_high": s + spread} for b, s in speeds]
+    return pandas.DataFrame(rows)
+
+
+def test_crossings_on_a_logarithmic_scale(runs: list[Run]) -> None:
+    frame = batch_sweep.report.frame(runs)
+    ((at, words),) = crossings(frame[frame.name == "fast"])
+    # The speedup is 0.22/0.17 = 1.29 at batch 4, and exactly 1 at batch 8: that is not above 1 any more.
+    assert at == pytest.approx(8.0) and words.startswith("stops to be faster than plain decoding between batch 4 and 8")
+    assert words.endswith("one of them holds 1"), "the interval at batch 8"
+    down, up = crossings(points((2, 1.2), (8, 0.8), (32, 1.6), spread=0.01))
+    assert down[0] == pytest.approx(4.0) and down[1].startswith("stops"), "half way from 2 to 8"
+    assert up[0] == pytest.approx(8 * 4 ** (1 / 4)) and up[1].startswith("begins") and "holds 1" not in up[1]
+    assert "holds 1" in crossings(points((2, 1.2), (8, 0.8), spread=0.3))[0][1]
+
+
+def test_what_is_written_and_said_of_batches(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch_sweep.report(runs, tmp_path)
+    said = capsys.readouterr().out
+    assert "plain, T=0: knee at batch 4" in said
+    assert "stops to be faster than plain decoding between batch 4 and 8, at about 8.0" in said
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "batch_sweep.md", "batch_sweep.json", "batch_sweep.png", "batch_sweep.svg"
+    }  # fmt: skip
+    rows = json.loads((tmp_path / "batch_sweep.json").read_text())["rows"]
+    assert [row[BATCH] for row in rows if row["knee"]] == [4, 4]
+    assert "knee: largest throughput" in (tmp_path / "batch_sweep.svg").read_text()
+    with pytest.raises(ValueError, match=r"needs runs .* at two values of engine\.max_batch_size or more: give engine"):
+        batch_sweep.report(runs[:1], tmp_path)
+
+
+TARGET = {"name": "bundled/target", "kv_bytes_per_position": 1e6}
+ACCEPTED_AT = {128: (2, 2, 1), 4096: (1, 0, 0)}
+
+
+def context_records(tokens: int) -> list[Record]:
+    """Two batches of two prompts, which share their rounds."""
+    found = []
+    for number in range(4):
+        fields = {"batch": number // 2, "prompt_tokens": tokens, "tokens": 8}
+        found.append(output(f"p{number}", "plain", accepted=(0,) * 8, seconds=2.0, **fields))
+        stages = {"prefill": 1.0, "draft": 0.003 * (tokens / 128) ** 0.5, "verify": 0.03, "accept": 0.001}
+        drafted = {"accepted": ACCEPTED_AT[tokens], "proposed_depth": (2, 2, 2), "stage_seconds": stages}
+        found.append(output(f"p{number}", "fast", equals_plain=True, **drafted, **fields))
+    return found
+
+
+def of_context(folder: Path, tokens: int) -> Run:
+    facts = {"drafter_cache": {"fast": {"bytes_per_position": 1e5, "window": 512}}, "target": TARGET}
+    return loaded(folder, prompts=4, records=context_records(tokens), config={"dataset": {"tokens": tokens}}, **facts)
+
+
+@pytest.fixture(scope="module")
+def of_contexts(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("sweep")
+    return [of_context(folder / str(tokens), tokens) for tokens in reversed(ACCEPTED_AT)]  # in any order
+
+
+def test_contexts_by_hand(of_contexts: list[Run]) -> None:
+    short, long = rows_of(context.report.frame(of_contexts))
+    assert (short[CONTEXT], long[CONTEXT]) == (128, 4096)
+    assert short["mean_acceptance_length"] == pytest.approx(1 + 5 / 3) and short["change"] is None
+    assert [long[name] for name in ("change", "change_low", "change_high")] == pytest.approx([-4 / 3] * 3)
+    assert positions(short) == [1, 2 / 3] and positions(long) == [1 / 3, 0]
+    # Two batches of three rounds: each spends its seconds once.
+    assert short["draft"] == pytest.approx(0.001) and short["verify"] == pytest.approx(0.01)
+    assert long["draft"] == pytest.approx(0.001 * 32**0.5)
+    assert (short["drafter_bytes"], short["target_bytes"]) == (136e5, 136e6)
+
+
+def test_what_is_written_and_said_of_contexts(
+    of_contexts: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context.report(of_contexts, tmp_path, ["NO RESULT of job 7"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fast, T=0: 2.67 tokens per round at 128 tokens of context, 1.33 at 4,096: less (paired -1.33" in said
+    assert "its drafts take 1.00 ms per round, then 5.66; it sees 512 positions, and its cache holds them all" in said
+    assert "NO RESULT of job 7" in said
+    line = "| fast | 0 | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 | 5.66; 10.0 | 410; 4104 |"
+    assert line in (tmp_path / "context.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {f"context.{end}" for end in ("md", "json", "png", "svg")}
+
+
+LENGTHS = "experiments.reporting.studies.lengths.report_lengths"
+LABELS = {"a": "chain: none", "b": "chain: Markov", "c": "drawn tree: none"}
+ACCEPTED = {"a": (0, 1), "b": (1, 1), "c": (2, 2)}
+
+
+def run(job: Path, *overrides: str, more: int = 0) -> None:
+    """Write a run of three methods on three prompts as Hydra leaves it: greedily, and with less drafted at T = 1."""
+    (job / ".hydra").mkdir(parents=True)
+    (job / ".hydra" / "config.yaml").write_text("out: ${hydra:runtime.output_dir}\n")
+    (job / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+    records = []
+    for number in range(3):
+        records += [output(f"p{number}", "plain", accepted=(0,) * 4, temperature=at) for at in (0.0, 1.0)]
+        for method, accepted in ACCEPTED.items():
+            drafted: Any = {"proposed_depth": (2, 2), "proposed_nodes": (4, 2)}
+            records.append(output(f"p{number}", method, accepted=tuple(more + a for a in accepted), **drafted))
+            # Only the last prompt's second round accepts anything more here: not enough to tell methods apart.
+            last = (0, int(number == 2 and method != "a"))
+            records.append(output(f"p{number}", method, accepted=last, temperature=1.0, **drafted))
+    config: Any = {"dataset": {"seed": more}, "sampling": {"max_new_tokens": 4}, "target": {}, "labels": LABELS}
+    made(job, *overrides, records=records, config=config, threads=1, series=8)
+
+
+def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: Path) -> None:
+    run(tmp_path)
+    report = Report(LENGTHS, single=True, rows="head", about="Heads")
+    report.on_run_end(OmegaConf.create({"hydra": {"run": {"dir": str(tmp_path)}}}))
+    text = (tmp_path / "lengths.md").read_text()
+    assert text.startswith(
+        "Heads. bundled/target, float32, a processor, stdlib, 3 prompts, seed 0, 4 new tokens, commit"
+    )
+    assert "tokens per round / drafted nodes per round; signed: more than none has in the same column" in text
+    assert [line for line in text.split("\n") if line.startswith(("| none", "| Markov", "| head"))] == [
+        "| head \\ column | chain | drawn tree |",
+        "| none | 1.50 [1.50, 1.50] / 3.0 | 3.00 [3.00, 3.00] / 3.0 |",
+        "| Markov | 2.00 [2.00, 2.00] +0.50* / 3.0 | - |",
+        "| head \\ column | chain | drawn tree |",
+        "| none | 1.00 [1.00, 1.00] / 3.0 | 1.17 [1.00, 1.50] / 3.0 |",
+        "| Markov | 1.17 [1.00, 1.50] +0.17 / 3.0 | - |",
+    ]
+    assert (tmp_path / "lengths.png").exists()
+
+
+def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "0", "sampling=code", "mask=true", more=1)
+    run(tmp_path / "1", "sampling=code", "mask=false")
+    run(tmp_path / "2", "mask=maybe")
+    (tmp_path / "2" / "records.jsonl").unlink()
+    columns = {"sampling=code": "code", "mask=true": "masked", "mask=false": "free"}
+    report = Report(LENGTHS, single=True, rows="drafts", about="Masks", columns=columns)
+    report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    text = (tmp_path / "lengths.md").read_text()
+    assert "stdlib, 3 prompts, seed 0 or stdlib, 3 prompts, seed 1, 4 new" in text
+    assert "| drafts \\ column | code, masked | code, free |" in text
+    assert "| chain: none | 2.50 [2.50, 2.50] / 3.0 | 1.50 [1.50, 1.50] / 3.0 |" in text
+    assert "NO RESULT of job 2" in text and "signed" not in text
+    report.options["columns"] = {"sampling=code": "code"}
+    report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    assert "'chain: none' stands twice in the column 'code': name what differs" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return loaded(tmp_path_factory.mktemp("runs") / "one")
+
+
+def rows(run: Run, *jobs: str, **facts: Any) -> list[Entry]:
+    """A row for each job, by its overrides."""
+    manifests = [run.manifest | {"overrides": job.split()} | facts for job in jobs]
+    runs = [replace(run, folder=Path(str(number)), manifest=each) for number, each in enumerate(manifests)]
+    return entries_of(runs)
+
+
+def squares(first: str, second: str) -> list[str]:
+    """All combinations of two settings, given as ``name=a,b``."""
+    (one, some), (other, more) = ((text.split("=")[0], text.split("=")[1].split(",")) for text in (first, second))
+    return [f"{one}={a} {other}={b}" for a in some for b in more]
+
+
+def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(made_run: Run) -> None:
+    config = {
+        "dataset": {"seed": 0},
+        "drafter": {"shape": 4, "sampling": "iid"},
+        "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
+        "engine": {"max_batch_size": 1},
+    }
+    jobs = squares("drafter.shape=2,8", "drafter.sampling=iid,coupled")
+    (grid,) = grids(rows(made_run, *jobs, "drafter.sampling=coupled", "", config=config))
+    assert (grid.down, grid.across) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
+    assert (grid.rows, grid.columns, grid.fixed) == (("2", "4", "8"), ("iid", "coupled"), {})
+    assert set(grid.cells) == {(row, column) for row in "248" for column in ("iid", "coupled")}
+    assert grid.cells["4", "iid"]["mean_acceptance_length"] == pytest.approx(
+        1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1 + 0) / 9
+    )
+
+
+# One setting; a diagonal: three of nine cells; one run.
+@pytest.mark.parametrize("jobs", [["a=1", "a=2"], ["a=1 b=1", "a=2 b=2", "a=3 b=3"], ["a=1 b=1"]])
+def test_no_table_of_less_than_two_settings(jobs: list[str], made_run: Run) -> None:
+    assert grids(rows(made_run, *jobs)) == []
+
+
+def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
+    found = rows(made_run, *squares("a=1,2", "b=x,y"))
+    # Put together by hand: without records, intervals that do not overlap make a winner.
+    made = [entry._replace(run=replace(entry.run, outputs=None)) for entry in found]
+
+    def grid_of(low: float, high: float) -> Grid:
+        fast = made[0].row | {"speedup": 3.0, "speedup_low": low, "speedup_high": high}
+        broken = made[3].row | {"speedup": 9.0, "speedup_low": 8.0, "speedup_high": 10.0, "competes": False}
+        (found,) = grids([made[0]._replace(row=fast), *made[1:3], made[3]._replace(row=broken)])
+        return found
+
+    unsure = two_way_table(grid_of(0.7, 4.2), 0.95)
+    assert {cell.emphasis for row in unsure.rows for cell in row} == {Emphasis.NONE}, "chance may have made it the best"
+    assert not any("bold" in note for note in unsure.notes)
+    grid = grid_of(2.9, 3.1)
+    table = two_way_table(grid, 0.95, notes=["NOISY TIMINGS in 1 of 4 runs"])
+    assert table.notes[-1] == "NOISY TIMINGS in 1 of 4 runs" and any("bold" in note for note in table.notes)
+    assert [column.heading for column in table.columns] == ["a \\ b", "x", "y"]
+    assert table.rows[0][1].stacked.splitlines()[1] == "3.00x [2.90, 3.10]"
+    marks = {cell.emphasis for row in table.rows for cell in row[1:] if cell is not table.rows[0][1]}
+    assert table.rows[0][1].emphasis is Emphasis.BEST, "the fastest exact method"
+    assert marks == {Emphasis.NONE}, "not the one that is not lossless, which is faster"
+    assert len(long_table([grid])) == 4
+    assert list(long_table([grid]).columns)[:3] == ["a", "b", "mean_acceptance_length"]
+
+    out = Console(width=120, file=io.StringIO(), record=True)
+    written = report_two_way(found, tmp_path, "conditions", out)
+    assert [path.name for path in written] == ["two_way.md", "two_way.csv", "heat_map.png"]
+    assert all(path.stat().st_size for path in written) and "a by b" in out.export_text()
+    assert (tmp_path / "two_way.md").read_text().count("| a \\ b | x | y |") == 1
+    assert report_two_way(found[:1], tmp_path, "", out) == []

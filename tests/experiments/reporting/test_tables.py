@@ -1,0 +1,244 @@
+"""Tables of runs and of what users felt, in all media; pictures a paper's column can hold; progress and the race."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from rich.console import Console
+
+from experiments.measuring.race import Emitted, Lane, run_lane
+from experiments.reporting import style, terminal
+from experiments.reporting.progress import Every
+from experiments.reporting.race import show_race
+from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
+from experiments.reporting.run_tables import methods_table, requests_table
+from experiments.reporting.table import Cell, Col, Emphasis, Table, words
+from experiments.results.limits import Limits, Terms
+from experiments.results.records import Record
+from experiments.results.runs import Run
+from experiments.results.sources import Source
+from specdec import Engine, SamplingParams, Target
+from tests.components import DRAFTERS, fitting
+from tests.experiments.made_runs import run_of
+from tests.experiments.results.outputs import moments, output
+from tests.experiments.results.test_summary import PAIRS, record
+from tests.models import tiny_model
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that a test would save."""
+    seen: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: seen.append(self))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def lossy() -> Run:
+    """Two categories, two temperatures, and a rule that is lossy."""
+    made = [replace(r, exactness=r.exactness and "lossy") for r in PAIRS]
+    return run_of([replace(r, temperature=t, category=c) for r in made for t in (0.0, 1.0) for c in "xy"], series=4)
+
+
+def test_no_letter_is_too_small_no_figure_too_wide_and_a_lossy_rule_says_so(
+    figures: list[Figure], lossy: Run, tmp_path: Path
+) -> None:
+    for name, plot in {**RUN_PLOTS, "categories.png": category_plot}.items():
+        before = len(figures)
+        plot(lossy, tmp_path / name, "conditions")
+        for figure in figures[before:]:
+            assert figure.get_figwidth() in (style.COLUMN, style.PAGE)
+            texts = [text for text in figure.findobj(Text) if text.get_text()]
+            assert min(float(text.get_fontsize()) for text in texts) >= style.SMALLEST
+            assert any("lossy" in text.get_text() for text in texts), name
+    assert len(figures) >= 2 * len(RUN_PLOTS), "PNG and SVG"
+
+
+def test_svg_and_png_are_written_and_do_not_depend_on_the_time(lossy: Run, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        assert acceptance_plot(lossy, tmp_path / name, "conditions") == tmp_path / name
+    first, second = ((tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
+    assert first == second and "position in the draft" in first  # text, not outlines
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+LABELS = {"fast": "model: chain of 3", "wide": "model: tree of 6"}
+TIMES = {"draft": 0.25, "verify": 0.5}
+
+
+def measured(**more: Any) -> Run:
+    records = []
+    for number, prompt in enumerate("abcd"):
+        records.append(record(prompt, "plain", number, 2.0, 10))
+        records.append(record(prompt, "fast", number, 1.0, 10, stage_seconds=TIMES))
+        wide = record(prompt, "wide", number, 0.5, 10, stage_seconds={"draft": 0.125, "verify": 0.25})
+        records.append(replace(wide, accepted=(3, 1), expected_accepted=(2.5, 1.0), proposed_nodes=(9, 9)))
+    run = run_of(records, planned=4, series=3, **more)
+    run.manifest["config"]["labels"] = LABELS
+    return run
+
+
+def test_the_table_says_what_was_measured() -> None:
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(terminal.render(methods_table(measured(), "a title")))
+    shown = console.export_text()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│ 0 " in line]
+    assert cells[0] == ["0", "plain decoding", "1.00", "-", "-", "-", "5.0"]
+    assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
+    assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
+    assert "INCOMPLETE" not in shown
+    table = methods_table(measured(compared_with="fast"), "")
+    assert "| 0 | model: tree of 6 | **3.00 [3.00, 3.00]** | +0.75 [+0.75, +0.75] | 9.0 | 25% |" in table.markdown()
+    assert table.notes[-1] == "difference: from model: chain of 3 on the same prompts, given the drafts"
+
+
+TERMS = Terms(limits=Limits(ttft=0.25), price=2.0)
+
+
+def records(method: str, *, tells: bool = True) -> list[Record]:
+    """Two requests in two calls of a second each: the first token after 0.2 and 0.3 s, four more until 0.8 s."""
+    found = []
+    for number, first in enumerate((0.2, 0.3)):
+        told = moments((first, 1), (0.8, 4), prefilled=0.1)
+        told |= {} if tells else dict.fromkeys(("arrived", "admitted", "prefilled", "finished"))
+        found.append(output(f"p{number}", method, batch=number, accepted=(0, 3), **told))
+    return found
+
+
+def ran(*methods: str, terms: Terms = TERMS, tells: bool = True) -> Run:
+    return run_of([record for each in methods for record in records(each, tells=tells)], terms=terms)
+
+
+def rows(run: Run) -> dict[str, list[str]]:
+    table = requests_table(run)
+    assert table is not None
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+
+
+def test_a_column_per_method_where_there_are_few_else_a_row() -> None:
+    shown = rows(ran("plain", "fast"))
+    expected = {
+        "TTFT, ms: p50; p99": "200; 300",
+        "TPOT, ms: p50; p99": "125; 150",
+        "gap between deliveries, ms: p50; p99": "500; 600",
+        "gap between tokens, ms: p50; p99": "125; 150",
+        "tokens/s of one user": "8.0",
+        "requests within all limits": "50%",
+        "price of a million tokens": "111.11",
+        "energy per token, J": "not measured",
+    }
+    assert {name: shown[name] for name in expected} == {name: [value] * 2 for name, value in expected.items()}
+    did = {"reused": 3, "preemptions": 2, "recomputed": 5, "swapped": 7, "swap_seconds": 0.25}
+    listed = [replace(each, memory=did) for each in records("plain")]
+    shown = rows(run_of(listed, terms=TERMS))
+    assert shown["preemptions; tokens prefilled again"] == ["4; 10"]
+    assert shown["  tokens swapped back; seconds of both ways"] == ["14; 0.5"]
+    unasked = rows(ran("plain", terms=Terms()))
+    assert not {"requests within all limits", "price of a million tokens"} & set(unasked)
+    table = requests_table(ran("plain", "a", "b", "c", "d"))
+    assert table is not None
+    assert [row[1].text for row in table.rows] == ["plain", "a", "b", "c", "d"]
+    line = ["200; 300", "125; 150", "800; 800", "1.00", "5.0", "8.0", "50%", "111.11"]
+    assert [cell.text for cell in table.rows[1][2:]] == line
+
+
+NASTY = r"""a\b{c}$d&e#f%g_h^i~j<k>l|m"n`o"""
+
+
+def example() -> Table:
+    columns = (Col("T"), words("method and settings"), Col("mean\nlength"), Col("none"))
+    table = Table(columns, "org/Model_1", ["intervals at 95%", "rule: <exact>"])
+    table.add("0", Cell("model", ("shape=4", "a_b=[1]"), joint=", "), Cell("2.11", ("[2.00, 2.33]",)), "-")
+    best = Cell("1.82x", ("[1.67, 2.00]",), emphasis=Emphasis.BEST)
+    table.add("0", Cell("[typical]", emphasis=Emphasis.LOSSY), best, "-", end_section=True)
+    table.add("1", NASTY, Cell("-", emphasis=Emphasis.MISSED), "-", end_section=True)
+    table.add("1", "rate=1e-5", Cell("-1.5", ("[-2.0, +1.0]",)), "-", end_section=True)
+    return table
+
+
+def small() -> Table:
+    columns = [words("method"), Col("tokens\nper s")]
+    table = Table(columns, "A [bold]title", ["first note", "[second] note"])
+    table.add(Cell("model", ("shape=[a]",), joint=", "), Cell("2.00", ("[1.00, 3.00]",)), end_section=True)
+    table.add(Cell("a|b", emphasis=Emphasis.LOSSY), Cell("3", emphasis=Emphasis.BEST))
+    return table
+
+
+def test_terminal_and_markdown() -> None:
+    for frame in terminal.Frame:
+        console = Console(width=60, record=True, file=io.StringIO())
+        console.print(terminal.render(small(), frame))
+        text = console.export_text()
+        for expected in ("A [bold]title", "first note; [second] note", "shape=[a]", "[1.00, 3.00]", "a|b", "per s"):
+            assert expected in text
+    assert small().markdown() == (
+        "| method | tokens per s |\n|---|---:|\n| model, shape=[a] | 2.00 [1.00, 3.00] |\n| *a\\|b* | **3** |\n"
+    )
+
+
+def test_latex_escapes_what_it_would_read() -> None:
+    tex = example().latex("tab:x")
+    rows = [line.strip() for line in tex.splitlines() if "&" in line]
+    assert rows[0] == r"T & method and settings & mean length & none \\"
+    assert rows[1] == r"0 & model, shape=4, a\_b=[1] & 2.11 [2.00, 2.33] & - \\"
+    assert r"\bfseries" in rows[2] and r"\itshape" in rows[2] and "1.82x [1.67, 2.00]" in rows[2]
+    assert r"a\textbackslash{}b\{c\}\$d\&e\#f\%g\_h" in rows[3]
+    assert r"\caption{org/Model\_1. intervals at 95\%. rule: \textless{}exact\textgreater{}.}" in tex
+    assert r"\toprule" in tex and "booktabs" in tex and r"\label{tab:x}" in tex
+
+
+def test_settings() -> None:
+    given = {None: None, 10: Every(prompts=10), "30s": Every(seconds=30), "5m": Every(seconds=300)}
+    assert {value: Every.of(value) for value in given} == given
+    for value in (0, -1, True, "30", "s", "1.5m", ""):
+        with pytest.raises(ValueError, match="progress_every="):
+            Every.of(value)
+
+
+TEXTS = {1: b"one ", 2: b"two ", 3: b"three "}
+PLAIN = Lane("plain", tuple(Emitted(t, Source.TARGET, float(t)) for t in (1, 2, 3)), 3, 3.0)
+DRAFTED = ((1, Source.ACCEPTED, 1.0), (2, Source.EITHER, 1.0), (3, Source.TARGET, 1.5))
+FAST = Lane("fast", tuple(Emitted(*each) for each in DRAFTED), 2, 1.5)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_pipe_gets_the_end_at_once_and_a_terminal_both_at_their_own_speed(terminal: bool) -> None:
+    file, now = io.StringIO(), [100.0]  # time passes only while somebody sleeps
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    console = Console(file=file, width=100, force_terminal=terminal, color_system="truecolor" if terminal else None)
+    show_race(console, [PLAIN, FAST], TEXTS, "what runs", clock=lambda: now[0], sleep=sleep)
+    text = file.getvalue()
+    if terminal:
+        assert now[0] >= 103.0
+        # Half way through plain decoding's time, it has one token and the other method all of its own.
+        frames = text.split("what runs")
+        middle = frames[len(frames) // 2 + 2]
+        assert "1 tokens" in middle and "3 tokens" in middle
+        return
+    assert now[0] == 100.0 and "\x1b" not in text
+    assert "«one »±two three" in text and "one two three" in text
+    assert "3 tokens, 1 tokens/s, 3 target forwards" in text and "3 tokens, 2 tokens/s, 2 target forwards" in text
+    assert "fast: 2.00x as fast, the same output" in text
+
+
+def test_a_lane_is_the_engines_output_with_its_sources() -> None:
+    model = tiny_model(vocab_size=64)
+    drafter = DRAFTERS["model_chain_iid"](model)
+    engine = Engine(Target(model), drafter, fitting(drafter), max_length=64)
+    sampling, prompt = SamplingParams(max_new_tokens=14), [3, 4, 5, 3, 4, 5]
+    plain, fast = (run_lane("x", engine, prompt, sampling, speculate=speculate) for speculate in (False, True))
+    expected = engine.generate([prompt], sampling)[0]
+    assert [token.token for token in fast.tokens] == [token.token for token in plain.tokens] == [*expected.token_ids]
+    assert {token.source for token in plain.tokens} == {Source.TARGET}
+    accepted = sum(token.source is Source.ACCEPTED for token in fast.tokens)
+    assert accepted == sum(min(step.accepted, len(step.token_ids)) for step in expected.steps) > 0
+    assert fast.rounds == len(expected.steps)
+    times = [token.seconds for token in fast.tokens]
+    assert times == sorted(times) and fast.seconds == pytest.approx(times[-1])
