@@ -66,7 +66,7 @@ _NODES = {
     "rest_q": np.float32,
 }
 _KEPT = {"ids": np.int32, "p": np.float32, "q": np.float32}
-_VERSION, _NEWEST = b"specdec.trace.version", b"2"
+_VERSION, _NEWEST = b"specdec.trace.version", b"3"
 _OF_KEY = [field.name for field in fields(TraceKey)]
 
 
