@@ -8,9 +8,6 @@ from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
 from specdec.slot_memory import SlotMemory
 
-PAGE = 16
-"""Positions per page of a paged cache, where nobody says."""
-
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes of a model's matrices. A tied output layer in another format than the table is a second one."""
@@ -26,14 +23,10 @@ def kv_bytes_per_position(shape: ModelShape, precision: Precision) -> float:
 
 
 def state_bytes_per_row(shape: ModelShape, precision: Precision) -> float:
-    """Return the bytes of recurrent layers' states, for one row, or for one node of its tree."""
-    return sum(size * count for size, count in _states(shape, precision))
-
-
-def _states(shape: ModelShape, precision: Precision) -> list[tuple[float, int]]:
-    """Return the bytes of each recurrent layer's states, and the number of such layers. Matrices are in float32."""
+    """Return the bytes of recurrent layers' states, for one row or one node of its tree. Matrices are in float32."""
     parts = [(layer.recurrence, count) for layer, count in shape.groups if layer.recurrence is not None]
-    return [(4.0 * part.matrix + (part.state - part.matrix) * precision.activations, count) for part, count in parts]
+    sizes = ((4.0 * part.matrix + (part.state - part.matrix) * precision.activations) * count for part, count in parts)
+    return sum(sizes)
 
 
 def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, logits: int) -> float:
@@ -76,7 +69,6 @@ class Served:
     """A target, and all models that draft for it, as they are to be served.
 
     Attributes:
-        again: Whether accepted tokens go through recurrent layers again, so that nodes have the states of one layer.
         activations: Bytes that forwards need besides; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
     """
@@ -85,7 +77,6 @@ class Served:
     precision: Precision
     drafting: tuple[Drafting, ...] = ()
     drafted: int = 0
-    again: bool = False
     prefill_chunk: int = 512
     activations: float | None = None
     overhead: float = 0.0
@@ -113,17 +104,8 @@ class Served:
     def slots(self) -> SlotMemory:
         """The target's cache. Recurrent layers have a state of every row, of its root, and of every drafted node."""
         state = state_bytes_per_row(self.shape, self.precision)
-        largest_layer = max((size for size, _ in _states(self.shape, self.precision)), default=0.0)
-        return SlotMemory(
-            per_position=kv_bytes_per_position(self.shape, self.precision),
-            drafted=self.drafted,
-            per_row=2 * state,
-            per_node=largest_layer if self.again else state,
-        )
-
-    @property
-    def per_position(self) -> float:
-        return self.slots.per_position + sum(each.slots.per_position for each in self.drafting)
+        per_position = kv_bytes_per_position(self.shape, self.precision)
+        return SlotMemory(per_position=per_position, drafted=self.drafted, per_row=2 * state, per_node=state)
 
     def most_rows(self, memory: float, *, length: int) -> int:
         """Return how many slots of a length there is room for in so many bytes; 0 if there is none."""
@@ -132,20 +114,6 @@ class Served:
     def longest(self, memory: float, *, rows: int) -> int:
         """Return how long so many slots can be in so many bytes; 0 if there is no room."""
         return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
-
-    def most_paged_rows(self, memory: float, *, mean_length: float, page: int = PAGE) -> int:
-        """Return how many rows there is room for whose lengths differ, if the cache is given out in pages.
-
-        The last page of a row, of ``page`` positions, is half empty on average.
-        """
-        positions = mean_length + self.drafted + 1 + (page - 1) / 2
-        per_row = positions * self.per_position + self.slots.per_row
-
-        def needed(rows: int) -> float:
-            fixed = self.memory(rows=rows, length=0)
-            return fixed.total - fixed.scratch - fixed.kv + rows * per_row
-
-        return largest(lambda rows: needed(rows) <= memory)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,18 +67,6 @@ def best_length(cost: RoundCost, acceptance: Acceptance, *, batch: int, context:
     return found
 
 
-def gain(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
-    """Return the seconds that a round saves against decoding its tokens plainly; below 0 where speculation costs time.
-
-    With fitted constants this is (Ω - 1)(δ + αBS + outside) - γB(K + 1 - Ω) - draft: whatever does not depend on the
-    number of tokens is shared by the Ω tokens of a round, and rejected tokens are paid for.
-    """
-    plain = round_seconds(cost, batch=batch, drafted=0, context=context)
-    return chain_tokens(acceptance, drafted) * plain - round_seconds(
-        cost, batch=batch, drafted=drafted, context=context
-    )
-
-
 def break_even_batch(
     cost: RoundCost, acceptance: Acceptance, *, drafted: int, context: float, most: int = 1 << 14
 ) -> int | None:
@@ -88,7 +76,7 @@ def break_even_batch(
     """
 
     def pays(batch: int) -> bool:
-        return gain(cost, acceptance, batch=batch, drafted=drafted, context=context) >= 0
+        return speedup_of(cost, acceptance, batch=batch, drafted=drafted, context=context) >= 1
 
     if pays(most):
         return None

@@ -50,10 +50,6 @@ class Roof:
         """Operations per byte above which products, not memory, are the limit."""
         return self.flops / self.bandwidth
 
-    def attainable(self, intensity: float) -> float:
-        """Return the operations per second that work with ``intensity`` operations per byte can reach."""
-        return min(self.flops, intensity * self.bandwidth)
-
     def least_seconds(self, work: Work) -> float:
         """Return the time that nobody can beat: memory and products at their best, one behind the other's back."""
         return max(work.bytes / self.bandwidth, work.flops / self.flops)

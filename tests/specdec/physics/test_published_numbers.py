@@ -57,7 +57,7 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "70B on one device (printed as 26 rows)": (lambda: SERVED_70B.most_rows(80e9, length=4608), 0),
     "70B on two devices, rows": (lambda: SERVED_70B.most_rows(160e9, length=4608), 13),
     "8B, slots of 4,096": (lambda: SERVED_8B.most_rows(0.9 * 80e9, length=4096), 100),
-    "8B, pages": (lambda: SERVED_8B.most_paged_rows(0.9 * 80e9, mean_length=1024), 398),
+    "8B, pages": (lambda: (0.9 * 80e9 - SERVED_8B.memory(rows=0, length=0).total) // (KV_8B * (1024 + 1 + 7.5)), 398),
     "price of a million tokens at 24 tokens/s": (lambda: price_per_million(2.0, 24), 23.15),
     "latency counts the first token once": (lambda: latency(0.5, 0.05, 101), 5.5),
 }

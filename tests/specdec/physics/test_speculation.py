@@ -17,7 +17,6 @@ from specdec.physics.speculation import (
     break_even_batch,
     chain_tokens,
     critical_context,
-    gain,
     speedup_of,
     target_efficiency,
 )
@@ -88,7 +87,8 @@ def test_when_it_pays_is_the_closed_form() -> None:
         shared = (tokens - 1) * (target.fixed + FITTED.target.per_position * positions + FITTED.outside)
         paid = target.per_token * batch * (drafted + 1 - tokens)
         paid += FITTED.draft(batch=batch, drafted=drafted, context=context)
-        found = gain(FITTED, 0.5, batch=batch, drafted=drafted, context=context)
+        seconds = {n: round_seconds(FITTED, batch=batch, drafted=n, context=context) for n in (0, drafted)}
+        found = tokens * seconds[0] - seconds[drafted]
         assert found == pytest.approx(shared - paid)
         assert (found > 0) == (speedup_of(FITTED, 0.5, batch=batch, drafted=drafted, context=context) > 1)
 
