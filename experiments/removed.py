@@ -26,6 +26,7 @@ OPTIONS = {
     "load contender=openai": "measure a server with vllm bench serve, and give its JSON to compare",
     "load clock=record": "give run trace=true, and its folder as clock.traces",
     "load clock=both": "play clock=real and clock=virtual into two folders, and compare them with allow_mixed=true",
+    "load clock.mixed": "leave it out: pieces of prompts share a forward with rounds by published costs of vLLM",
     "load clock.shape": "the tree is the trace's: record it with drafter.shape",
     "load policy=margin_replay": "give policy=cost_aware",
     "load policy=off_above": "give policy=table, with 0 for many rows",

@@ -244,7 +244,7 @@ def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str]) -> 
         },
         notes=[
             "virtual time: turns take what costs say, and rounds accept what traces say; scheduler, policy and pages "
-            f"are an engine's; pieces of prompts {'share' if clock.mixed else 'do not share'} a forward with rounds"
+            "are an engine's"
         ],
         loads=loads,
         plays={name: partial(play, name) for name in engines},
@@ -271,5 +271,4 @@ def _engine(method: Method, clock: Virtual) -> VirtualEngine:
         scheduler=build(config, "engine.scheduler") if options.get("scheduler") else FirstCome(),
         accepted=None if method.drafter is None else Accepted.read(Path(str(clock.traces)), method.name),
         policy=policy,
-        mixed=clock.mixed,
     )

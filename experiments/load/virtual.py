@@ -20,7 +20,6 @@ from experiments.load.driver import Driver, Rows
 from experiments.load.run import DONE, LoadRun
 from experiments.load.workloads import Asked
 from experiments.tracing.trace import read_trace
-from specdec.arguments import flag
 from specdec.cache.pages import PageCounts, Paging
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Scheduler, View
@@ -105,12 +104,10 @@ class Virtual:
     Args:
         costs: A file of ``plan costs=fit``, or a name of ``PUBLISHED``.
         traces: The folder of a run with ``trace=true`` of all methods.
-        mixed: Whether pieces of prompts share a forward with the round, as in vLLM.
     """
 
     costs: str | None = None
     traces: str | None = None
-    mixed: bool = False
 
     def __post_init__(self) -> None:
         if not self.costs or not self.traces:
@@ -118,7 +115,6 @@ class Virtual:
                 "clock=virtual needs to know how long rounds take and what they accept: give clock.costs=FILE of plan "
                 "costs=fit, or llama_8b_h100, and clock.traces=FOLDER of experiments.run trace=true"
             )
-        flag("clock.mixed", self.mixed)
 
     def read_costs(self) -> Costs:
         """Return the costs of rounds. Raises ValueError: their file cannot be read."""
@@ -129,10 +125,11 @@ class Virtual:
 class VirtualEngine:
     """An engine as a value: everything that decides what it does and how long that takes.
 
+    By costs that are not padded, pieces of prompts share a forward with the round, as in vLLM.
+
     Attributes:
         accepted: What is accepted; None for plain decoding.
         policy: How deep drafts are; None for as deep as the trace's.
-        mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
 
     Raises:
         ValueError: The costs do not reach as deep as drafts do, or something cannot be had in virtual time.
@@ -146,7 +143,6 @@ class VirtualEngine:
     scheduler: Scheduler = field(default_factory=FirstCome)
     accepted: Accepted | None = None
     policy: LengthPolicy | None = None
-    mixed: bool = False
 
     def __post_init__(self) -> None:
         if self.paging.swap or self.paging.shared:
@@ -186,15 +182,13 @@ class _Play:
         self.at = 0.0
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
-        self.rows = np.zeros(0, dtype=np.int64)  # the running requests whose prompt is in the cache, ascending
         self.free_slots = list(range(engine.slots))  # a heap
-        self.free_pages = self.paging.pages
+        self.free_pages = self.paging.pages or 0
 
     def begin(self, driver: Driver) -> None:
         self.driver, self.columns = driver, driver.columns
         self.prompt, self.output = self.columns["prompt_tokens"], self.columns["output_tokens"]
         self.left = np.array([one.planned.output_tokens for one in driver.asked], dtype=np.int64)
-        self.slot = np.full(len(driver.asked), -1)
         if (accepted := self.engine.accepted) is not None:
             # Request i is accepted as output i is, from the front again where outputs are fewer. Where an output is
             # longer than its trace, it goes on from the front, and leaves out the end, where drafts were cut because
@@ -227,41 +221,43 @@ class _Play:
             self._leave(self.running[number])
 
     def turn(self) -> tuple[Any, ...]:
-        begin, depth, rows = self.at, self.engine.depth, self.rows
+        begin, depth, costs = self.at, self.engine.depth, self.engine.costs
         seconds, prefilled = 0.0, 0
-        if self.waiting or len(rows) < len(self.running) or not self._have_room():
+        ready = [request for request in self.running.values() if not request.to_prefill]
+        if self.waiting or len(ready) < len(self.running) or not self._have_room(ready):
             view = self._view()
             work = self.scheduler.plan(view)
             for request in work.preempt:
                 self._preempt(request)
             for request, _ in work.prefill:
                 self._enter(request, view)
-            pieces = [(request, min(tokens, request.to_prefill)) for request, tokens in work.prefill]
-            seconds, prefilled = self._prefill([(request, tokens) for request, tokens in pieces if request.slot >= 0])
+            seconds, prefilled = self._prefill(
+                [(request, count) for request, count in work.prefill if request.slot >= 0]
+            )
             depth = depth if work.depth is None else min(depth, work.depth)
-            ready = [request for request in work.decode if request.slot >= 0 and not request.to_prefill]
-            rows = np.array(sorted(request.id for request in ready if self._grow(request, view)), dtype=np.int64)
-        running, waiting = len(self.running), len(self.waiting)
-        played, tokens, counts = self._round(rows, depth) if len(rows) else (0.0, rows, {})
-        if seconds and not played:
-            seconds += self.engine.costs.outside
-        elif seconds and self.engine.mixed:  # the weights are read once
-            seconds -= self.engine.costs.prefill_seconds(StepSize(tokens=0, positions=0, pairs=0))
-        self.at = begin + seconds + played
-        if len(rows):
+            able = [request for request in work.decode if request.slot >= 0 and not request.to_prefill]
+            ready = [request for request in able if self._grow(request, view)]
+        running, waiting, rows = len(self.running), len(self.waiting), _numbers(ready)
+        if ready:
+            played, tokens, counts = self._round(rows, np.array([request.slot for request in ready]), depth)
+            if seconds and not costs.padded:  # the weights are read once
+                seconds -= costs.prefill_seconds(StepSize(tokens=0, positions=0, pairs=0))
+            self.at += seconds + played
             self.driver.round(rows, self.at, tokens, **counts)
+        elif seconds:
+            self.at += seconds + costs.outside
         for number in rows[self.left[rows] == 0].tolist():
             self._leave(self.running[number])
             self.driver.end(number, DONE, self.at)
         return begin, self.at - begin, prefilled, len(rows), running, waiting
 
-    def _round(self, rows: Rows, depth: int) -> tuple[float, Rows, dict[str, Rows]]:
+    def _round(self, rows: Rows, slots: Rows, depth: int) -> tuple[float, Rows, dict[str, Rows]]:
         """Return the seconds of a round, the tokens that each row gets, and other columns."""
         left, output, costs = self.left[rows], self.output[rows], self.engine.costs
         lengths = self.prompt[rows] + output - 1
         counts: dict[str, Rows] = dict.fromkeys(("drafted", "nodes", "accepted"), np.zeros_like(rows))
         if (drafts := self.engine.accepted) is not None:
-            place, slots, policy = self.first[rows] + output % self.around[rows], self.slot[rows], self.policy
+            place, policy = self.first[rows] + output % self.around[rows], self.policy
             able, most = drafts.able[place], np.minimum(left - 1, depth)
             if policy is not None and policy.foresees is not None:
                 policy.foresee(slots, np.minimum(able, most))
@@ -286,7 +282,7 @@ class _Play:
             waiting=list(self.waiting.values()),
             running=running,
             free_slots=len(self.free_slots),
-            free_pages=self.free_pages,
+            free_pages=None if self.paging.pages is None else self.free_pages,
             page_size=self.paging.page_size or self.engine.max_length,
             reserve=self.paging.reserve,
             prefill_chunk=self.engine.prefill_chunk,
@@ -294,19 +290,18 @@ class _Play:
             max_nodes=None if self.engine.accepted is None else int(self.engine.accepted.nodes.max()),
         )
 
-    def _have_room(self) -> bool:
-        """Return whether all rows have pages for this round and another one."""
-        if self.paging.page_size is None or self.paging.reserve >= 1:
-            return True
-        ahead = np.minimum(2 * (1 + self.engine.depth), self.left[self.rows])
-        held = np.array([self.running[number].pages for number in self.rows.tolist()]) * self.paging.page_size
-        return bool((held >= self.prompt[self.rows] + self.output[self.rows] + ahead).all())
+    def _have_room(self, ready: Sequence[Request]) -> bool:
+        """Return whether requests have pages for this round and another one."""
+        rows, held = _numbers(ready), np.array([request.pages for request in ready])
+        ahead = np.minimum(2 * (1 + self.engine.depth), self.left[rows])
+        size = self.paging.page_size
+        return size is None or bool((held * size >= self.prompt[rows] + self.output[rows] + ahead).all())
 
     def _grow(self, request: Request, view: View) -> bool:
         """Give a request the pages that it needs; returns whether there were enough."""
         needed = view.pages_needed(request)
-        if self.free_pages is None or needed > self.free_pages:
-            return self.free_pages is None
+        if needed > self.free_pages:
+            return False
         self.free_pages, request.pages = self.free_pages - needed, request.pages + needed
         return True
 
@@ -314,7 +309,7 @@ class _Play:
         """Give a request that waits a slot and pages, if there are some for it."""
         number = request.id
         if request.slot < 0 and self.free_slots and self._grow(request, view):
-            request.slot = self.slot[number] = heapq.heappop(self.free_slots)
+            request.slot = heapq.heappop(self.free_slots)
             if not request.preemptions:
                 self.columns["admitted"][number] = request.admitted = self.at
             if self.policy is not None:
@@ -322,23 +317,21 @@ class _Play:
             self.running[number] = self.waiting.pop(number)
 
     def _prefill(self, pieces: Sequence[tuple[Request, int]]) -> tuple[float, int]:
-        """Prefill pieces of prompts; returns the seconds, and the number of tokens."""
-        sizes = [count for _, count in pieces if count]
-        seconds, costs = 0.0, self.engine.costs
-        if sizes:
-            counts = np.array([max(sizes)] * len(sizes) if costs.padded else sizes)
-            before = np.array([request.prefilled for request, count in pieces if count])
-            pairs = float((counts * (before + (counts + 1) / 2)).sum())
-            size = StepSize(tokens=int(counts.sum()), positions=float(before.sum()), pairs=pairs)
-            seconds = costs.prefill_seconds(size)
-        for request, count in pieces:
+        """Prefill at most so many tokens of requests; returns the seconds, and the number of tokens."""
+        counted = [(request, min(count, request.to_prefill)) for request, count in pieces if request.to_prefill]
+        if not counted:
+            return 0.0, 0
+        sizes = np.array([count for _, count in counted])
+        before = np.array([request.prefilled for request, _ in counted])
+        counts = np.full_like(sizes, sizes.max()) if self.engine.costs.padded else sizes
+        pairs = float((counts * (before + (counts + 1) / 2)).sum())
+        size = StepSize(tokens=int(counts.sum()), positions=float(before.sum()), pairs=pairs)
+        for request, count in counted:
             again = min(count, max(request.computed - request.prefilled, 0))
             self.columns["recomputed_tokens"][request.id] += again
             request.prefilled += count
             request.to_prefill -= count
-            if not request.to_prefill:
-                self.rows = np.insert(self.rows, np.searchsorted(self.rows, request.id), request.id)
-        return seconds, sum(sizes)
+        return self.engine.costs.prefill_seconds(size), int(sizes.sum())
 
     def _preempt(self, request: Request) -> None:
         self.columns["preemptions"][request.id] += 1
@@ -351,8 +344,9 @@ class _Play:
 
     def _leave(self, request: Request) -> None:
         del self.running[request.id]
-        self.rows = self.rows[self.rows != request.id]
-        if self.free_pages is not None:
-            self.free_pages += request.pages
+        self.free_pages += request.pages
         heapq.heappush(self.free_slots, request.slot)
-        self.slot[request.id] = -1
+
+
+def _numbers(requests: Sequence[Request]) -> Rows:
+    return np.array([request.id for request in requests], dtype=np.int64)

@@ -44,18 +44,22 @@ def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
     return ask(planned, None, SamplingParams())
 
 
-def test_latencies_are_sums_of_the_costs() -> None:
-    """One request of 11 prompt tokens and 3 output tokens: a forward over 10 tokens, then three rounds."""
-    run = VirtualEngine(costs=COSTS, slots=1, max_length=64).play(requests([11], [3]), np.array([0.5]), loop=OPEN)
-    row = run.requests.iloc[0]
-    prefill = 5e-3 + 10 * 2e-5
+class Padded(AffineRounds):
+    padded = True
+
+
+@pytest.mark.parametrize(("costs", "weights"), [(Padded, 5e-3), (AffineRounds, 0.0)])
+def test_latencies_are_sums_of_the_costs(costs: type[AffineRounds], weights: float) -> None:
+    """One request of 11 prompt tokens and 3 output tokens: a forward over 10 tokens, and three rounds.
+
+    By packed costs the prompt shares the first round's forward, which reads the weights once.
+    """
+    engine = VirtualEngine(costs=costs(target=COSTS.target, outside=COSTS.outside), slots=1, max_length=64)
+    row = engine.play(requests([11], [3]), np.array([0.5]), loop=OPEN).requests.iloc[0]
+    prefill = weights + 10 * 2e-5
     rounds = [5e-3 + 2e-5 + 4e-8 * context + 1e-3 for context in (10, 11, 12)]
     assert row.first_token - row.arrived == pytest.approx(prefill + rounds[0])
     assert row.finished - row.arrived == pytest.approx(prefill + sum(rounds))
-    mixed = VirtualEngine(costs=COSTS, slots=1, max_length=64, mixed=True).play(
-        requests([11], [3]), np.array([0.5]), loop=OPEN
-    )
-    assert mixed.requests.iloc[0].first_token - 0.5 == pytest.approx(10 * 2e-5 + rounds[0])  # the weights are read once
 
 
 @pytest.mark.parametrize("reserve", [1.0, 0.0])
