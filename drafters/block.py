@@ -15,7 +15,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.block_files import is_shifted, load_block, save_block
 from drafters.heads.block_parts import Refinement
 from drafters.heads.bound import row_of
-from drafters.heads.files import Public, has, served_as
+from drafters.heads.files import Public, has
 from drafters.own_model import HeadDrafter, HeadOptions, LoadedFirst, layers_given
 from specdec.arguments import instance, whole
 from specdec.drafting.block_scorer import BlockScorer
@@ -73,12 +73,11 @@ class BlockDrafter(HeadDrafter):
     usual: ClassVar = {"family": "block"}
     at_once = True
     public = (
-        _published(False, name="dflash", title="a DFlash head", serves=served_as("dflash")),
+        _published(False, name="dflash", title="a DFlash head"),
         _published(
             True,
             name="dspark",
             title="a DSpark head",
-            serves=served_as("dspark", draft_sample_method="probabilistic"),
             remark=lambda head, layout: (
                 ""
                 if layout != "speculators" or head.config.markov_head_type == "vanilla"

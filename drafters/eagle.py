@@ -69,7 +69,6 @@ class EagleDrafter(FeatureDrafter):
                 and not has(names, "layers.0.hidden_norm.")
             ),
             takes=("embeddings",),
-            serves={"vLLM": {"method": "eagle"}, "SGLang": {"algorithm": "EAGLE"}},
             decides=DECIDES,
         ),
         published(
@@ -78,7 +77,6 @@ class EagleDrafter(FeatureDrafter):
             formats=("native", "speculators", "sglang"),
             holds=partial(fuses_pairs, masks=False),
             takes=("embeddings", "hidden_layers"),
-            serves={"vLLM": {"method": "eagle3"}, "SGLang": {"algorithm": "EAGLE3"}},
             decides=DECIDES_3,
         ),
     )

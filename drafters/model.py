@@ -88,7 +88,6 @@ class ModelDrafter(CausalDrafter):
             title="a small causal LM",
             formats=("native", "sglang"),
             holds=lambda names, config: is_model(names, config) and mask_of("it", config) is None,
-            serves={"vLLM": {"method": "draft_model"}, "SGLang": {"algorithm": "STANDALONE"}},
             tokens=lambda model: 4,
             **MODEL,
         ),

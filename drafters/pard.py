@@ -44,7 +44,6 @@ class PARDDrafter(ModelDrafter):
             formats=("native",),
             holds=lambda names, config: is_model(names, config) and mask_of("it", config) is not None,
             tokens=lambda model: TOKENS,
-            serves={"vLLM": {"method": "draft_model", "parallel_drafting": True}},
             **{**MODEL, "decides": ("config.pard_token",)},
         ),
     )

@@ -90,7 +90,6 @@ class PEagleDrafter(FeatureDrafter):
             read=lambda path, target, **given: load_eagle(path, kind=PEagleHead, **given),
             tokens=lambda head: head.tokens or TOKENS,
             takes=("embeddings", "hidden_layers"),
-            serves={"vLLM": {"method": "eagle3", "parallel_drafting": True}},
             decides=(*DECIDES_3, "mask_token_id"),
         ),
     )

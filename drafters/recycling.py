@@ -45,8 +45,6 @@ class TokenRecyclingDrafter(Drafter):
     every request has a table of its own as well, and takes from the shared one only the successors of tokens that it
     has not seen itself. With one request at a time both tables would say the same, so there is one.
 
-    A table takes 4 bytes per token of the vocabulary and rank: with 128,000 tokens 2 MB for ``"small"``.
-
     Args:
         shape: ``"small"`` (21 nodes), ``"paper"`` (80 nodes), or what ``TreeShape.of`` takes.
         scope: ``"shared"`` has the table that all requests fill, which begins empty with every engine, behind each
@@ -66,12 +64,9 @@ class TokenRecyclingDrafter(Drafter):
         self.shape = TEMPLATES[shape] if isinstance(shape, str) else TreeShape.of(shape)
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: give request (a table for each) or shared (one for all)")
-        self.scope = scope
-        self.successors = 1 + max(self.shape.ranks)
-        self.max_nodes = self.shape.num_nodes
-        self.max_depth = self.shape.max_depth
-        self.is_chain = self.shape.is_chain
-        self.is_paths = self.shape.is_paths
+        self.scope, self.successors = scope, 1 + max(self.shape.ranks)
+        self.max_nodes, self.max_depth = self.shape.num_nodes, self.shape.max_depth
+        self.is_chain, self.is_paths = self.shape.is_chain, self.shape.is_paths
 
     def bind(self, target: Target, sizes: Sizes) -> "RecyclingSession":
         if self.successors > target.vocab_size:

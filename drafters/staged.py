@@ -89,10 +89,9 @@ class _Stage:
     """
 
     def __init__(self, session: ScoredSession, rule: Verifier, sizes: Sizes):
-        self.session, self.rule = session, rule
         runner = session.scorer.model
         assert isinstance(runner, ModelRunner), "a causal LM runs in one"
-        self.runner = runner
+        self.session, self.rule, self.runner = session, rule, runner
         if runner.cache.states is not None:
             raise ValueError(
                 f"{runner.facts.model_type} has recurrent layers, whose states cannot be written over: draft in stages "

@@ -3,7 +3,7 @@
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -70,26 +70,18 @@ class Checkpoint:
         """Returns a file's place on this machine, after a download if need be."""
         if self._folder is not None:
             return self._folder / file if (self._folder / file).is_file() else None
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            HfHubHTTPError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-        )
+        from huggingface_hub import errors, hf_hub_download
 
         try:
             return Path(hf_hub_download(self._repository, file, subfolder=self._subfolder, **self._download))
-        except LocalEntryNotFoundError:  # perhaps the repository is in the cache without this file
+        except errors.LocalEntryNotFoundError:  # perhaps the repository is in the cache without this file
             self._away = "not a local folder, and the hub cannot be reached"
             return None
-        except EntryNotFoundError:
+        except errors.EntryNotFoundError:
             return None
-        except (HfHubHTTPError, HFValidationError, OSError) as error:
-            reason = first_sentence(error)
-            raise ValueError(
-                f"no checkpoint at {self.name!r}: not a local folder, and the hub says: {reason}"
-            ) from error
+        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+            reason = f"not a local folder, and the hub says: {first_sentence(error)}"
+            raise ValueError(f"no checkpoint at {self.name!r}: {reason}") from error
 
     def json(self, file: str) -> dict[str, Any] | None:
         found = self.find(file)
@@ -207,7 +199,6 @@ class Public:
             module as it was written, None if that is as it was.
         takes: Settings of a drafter that it has a use for.
         tokens: How many tokens a server drafts per round if nothing else is said; the most, if it is ``bounded``.
-        serves: By engine, the settings with which it is served.
         width: Attribute that says how wide the target's hidden states are; None if it reads none.
         decides: Attributes of the module that decide how it drafts, besides its tensors.
         files: Names of its file of weights, where these tell what it is.
@@ -223,16 +214,10 @@ class Public:
     tokens: Callable[[Any], int]
     decides: tuple[str, ...]
     takes: tuple[str, ...] = ()
-    serves: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bounded: bool = False
     width: str | None = None
     remark: Callable[[Any, str], str] = lambda module, layout: ""
     files: tuple[str, ...] = ()
-
-
-def served_as(method: str, **more: Any) -> dict[str, dict[str, Any]]:
-    """What serves a head whose name vLLM and SGLang share."""
-    return {"vLLM": {"method": method, **more}, "SGLang": {"algorithm": method.upper()}}
 
 
 def has(names: Sequence[str], *beginnings: str) -> bool:
