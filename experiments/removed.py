@@ -82,6 +82,9 @@ OPTIONS = {
     "replay old": "measure trees beside each other: run drafter=none +drafter@methods.old=model +drafter@methods.new=…",
     "replay measure": "give the tree to a run: run drafter=… tree=NAME --config-dir FOLDER",
     "compare published": "put a published length beside the row of comparison.csv",
+    "compare width": "a half-width falls with the root of the number of prompts: four times as many halve it",
+    "run bootstrap.width": "a half-width falls with the root of the number of prompts: four times as many halve it",
+    "load bootstrap.width": "a half-width falls with the root of the number of prompts: four times as many halve it",
     "compare exports": "records.jsonl of a run has the tokens that every round accepted and proposed",
 }
 """Sentences by a command and a setting of it, or a setting with its value."""

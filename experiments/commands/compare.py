@@ -34,7 +34,7 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
         return report_studies(
             [Study.read(folder) for folder in folders], Path(config.out), allow_mixed=config.allow_mixed
         )
-    runs = [load_run(folder, width=config.width) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     formats, out = [str(name) for name in listed(config, "format")], Path(config.out)
     if "html" in formats:
         formats.remove("html")

@@ -11,7 +11,6 @@ from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.formats import USUAL, csv_text, document, write_formats, write_texts
 from experiments.reporting.run_plots import acceptance_lines, length_and_speedup
-from experiments.reporting.run_tables import prompts_needed
 from experiments.reporting.studies.two_way import report_two_way
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.terminal import short
@@ -127,7 +126,7 @@ def comparison_table(
     spreads = sorted({row["noise_spread"] for row in rows if row["noise_spread"]})
     varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spreads[:1], *spreads[-1:])))
     about = [
-        f"intervals at {rows[0]['confidence']:.0%}{prompts_needed(rows)}",
+        f"intervals at {rows[0]['confidence']:.0%}",
         cols.rules_of(rows) or "acceptance rule: none",
         *([cols.BOLD] if bold else []),
         *([f"timings vary by {varies} between batches"] if varies else []),
@@ -218,7 +217,6 @@ def report_differences(
     notes = [
         "tokens per round, on the prompts that both have finished",
         f"brackets: {entries[0].row['confidence']:.0%} intervals, prompts drawn in pairs",
-        f"prompts needed: for ±{entries[0].row['width']:g}",
         *cols.of_few(row["prompts"] for row in rows),
         *(["the runs have different seeds: draws add to the differences"] if sampled and len(seeds) > 1 else []),
     ]
@@ -236,7 +234,7 @@ def differences_table(rows: Sequence[Row], title: str, notes: Sequence[str]) -> 
         *([words("prompts of", "category")] if any(row["category"] != ALL for row in rows) else []),
         words("compared", lambda row: f"{row['compared']} - {row['reference']}", min_width=20),
         *(Col("length", "length"), Col("reference's", "reference_length"), Col("difference", "difference", "+.2f")),
-        *(Col("prompts", "prompts", "d"), Col("needed", "prompts_needed", "d")),
+        Col("prompts", "prompts", "d"),
     ]
     keys = (*names, "compared", "reference")
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: [row[name] for name in keys])

@@ -30,7 +30,6 @@ def run_table(run: Run, title: str) -> Table:
     positions = range(1, 1 + max((len(family(row, "rounds_at")) for row in rows), default=0))
     lines = [
         cols.unless_plain(Col("mean acceptance length", "mean_acceptance_length")),
-        Col("  prompts for the wanted width", lambda row: NOTHING if _plain(row) else _count(row["prompts_needed"])),
         Col("  expected, given the drafts", "expected_mean_acceptance_length"),
         Col("first token's distance from p: total variation", "distance_tv", ".4f"),
         Col("  Kullback-Leibler, nats", "distance_kl", ".4f"),
@@ -94,7 +93,7 @@ def category_table(run: Run) -> Table | None:
         return None
     parts.sort(key=lambda part: part["category"])
     columns = [words("category", "category"), cols.METHOD, cols.T, Col("prompts", "finished", "d")]
-    columns += [Col(f"for ±{parts[0]['width']:g}", "prompts_needed", "d"), cols.LENGTH, cols.SPEEDUP, cols.TOKENS]
+    columns += [cols.LENGTH, cols.SPEEDUP, cols.TOKENS]
     notes = [*cols.of_few(part["finished"] for part in parts), *([NOISY] if run.noisy else [])]
     return Table.of(parts, columns, title="By category", notes=notes, section=lambda row: row["category"])
 
@@ -279,11 +278,11 @@ def stage_milliseconds(row: Row, stage: str) -> float | None:
 
 
 def _stage_time(stage: str) -> Col:
-    return Col(f"{stage}, ms per token", lambda row: _count(stage_milliseconds(row, stage), 3))
+    def cell(row: Row) -> str:
+        value = stage_milliseconds(row, stage)
+        return NOTHING if value is None else f"{value:.3f}"
 
-
-def _count(value: float | None, digits: int = 0) -> str:
-    return NOTHING if value is None else f"{value:.{digits}f}"
+    return Col(f"{stage}, ms per token", cell)
 
 
 def noise_notes(run: Run) -> list[str]:
@@ -302,13 +301,7 @@ def _incomplete(run: Run) -> list[str]:
 
 
 def _brackets(rows: Sequence[Row]) -> list[str]:
-    return [f"brackets: {rows[0]['confidence']:.0%} intervals over prompts{prompts_needed(rows)}"] if rows else []
-
-
-def prompts_needed(rows: Sequence[Row]) -> str:
-    """In words, with how many prompts the widest interval of a mean acceptance length would be as wide as wanted."""
-    most = max((row["prompts_needed"] or 0 for row in rows if not _plain(row)), default=0)
-    return f"; ±{rows[0]['width']:g} tokens per round would take about {most} prompts" if most > 1 else ""
+    return [f"brackets: {rows[0]['confidence']:.0%} intervals over prompts"] if rows else []
 
 
 def _named(row: Row, *, joint: str) -> Cell:

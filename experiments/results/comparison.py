@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,7 +245,7 @@ def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> 
 
     A row has the other settings in which the runs differ, then ``category`` (``all`` for all prompts), ``reference``
     and ``compared``, either's mean acceptance length (``length``, ``reference_length``) on the
-    ``prompts`` that both have finished, the paired ``difference``, and the ``prompts_needed`` for the wanted width.
+    ``prompts`` that both have finished, and the paired ``difference``.
 
     Two entries are compared where they share the prompts and all settings but this one; of two drafters, also where
     only one has a setting, such as a shape. The only two entries at a temperature are compared whatever they differ in.
@@ -295,7 +294,7 @@ def _differences(first: Entry, second: Entry, values: tuple[str, str], settings:
     outputs = [own for entry in (second, first) if (own := entry.run.of(entry.row)) is not None]
     if len(outputs) < 2 or first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
         return []
-    bootstrap = replace(Bootstrap(**second.run.manifest["config"]["bootstrap"]), width=second.row["width"])
+    bootstrap = Bootstrap(**second.run.manifest["config"]["bootstrap"])
     rows = []
     for category in (ALL, *(part["category"] for part in second.run.parts_of(second.row))):
         own = [frame if category == ALL else frame[frame.category == category] for frame in outputs]
@@ -304,5 +303,5 @@ def _differences(first: Entry, second: Entry, values: tuple[str, str], settings:
             row = {"category": category, "reference": values[0], "compared": values[1], "length": found.first}
             row |= {"reference_length": found.second, "difference": found.difference}
             row |= {**ends("difference", found.interval), "prompts": found.prompts}
-            rows.append(settings | row | {"prompts_needed": bootstrap.prompts_needed(found.interval, found.prompts)})
+            rows.append(settings | row)
     return rows

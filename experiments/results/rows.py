@@ -32,8 +32,7 @@ float64: temperature
 bool: complete
 int64: planned finished failed tokens rounds
 boolean: competes not_lossless
-float64: confidence width mean_acceptance_length mean_acceptance_length_low mean_acceptance_length_high
-Int64: prompts_needed
+float64: confidence mean_acceptance_length mean_acceptance_length_low mean_acceptance_length_high
 float64: expected_mean_acceptance_length draft_acceptance_rate proposed_depth_per_round proposed_nodes_per_round
 float64: distance_tv distance_tv_low distance_tv_high distance_kl gain gain_low gain_high
 string: gain_over

@@ -96,11 +96,8 @@ class Run:
         return self.folder / SUMMARY
 
 
-def load_run(folder: Path, *, width: float | None = None) -> Run:
-    """Read a run. Raises ValueError: the folder holds none, or none with a result, or one of another version.
-
-    ``width`` is the wanted one of intervals, in place of the run's own.
-    """
+def load_run(folder: Path) -> Run:
+    """Read a run. Raises ValueError: the folder holds none, or none with a result, or one of another version."""
     manifest = read_manifest(folder)
     outputs = frame_of(records_of(folder), folder.as_posix())
     try:
@@ -108,7 +105,7 @@ def load_run(folder: Path, *, width: float | None = None) -> Run:
             outputs,
             planned=manifest["planned"],
             series=manifest["series"],
-            bootstrap=Bootstrap(**manifest["config"]["bootstrap"] | ({} if width is None else {"width": width})),
+            bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
             terms=Terms.of(manifest["config"]),
             compared_with=manifest["config"].get("compared_with"),
             peaks=manifest.get("peaks"),

@@ -33,18 +33,14 @@ class Bootstrap:
     Attributes:
         confidence: Level of the intervals, between 0 and 1.
         resamples: How often the prompts are drawn again, at least 100.
-        width: Wanted half-width of a mean acceptance length's interval, in tokens per round: results say how many
-            prompts it would take.
     """
 
     confidence: float = 0.95
     resamples: int = 5000
     seed: int = 0
-    width: float = 0.1
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
-            ("width", self.width > 0, "a number of tokens per round above 0, such as 0.1"),
             ("confidence", 0 < self.confidence < 1, "a level between 0 and 1, such as 0.95"),
             ("resamples", self.resamples >= 100, "at least 100"),
             ("seed", self.seed >= 0, "an integer of at least 0"),
@@ -104,13 +100,6 @@ class Bootstrap:
         """The interval of a statistic of sums by prompt, of values that are not one per prompt."""
         order = list(dict.fromkeys(prompts))
         return self.interval(statistic, [totals(prompts, column, order) for column in columns])
-
-    def prompts_needed(self, interval: Interval | None, prompts: int) -> int | None:
-        """The number of prompts at which an interval over ``prompts`` would be as narrow as ``width``, if there is one.
-
-        A half-width falls with the root of the number of prompts.
-        """
-        return None if interval is None else math.ceil(prompts * ((interval[1] - interval[0]) / 2 / self.width) ** 2)
 
 
 def totals(prompts: Sequence[Hashable], values: ArrayLike, order: Sequence[Hashable]) -> np.ndarray:

@@ -71,7 +71,7 @@ def summarize(
                 row[f"best.{figure}"] = number == best
     done = all(row["finished"] + row["failed"] == planned for row in wholes.values())
     shared = {"complete": len(wholes) == series and done, "planned": planned}
-    shared |= {"confidence": bootstrap.confidence, "width": bootstrap.width, **noise_of(frame, baseline)}
+    shared |= {"confidence": bootstrap.confidence, **noise_of(frame, baseline)}
     return typed([row | shared for row in rows], FIGURES)
 
 
@@ -163,7 +163,6 @@ def _figures(good: Frame, rounds: Frame, timed: Frame, bootstrap: Bootstrap) -> 
         "rounds": len(rounds),
         "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
         **ends("mean_acceptance_length", bounds),
-        "prompts_needed": bootstrap.prompts_needed(bounds, rounds.prompt.nunique()),
         **metrics.acceptance_by_position(rounds, bootstrap),
         "timed_prompts": int(timed.requests.sum()),
         "seconds": float(timed.seconds.sum()),

@@ -85,7 +85,7 @@ def test_coverage_of_few_prompts(prompts: int, covered: float) -> None:
     assert prompts != FEW_PROMPTS or few > binom(1000, 0.853).ppf(0.999)
 
 
-@pytest.mark.parametrize("given", [{"confidence": 95}, {"resamples": 1}, {"seed": -1}, {"width": 0}], ids=str)
+@pytest.mark.parametrize("given", [{"confidence": 95}, {"resamples": 1}, {"seed": -1}], ids=str)
 def test_bad_settings(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="bootstrap.{}={}".format(*next(iter(given.items())))):
         Bootstrap(**given)
@@ -174,7 +174,7 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
         replace_records(
             folder / "records.jsonl", [replace(r, method=r.method.replace("model", "two")) for r in records]
         )
-    rows = entries_of([load_run(folder, width=0.5) for folder in folders])
+    rows = entries_of([load_run(folder) for folder in folders])
     setting, found = paired_differences(rows)
     assert setting == "drafter"
     assert [(each["k"], each["category"], (each["reference"], each["compared"])) for each in found] == [
