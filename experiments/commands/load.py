@@ -1,8 +1,8 @@
 """Methods under load, on the engine or in virtual time: the same requests at the same moments for each."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,17 +45,22 @@ class Load:
     rate: float
     times: Times
     loop: str
+    overload: Overload
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The load as the ``Driver`` takes it, beside the times."""
+        return {"loop": self.loop, "users": int(self.rate), "overload": self.overload}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """What is played: every method at every rate, and what a table has to say of it."""
+class Plays:
+    """What plays a load, by method, and what a table has to say of it."""
 
     title: str
     facts: Mapping[str, Any]
     notes: Sequence[str]
-    loads: Sequence[Load]
-    plays: Mapping[str, Callable[[Load], LoadRun]]
+    methods: Mapping[str, Callable[[Load], LoadRun]]
 
 
 def load(config: DictConfig) -> list[LoadRun]:
@@ -68,14 +73,15 @@ def load(config: DictConfig) -> list[LoadRun]:
     before = begun(config, kind="load study", begins=MANIFEST)
     given = plain_whole(config)
     settle(config)
-    methods = drafters_of(config)
-    check_components(config, methods, _PARTS)
+    drafters = drafters_of(config)
+    check_components(config, drafters, _PARTS)
     clock: Virtual | None = build(config, "clock")
-    bootstrap, terms, overload = bootstrap_of(config), Terms.of(given), build(config, "overload")
-    study = _real(config, methods) if clock is None else _virtual(config, clock, methods)
+    bootstrap, terms = bootstrap_of(config), Terms.of(given)
+    loads, planned = _plan(config)
+    played = _real(config, drafters, planned) if clock is None else _virtual(config, clock, drafters, planned)
     tracker = build(config, "tracker") or NullTracker()
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**study.facts, "title": study.title, "overrides": job_overrides(), "loop": study.loads[0].loop}
+    facts = {**played.facts, "title": played.title, "overrides": job_overrides(), "loop": loads[0].loop}
     kept: dict[tuple[str, float], LoadRun] = {}
     if before is None:
         before = write_manifest(folder, given, **facts)
@@ -84,47 +90,45 @@ def load(config: DictConfig) -> list[LoadRun]:
         note_resumed(folder, before)
         kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
     tracker.start(tracked_run(folder, before))
-    notes = [*study.notes, *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else [])]
-    about = {"title": study.title, "notes": notes, "spare": overload.spare}
+    notes = [*played.notes, *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else [])]
+    about = {"title": played.title, "notes": notes, "spare": loads[0].overload.spare}
     report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
     runs: list[LoadRun] = []
-    cases = [(load, method) for load in study.loads for method in study.plays]
-    with _reported(runs, report, tracker), Progress(len(cases), "runs") as progress:
-        for number, (load, method) in enumerate(cases, start=1):
-            if (method, load.rate) in kept:
-                runs.append(kept[method, load.rate])
-            else:
-                runs.append(study.plays[method](load))
-                runs[-1].save(folder / f"{method}_{load.rate:g}")
-                if not runs[-1].facts["complete"]:
-                    raise KeyboardInterrupt
-            progress.update(number)
-    return runs
-
-
-@contextmanager
-def _reported(runs: Sequence[LoadRun], report: LoadReport, tracker: Tracker) -> Iterator[None]:
-    """Report at the end of the ``with`` block, however it ends, the runs that are there by then."""
+    cases = [(load, method) for load in loads for method in played.methods]
     exit_code = 1
     try:
-        yield
+        with Progress(len(cases), "runs") as progress:
+            for number, (load, method) in enumerate(cases, start=1):
+                if (method, load.rate) in kept:
+                    runs.append(kept[method, load.rate])
+                else:
+                    runs.append(played.methods[method](load))
+                    runs[-1].save(folder / f"{method}_{load.rate:g}")
+                    if not runs[-1].facts["complete"]:
+                        raise KeyboardInterrupt
+                progress.update(number)
         exit_code = 0
     except KeyboardInterrupt:
         exit_code = 130
         raise
     finally:
         if runs:
-            frame, written = report_load(runs, report)
-            tracker.summary(
-                {
-                    f"{row['method']}/{row['rate']:g}/{name}": value
-                    for row in frame[frame.group == ALL].to_dict("records")
-                    for name, value in row.items()
-                    if isinstance(value, int | float) and value == value
-                }
-            )
-            tracker.files("results", [path for path in written if path.parent == report.folder])
+            _report(runs, report, tracker)
         tracker.finish(exit_code)
+    return runs
+
+
+def _report(runs: Sequence[LoadRun], report: LoadReport, tracker: Tracker) -> None:
+    frame, written = report_load(runs, report)
+    tracker.summary(
+        {
+            f"{row['method']}/{row['rate']:g}/{name}": value
+            for row in frame[frame.group == ALL].to_dict("records")
+            for name, value in row.items()
+            if isinstance(value, int | float) and value == value
+        }
+    )
+    tracker.files("results", [path for path in written if path.parent == report.folder])
 
 
 def _plan(config: DictConfig) -> tuple[list[Load], list[Planned]]:
@@ -140,11 +144,11 @@ def _plan(config: DictConfig) -> tuple[list[Load], list[Planned]]:
     rates = [arrival.rate] if config.rates is None else list(map(float, config.rates))
     if len(set(rates)) < len(rates):
         raise ValueError(f"rates={plain(config, 'rates')}: give each rate once")
-    loads = []
+    overload, loads = build(config, "overload"), []
     for rate in rates:
         process = arrival if config.rates is None else arrival.at_rate(rate)
         times = process.times(np.random.default_rng(config.seed), requests)
-        loads.append(Load(rate=rate, times=times, loop=process.loop))
+        loads.append(Load(rate=rate, times=times, loop=process.loop, overload=overload))
     return loads, workload.plan(np.random.default_rng([config.seed, 1]), requests, recorded)
 
 
@@ -159,83 +163,70 @@ def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int]) -> s
     )
 
 
-# ---------------------------------------------------------------- on the engine
-
-
-def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
-    loads, planned = _plan(config)
-    overload, sampling = build(config, "overload"), build(config, "sampling")
+def _real(config: DictConfig, drafters: Mapping[str, str], planned: Sequence[Planned]) -> Plays:
     chosen, _ = choose(build(config, "dataset"))
-    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
+    target, contenders = assemble(config, drafters, samples=[prompt.turns[0] for prompt in chosen[:8]])
     room = min(contender.engine.max_length for contender in contenders)
     planned, cut = fitted(planned, room, config.lengths.scale)
     tokenizer: Any = target.tokenizer
     texts = Texts(chosen, tokenizer, np.random.default_rng(config.seed), template=plain(config, "chat_template"))
+    sampling = build(config, "sampling")
     asked = ask(planned, texts, sampling)
-    number = 1 + max(part for one in planned for part, _ in one.pieces)  # texts that nothing else has
+    unused = 1 + max(part for one in planned for part, _ in one.pieces)  # texts that nothing else has
     warmup = [
-        Planned(klass="warm-up", pieces=((number + place, one.prompt_tokens),), output_tokens=one.output_tokens)
+        replace(one, pieces=((unused + place, one.prompt_tokens),))
         for place, one in enumerate(planned[: config.warmup_prompts])
     ]
     warm = ask(warmup, texts, sampling)
-    notes = [f"{cut} of {len(planned)} requests were too long for the engine's {room} positions, and were cut"] * bool(
-        cut
-    )
-    shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
-    notes += [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
+    notes = []
+    if cut:
+        notes.append(f"{cut} of {len(planned)} requests were too long for the engine's {room} positions, and were cut")
     if texts.passes:
         notes.append(f"the texts were used {texts.passes + 1} times: give a larger dataset.count")
+    device = device_name(target.device)
     about = _about(config, planned, {contender.engine.max_batch_size for contender in contenders})
-    return Study(
-        title=f"{target.name} on {device_name(target.device)}; {about}",
+    return Plays(
+        title=f"{target.name} on {device}; {about}",
         facts={
             "exactness": {contender.method: contender.exactness for contender in contenders},
-            "device": device_name(target.device),
+            "device": device,
             "dtype": str(target.dtype).removeprefix("torch."),
             "target": {"name": target.name},
             "prompts": len(chosen),
             "prompts_hash": fingerprint(chosen),
         },
         notes=notes,
-        loads=loads,
-        plays={contender.method: partial(_play, contender, asked, warm, overload) for contender in contenders},
+        methods={contender.method: partial(_play, contender, asked, warm) for contender in contenders},
     )
 
 
-def _play(
-    contender: Contender, asked: Sequence[Asked], warmup: Sequence[Asked], overload: Overload, load: Load
-) -> LoadRun:
-    """Return a run; one that was interrupted is not complete."""
+def _play(contender: Contender, asked: Sequence[Asked], warmup: Sequence[Asked], load: Load) -> LoadRun:
+    """Return a run on the engine; one that was interrupted is not complete."""
     engine, speculate = contender.engine, contender.speculate
     assert isinstance(engine, Engine), "no contenders are asked for"
     if warmup:
         prompts = [list(one.prompt_ids) for one in warmup]
         engine.generate(prompts, [one.sampling for one in warmup], speculate=speculate)
         engine.forget()
-    given = {"loop": load.loop, "users": int(min(load.rate, len(asked))), "overload": overload}
-    driver = Driver(RealEngine(engine, speculate=speculate), asked, load.times, **given)
+    driver = Driver(RealEngine(engine, speculate=speculate), asked, load.times, **load.options)
     with suppress(KeyboardInterrupt):
         driver.run()
     facts = {"slots": engine.max_batch_size, "pages": engine.paging.pages, "recordings": recordings_of(engine)}
     return driver.result(method=contender.method, rate=load.rate, virtual=False, **facts)
 
 
-# ---------------------------------------------------------------- in virtual time
-
-
-def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str]) -> Study:
-    engines = {method.name: _engine(method, clock) for method in methods_of(config, methods)}
-    loads, planned = _plan(config)
+def _virtual(config: DictConfig, clock: Virtual, drafters: Mapping[str, str], planned: Sequence[Planned]) -> Plays:
+    engines = {method.name: _engine(method, clock) for method in methods_of(config, drafters)}
     planned, _ = fitted(planned, min(engine.max_length for engine in engines.values()), config.lengths.scale)
-    asked, overload = ask(planned, None, build(config, "sampling")), build(config, "overload")
+    asked = ask(planned, None, build(config, "sampling"))
 
     def play(method: str, load: Load) -> LoadRun:
-        given = {"overload": overload, "loop": load.loop, "users": int(min(load.rate, len(asked)))}
-        return engines[method].play(asked, load.times, method=method, rate=load.rate, **given)
+        return engines[method].play(asked, load.times, method=method, rate=load.rate, **load.options)
 
-    device = getattr(engines[next(iter(engines))].costs, "conditions", None)
-    device = f"VIRTUAL TIME, {clock.costs if device is None else f'{device.model} on {device.device}'}"
-    return Study(
+    measured = getattr(next(iter(engines.values())).costs, "conditions", None)
+    costs = clock.costs if measured is None else f"{measured.model} on {measured.device}"
+    device = f"VIRTUAL TIME, {costs}"
+    return Plays(
         title=f"{device}; {_about(config, planned, {engine.slots for engine in engines.values()})}",
         facts={
             "exactness": {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()},
@@ -246,8 +237,7 @@ def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str]) -> 
             "virtual time: turns take what costs say, and rounds accept what traces say; scheduler, policy and pages "
             "are an engine's"
         ],
-        loads=loads,
-        plays={name: partial(play, name) for name in engines},
+        methods={name: partial(play, name) for name in engines},
     )
 
 
