@@ -1,50 +1,38 @@
 """The best tree shapes of a trace: acceptance rates, costs of rounds, and the shape that is fastest by both."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from experiments.config.kinds import did_you_mean
 from experiments.config.sections import bootstrap_of, build, listed
-from experiments.datasets.prompt import choose
-from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.planning.drafting import drafter_class
 from experiments.reporting import terminal
 from experiments.reporting.best_tree import Optimized, report_found
 from experiments.results.origin import read_manifest
 from experiments.results.runs import find_folders
-from experiments.session.assembly import encode_warmup
-from experiments.session.engines import new_engine, settle
-from experiments.session.methods import check_components
+from experiments.session.engines import settle
 from experiments.tracing.rates import record
 from experiments.tracing.scoring import DraftSet, find_drafts
 from specdec.drafting.best_shapes import best_shapes, fastest
 from specdec.drafting.costs import RoundCosts
-from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
 from specdec.physics.calibrated import CalibratedRounds, is_calibrated
-from specdec.shape import TreeShape
-from specdec.target.target import Target
-
-MEASURE, NO_COSTS = "measure", "none"
 
 
 def best_tree(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
     bootstrap = bootstrap_of(config)
     costs: Any = None
-    if config.costs not in (MEASURE, NO_COSTS):  # the file may be one of plan costs=fit
+    if config.costs is not None:  # the file may be one of plan costs=fit
         costs = (CalibratedRounds if is_calibrated(config.costs) else RoundCosts).load(config.costs)
     traced = read_traces(config)
     if isinstance(costs, CalibratedRounds):
         costs = costs.trees(rows=int(traced.config.engine.max_batch_size))
     settle(config)
-    if config.costs == MEASURE:
-        check_components(traced.config, {"": "drafter"}, ("target", "verifier", "sampling", "dataset"))
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     results: list[Optimized] = []
@@ -53,11 +41,6 @@ def best_tree(config: DictConfig) -> list[Optimized]:
         rates = recorded.rates()
         depth = rates.max_depth if config.max_depth is None else config.max_depth
         planned = best_shapes(rates, max_nodes=config.max_nodes, max_depth=depth)
-        if config.costs == MEASURE:
-            traced.config.sampling.temperature = temperature
-            with Console(stderr=True).status("costs of rounds") as status:
-                costs = _measured_costs(traced.config, shapes_to_measure(planned), config.rounds, status.update)
-            costs.save(out / f"tree_costs_T{temperature:g}.json")
         best = fastest(planned, costs) if costs is not None else max(planned, key=lambda shape: shape.tokens)
         results.append(
             Optimized(temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=costs, best=best)
@@ -70,27 +53,6 @@ def best_tree(config: DictConfig) -> list[Optimized]:
         )
         report_found(terminal.console(), results[-1], out, bootstrap, f"{about}, {type(traced.rule).__name__}; {where}")
     return results
-
-
-def _measured_costs(
-    config: DictConfig, shapes: Sequence[TreeShape], rounds: int, say: Callable[[str], None]
-) -> RoundCosts:
-    """The costs of rounds of the traced run's drafter with other trees, measured here."""
-    target: Target = build(config, "target")
-    sampling = build(config, "sampling")
-
-    def make(shape: TreeShape) -> Engine:
-        config.drafter.shape = [list(path) for path in shape.paths]
-        return new_engine(config, target, build(config, "drafter"), build(config, "verifier"))
-
-    chosen, _ = choose(build(config, "dataset"))
-    length = config.engine.max_length or target.max_length
-    prompts = encode_warmup([prompt.turns[0] for prompt in chosen[:4]], target, sampling, length)
-    traced_shape = config.drafter.shape
-    try:
-        return measure_tree_costs(make, shapes, prompts, sampling, rounds=rounds, progress=say)
-    finally:
-        config.drafter.shape = traced_shape
 
 
 @dataclass(frozen=True)

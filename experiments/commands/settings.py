@@ -211,8 +211,7 @@ class ReplaySettings(Settings):
     best: Literal["tree"] | None
     max_nodes: Count
     max_depth: Count | None
-    costs: Text
-    rounds: Count
+    costs: Text | None
 
     def __post_init__(self) -> None:
         names = [*sections("verifier", self.verifiers), *option_names("verifier")]

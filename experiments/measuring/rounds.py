@@ -1,6 +1,5 @@
 """Times of rounds: by depth of the drafts, rows and context, by verified nodes, or by the tree that is drafted."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +12,12 @@ from typing import Any
 import torch
 
 from drafters.combined import AdaptiveDrafter
-from experiments.results.manifest import device_name
-from specdec.drafting.best_shapes import PlannedShape
 from specdec.drafting.costs import RoundCosts, smallest
 from specdec.drafting.policies import FirstNodes, FixedLength
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.machine import dtype_name
 from specdec.requests import SamplingParams
-from specdec.shape import TreeShape
 from specdec.target.target import Target
 from specdec.types import Step
 
@@ -239,54 +235,3 @@ def measure_costs(
         dtype=dtype_name(target.dtype),
         drafter=type(drafter).__name__,
     )
-
-
-def shapes_to_measure(planned: Sequence[PlannedShape]) -> list[TreeShape]:
-    """About a dozen of the planned trees, from which the costs of the others follow.
-
-    The sizes are doubled from one to the next, at a middle depth; the shallowest and the deepest trees are measured
-    small and large.
-    """
-    depths = sorted({each.depth for each in planned})
-    chosen: dict[TreeShape, None] = {}
-    for depth in depths:
-        same = {each.nodes: each.shape for each in planned if each.depth == depth}
-        least, most = min(same), max(same)
-        steps = math.ceil(math.log2(most / least)) if depth == depths[len(depths) // 2] else 1
-        for step in range(steps + 1):
-            wanted = least * (most / least) ** (step / max(steps, 1))
-            chosen[same[min(same, key=lambda nodes, wanted=wanted: abs(nodes - wanted))]] = None
-    return list(chosen)
-
-
-def measure_tree_costs(
-    make: Callable[[TreeShape], Engine],
-    shapes: Sequence[TreeShape],
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingParams,
-    *,
-    rounds: int = 12,
-    progress: Callable[[str], None] = lambda text: None,
-) -> RoundCosts:
-    """Return how long rounds take, with each of some trees and plainly. One engine of ``make`` lives at a time."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    facts: dict[str, Any] = {}
-    for number, shape in enumerate(shapes):
-        progress(f"costs of rounds: tree {number + 1} of {len(shapes)}")
-        with make(shape) as engine:
-            engine.warm_up([shape.num_nodes])
-            for speculate in (True, False) if number in (0, len(shapes) - 1) else (True,):
-                (timed,) = time_rounds(engine, prompts, sampling, rounds, speculate=speculate)
-                # What else the machine does can only make a round slower.
-                seconds[speculate].append(min(each.seconds for each in timed))
-            target = engine.target
-            facts = {
-                "device": device_name(target.device),
-                "dtype": dtype_name(target.dtype),
-                "target": f"{target.name}, {target.num_parameters / 1e6:,.1f}M parameters",
-                "drafter": type(engine.drafter).__name__,
-                "rows": (engine.max_batch_size,),
-                "threads": torch.get_num_threads(),
-            }
-    trees = ((0, 0), *((shape.num_nodes, shape.max_depth) for shape in shapes))
-    return RoundCosts(trees=trees, table=((min(seconds[False]), *seconds[True]),), **facts)
