@@ -33,7 +33,6 @@ OPTIONS = {
     "run policy=off_above": "give policy=table, with 0 for many rows",
     "load policy=tiers": "give policy=cost_aware, or policy=additive",
     "run policy=tiers": "give policy=cost_aware, or policy=additive",
-    "run policy=margin": "give policy=cost_aware_nodes",
     "run drafter.search": "python examples/skip_search.py TARGET skip.json searches, for drafter.skip=skip.json",
     "run drafter.any_target": "leave it out: a head is refused only where its sizes do not fit",
     "run drafter.shared_requests": "give drafter.shared_tokens",

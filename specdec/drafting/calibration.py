@@ -101,9 +101,8 @@ class Calibration:
 
     def save(self, path: str | Path, **facts: Any) -> None:
         counts = {"tried": self.tried.tolist(), "right": self.right.tolist()}
-        Path(path).write_text(
-            json.dumps({**facts, "errors": self.errors(), **counts}, indent=1) + "\n", encoding="utf-8"
-        )
+        text = json.dumps({**facts, "errors": self.errors(), **counts}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     def load(self, path: str | Path, *, source: str) -> None:
         """Begin with the counts of a file that ``save`` wrote; deeper nodes and more siblings in it do not count."""
@@ -128,7 +127,7 @@ class Calibration:
         self.right.copy_(right[:, : self.depths, : self.ranks])
 
 
-SOURCES = ("auto", "head", "top", "entropy")
+SOURCES = ("auto", "head", "top", "entropy", "margin")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +146,8 @@ class Rater:
 
     Args:
         source: Where confidence comes from: ``"head"`` (the scorer's own), ``"top"`` (the largest probability under the
-            drafter at temperature 1) or ``"entropy"`` (exp of minus its entropy in nats).
+            drafter at temperature 1), ``"entropy"`` (exp of minus its entropy in nats), or ``"margin"`` (σ(m − 2) for
+            the difference m of the two largest log-probabilities, as in vLLM's ``acceptance_estimator.py``).
         calibration: From confidence to probability.
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
@@ -204,6 +204,9 @@ class Rater:
             found = self._scorer.confidence(tokens, depth)
             assert found is not None, "checked when the policy was bound"
             return found
+        if self._source == "margin":
+            first, second = scores.float().topk(2, dim=-1).values.unbind(-1)
+            return (first - second - 2).sigmoid()
         log_probs = scores.float().log_softmax(-1)
         if self._source == "top":
             return log_probs.amax(-1).exp()
@@ -215,10 +218,7 @@ def source_of(source: str, scorer: Scorer) -> str:
     if source == "auto":
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:
-        raise ValueError(
-            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy "
-            "or auto"
-        )
+        raise ValueError("source=head: this drafter has no confidence head: give top, entropy, margin or auto")
     return source
 
 

@@ -271,7 +271,7 @@ def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None
     ("make", "named"),
     [
         (lambda target: ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
-        (lambda target: ConfidenceNodes(source="best"), "auto, head, top, entropy"),
+        (lambda target: ConfidenceNodes(source="best"), "auto, head, top, entropy, margin"),
         (lambda target: CostAwareNodes(RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 0))), "ascending"),
         (lambda target: SampledTree(13, 2, 3), "width=3 offer 12"),
         (lambda target: ExpansionTree(4, 0), "depth"),
