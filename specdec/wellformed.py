@@ -12,13 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Verifier
 from specdec.machine import dtype_name
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
-SUM_TOLERANCE = 1e-4
-"""How far the sum of a float32 row may be from 1, over any vocabulary."""
+SUM_TOLERANCE = 1e-4  # how far the sum of a float32 row may be from 1, over any vocabulary
 
 
 class Form(StrEnum):
@@ -224,6 +223,32 @@ def draft_probs_flaws(
     impossible = "its token {token} has probability 0 in the q that it says it was drawn from"
     yield from first_flaw(Form.Q, read & (distribution_flaw(q) > 0), "q after it {q}", q=q)
     yield from first_flaw(Form.POSSIBLE, drawn & ~(chance > 0), impossible, token=tree.tokens)
+
+
+def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> None:
+    """Refuse trees that are malformed, or that a rule does not take: ``ValueError`` says why, in which row and node."""
+    for flaw in _draft_flaws(verifier, tree, target_probs):
+        raise ValueError(f"row {flaw.row}, node {flaw.node}: {flaw.what}")
+
+
+def _draft_flaws(verifier: Verifier, tree: DraftTree, target_probs: Tensor) -> Iterator[Flaw]:
+    rule = type(verifier).__name__
+    takes = ", ".join(law.name for law in sorted(verifier.samplings))
+    yield from structure(tree)
+    yield from token_flaws(tree, target_probs.shape[2])
+    drafted = tree.valid & (torch.arange(tree.width) > 0)
+    unfit = drafted & ~is_one_of(tree.law, verifier.samplings)
+    yield from first_flaw(Form.LAWS, unfit, f"it is {{law}}, and {rule} takes {takes}", law=tree.law)
+    if verifier.chain_only:
+        yield from shape_flaws(tree, drafted, f"it has a sibling, and {rule} takes chains only")
+    if verifier.paths_only:
+        below = drafted & (tree.parents > 0)
+        yield from shape_flaws(tree, below, f"it has a sibling, and {rule} takes paths that share only the root")
+    wrong = tree.valid & (distribution_flaw(target_probs) > 0)
+    yield from first_flaw(Form.Q, wrong, "p after it {p}", p=target_probs)
+    every = tree.valid if verifier.needs_leaf_probs and tree.draft_probs is not None else None
+    # A token that q excludes is no flaw here: tests state a false q.
+    yield from (flaw for flaw in draft_probs_flaws(tree, drafted, every=every) if flaw.check is Form.Q)
 
 
 def distribution_flaw(rows: Float[Tensor, "*rows vocab"], tolerance: float = SUM_TOLERANCE) -> Int[Tensor, "*rows"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from experiments.measuring.rounds import now
-from specdec.execution.packing import can_pack, pack
+from specdec.execution.products import panels
 from specdec.memory import free_memory
 from specdec.physics.devices import read_devices, row_of
 from specdec.physics.work import Roof
@@ -70,8 +70,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
     def product(dtype: torch.dtype) -> float:
         a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
         calls: list[Callable[[], object]] = [lambda: a @ b]
-        if can_pack(b):  # forwards multiply so, and on some processors that is nearly twice as fast
-            packed = pack(b)
+        if (packed := panels(b)) is not None:  # so do forwards: on some processors that is nearly twice as fast
             calls.append(lambda: packed.multiply(a, None))
         return 2 * width**3 / min(map(best, calls))
 

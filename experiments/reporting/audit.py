@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from experiments.measuring.gathered import Audit
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from specdec.checks.betting import ESTIMATE, Power
-from specdec.checks.mistakes import WORDS
+from specdec.checks.mistakes import MISTAKES
 from specdec.checks.telling import Telling
 
 
@@ -19,7 +19,7 @@ def plan_table(
         powers,
         [
             words("mistake", "mistake"),
-            words("what it is", lambda power: WORDS[power.mistake]),
+            words("what it is", lambda power: MISTAKES[power.mistake][0]),
             *(words("shows most after", lambda power: best[power.mistake]), Col("TV", "distance", ".3f")),
             *(Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
         ],
@@ -90,4 +90,4 @@ def _likeness(running: Audit) -> str:
     if richest == ESTIMATE or running.wealth.logs[0].max() <= 0:  # a chi-square alarm alone
         return "it looks most like no mistake with a name"
     best, *others = running.wealth.likeliest
-    return f"it looks most like {best}: {WORDS[best]}" + (f" (or {', '.join(others)})" if others else "")
+    return f"it looks most like {best}: {MISTAKES[best][0]}" + (f" (or {', '.join(others)})" if others else "")

@@ -18,16 +18,12 @@ from jaxtyping import Float, Int, Num
 
 from specdec.checks.goodness import fits
 
-ESTIMATE = "what the outputs look like"
-"""The bet without a name."""
-MOST = 4.0
-"""The largest ratio of the bet without a name, for one output."""
+ESTIMATE, MOST = "what the outputs look like", 4.0
+"""The bet without a name, and its largest ratio for one output."""
 MOSTS = (MOST, 16.0, 64.0, 256.0, 1024.0)
 """The largest ratios that a bet on a mistake is tried with: what should never come out may be worth a high stake."""
-ALIKE = 10.0
-"""Mistakes are named together under which outputs are equally probable to within this factor."""
-FAITH = 1.0
-"""Outputs per cell that the law counts for in the estimate."""
+ALIKE = 10.0  # mistakes are named together under which outputs are equally probable to within this factor
+FAITH = 1.0  # outputs per cell that the law counts for in the estimate
 
 
 @dataclass(frozen=True)

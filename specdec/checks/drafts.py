@@ -1,7 +1,7 @@
 """All drafts that a drafter could make from tables, each with its probability; or a random sample of them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,27 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.checks.tables import Tables
-from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from specdec.wellformed import (
-    Flaw,
-    Form,
-    distribution_flaw,
-    draft_probs_flaws,
-    first_flaw,
-    is_one_of,
-    shape_flaws,
-    structure,
-    token_flaws,
-)
 
 Samplings = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftSampling]
 """How nodes are drawn: one law for all, or the law of every sibling rank, or of every path of the shape."""
 
-MOST_NUMBERS = 200_000_000
-"""Numbers in one table of an enumeration at most: 1.6 GB."""
+MOST_NUMBERS = 200_000_000  # in one table of an enumeration: 1.6 GB
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ def _draft(
             f"the tables end after {tables.depth} tokens and {shape} is {shape.max_depth} deep: they need a row after "
             f"every prefix of up to {shape.max_depth} tokens"
         )
-    table, vocab = need_q(tables), tables.vocab
+    table, vocab = tables.drafter, tables.vocab
     rank = {child: place for children in shape.children for place, child in enumerate(children)}
 
     def law_of(given: Samplings, node: int) -> DraftSampling:
@@ -140,9 +127,7 @@ def _draft(
     for node in range(1, shape.num_nodes + 1):
         parent = shape.parents[node]
         q = table[shape.depths[parent]][prefixes[:, parent]]
-        drafted = valid[:, parent].clone()
-        if grows is not None:
-            drafted &= grows(node, prefixes[:, parent])
+        drafted = valid[:, parent] & (True if grows is None else grows(node, prefixes[:, parent]))
         taken = torch.zeros_like(q, dtype=torch.bool)
         for sibling in shape.children[parent][: rank[node]]:
             taken[torch.arange(len(q)), tokens[:, sibling]] |= valid[:, sibling]
@@ -184,41 +169,8 @@ def _draft(
     return WeightedDrafts(tree, prefixes, probability, target_probs.where(valid[..., None], torch.nan))
 
 
-def need_q(tables: Tables) -> tuple[Tensor, ...]:
-    """Return the drafter's tables; raises ``ValueError`` if there are none."""
-    if tables.q is None:
-        raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
-    return tables.q
-
-
 def at_nodes(
     levels: Sequence[Tensor], shape: TreeShape, prefixes: Int[Tensor, "batch node"]
 ) -> Float[Tensor, "batch node vocab"]:
     """Return the distribution after every node."""
     return torch.stack([levels[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
-
-
-def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> None:
-    """Refuse trees that are malformed, or that a rule does not take: ``ValueError`` says why, in which row and node."""
-    for flaw in _draft_flaws(verifier, tree, target_probs):
-        raise ValueError(f"row {flaw.row}, node {flaw.node}: {flaw.what}")
-
-
-def _draft_flaws(verifier: Verifier, tree: DraftTree, target_probs: Tensor) -> Iterator[Flaw]:
-    rule = type(verifier).__name__
-    takes = ", ".join(law.name for law in sorted(verifier.samplings))
-    yield from structure(tree)
-    yield from token_flaws(tree, target_probs.shape[2])
-    drafted = tree.valid & (torch.arange(tree.width) > 0)
-    unfit = drafted & ~is_one_of(tree.law, verifier.samplings)
-    yield from first_flaw(Form.LAWS, unfit, f"it is {{law}}, and {rule} takes {takes}", law=tree.law)
-    if verifier.chain_only:
-        yield from shape_flaws(tree, drafted, f"it has a sibling, and {rule} takes chains only")
-    if verifier.paths_only:
-        below = drafted & (tree.parents > 0)
-        yield from shape_flaws(tree, below, f"it has a sibling, and {rule} takes paths that share only the root")
-    wrong = tree.valid & (distribution_flaw(target_probs) > 0)
-    yield from first_flaw(Form.Q, wrong, "p after it {p}", p=target_probs)
-    every = tree.valid if verifier.needs_leaf_probs and tree.draft_probs is not None else None
-    # A token that q excludes is no flaw here: tests state a false q.
-    yield from (flaw for flaw in draft_probs_flaws(tree, drafted, every=every) if flaw.check is Form.Q)

@@ -26,20 +26,15 @@ SIBLINGS = "q is what was drawn: siblings"
 INDEPENDENT = "draws are independent"
 CHOSEN = "chosen tokens use no randomness"
 
-LEVEL = 1e-5
-"""A drafter that does nothing wrong fails one of the statistical checks with this probability."""
-FEWEST = 400
-"""Draws below which nothing is tested."""
+LEVEL = 1e-5  # a drafter that does nothing wrong fails one of the statistical checks with this probability
+FEWEST = 400  # draws below which nothing is tested
 _ROUNDS = 4  # of every request
 _SLOTS = 64
 _SHORT = 8  # tokens: in a shorter prompt, prompt lookup finds nothing
 
-Path = tuple[int, ...]
-"""Sibling ranks from the root's child downwards."""
-Numbers = dict[tuple[int, int], float]
-"""A number of every (request, round)."""
-Tests = dict[str, tuple[float, int]]
-"""The p-value of every test and the draws that it counts, by the words that say what is tested."""
+Path = tuple[int, ...]  # sibling ranks from the root's child downwards
+Numbers = dict[tuple[int, int], float]  # a number of every (request, round)
+Tests = dict[str, tuple[float, int]]  # p-value and draws of every test, by the words that say what is tested
 
 
 @dataclass

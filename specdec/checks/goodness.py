@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 BINS, CELLS = 20, 5
-RARE = 8.0
-"""Outcomes with a smaller expected count are merged into one cell of a chi-square test."""
+RARE = 8.0  # outcomes with a smaller expected count are merged into one cell of a chi-square test
 
 
 def numbers(

@@ -1,9 +1,9 @@
 """The output laws of mistakes that engines have shipped, beside the right one: which prompts tell them apart?
 
 A draft token x ~ q stays with probability min(1, p(x) / q(x)), else a token is recovered from the residual max(p - q,
-0), renormalized; behind a chain that stays, a bonus token comes from p (Leviathan et al. 2023, algorithm 1). Each
-mistake changes one of these parts: ``MISTAKES[name](place)`` gives them, and ``joint`` the law of the next tokens in
-closed form. Beside them are settings that servers have of their own, or do not look at (``OF_SERVERS``).
+0), renormalized; behind a chain that stays, a bonus token comes from p (Leviathan et al. 2023, algorithm 1). Each of
+``MISTAKES`` changes one of these parts, and ``joint`` gives the law of the next tokens in closed form. Beside them are
+settings that servers have of their own, or do not look at (``OF_SERVERS``).
 
 Outputs are compared in cells: every opened prefix has a cell for each of its likely tokens, and the rest of the
 vocabulary is pooled into two, by whether p or q is larger.
@@ -25,11 +25,7 @@ Row = Float[np.ndarray, " vocab"]
 
 SMALLEST = 2e-3
 """A token has no cell of its own, and opens no prefix, below this joint probability times the horizon less one."""
-
-EDGE = 2e-6
-"""Cumulative probability by which engines that compute in float32 may differ at the edge of a nucleus."""
-
-
+EDGE = 2e-6  # cumulative probability by which engines that compute in float32 may differ at the edge of a nucleus
 OF_SERVERS: dict[str, tuple[str, Callable[[SamplingParams], SamplingParams]]] = {
     "temperature_ignored": ("the temperature is 1, whatever is asked for", lambda it: replace(it, temperature=1.0)),
     "temperature_default": ("the temperature is 0.7, whatever is asked for", lambda it: replace(it, temperature=0.7)),
@@ -49,6 +45,7 @@ OF_SERVERS: dict[str, tuple[str, Callable[[SamplingParams], SamplingParams]]] = 
 }
 """Settings that servers have of their own, or do not look at: in words, and what they make of a request's."""
 FILTERS_FIRST = "filters_first"
+_FIRST = "the filters come before the temperature, as llama.cpp has them by default"
 
 
 def _beside(asked: SamplingParams, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingParams:
@@ -177,28 +174,26 @@ EDGES: dict[str, Callable[[Place], Parts]] = {
     "more": lambda at: Parts.plain(at.edges[1]),
 }
 """Laws that rounding may make of the right one."""
-MISTAKES: dict[str, Callable[[Place], Parts]] = {
-    "one_hot": _one_hot,
-    "residual_from_p": lambda at: _round(at.p, at.q, residual=at.p),
-    "residual_unscaled": _unscaled,
-    "shared_noise": _shared_noise,
-    "bonus_from_q": lambda at: replace(_round(at.p, at.q), bonus=at.q),
-    "temperature_once": lambda at: _round(at.p, at.q, says=at.raw_q),
-    "late_top_p": _late_top_p,
-    **{name: lambda at, name=name: Parts.plain(at.served[name]) for name in (*OF_SERVERS, FILTERS_FIRST)},
+MISTAKES: dict[str, tuple[str, Callable[[Place], Parts]]] = {
+    "one_hot": ("drafts are the drafter's most probable tokens, and a smooth q is reported", _one_hot),
+    "residual_from_p": (
+        "a recovered token comes from p, not from the residual",
+        lambda at: _round(at.p, at.q, residual=at.p),
+    ),
+    "residual_unscaled": ("the residual is not renormalized: what it lacks falls to the last token", _unscaled),
+    "shared_noise": ("one number draws the draft token and decides whether it stays", _shared_noise),
+    "bonus_from_q": ("the bonus token comes from q", lambda at: replace(_round(at.p, at.q), bonus=at.q)),
+    "temperature_once": (
+        "drafts are drawn at the request's temperature, and q is reported at temperature 1",
+        lambda at: _round(at.p, at.q, says=at.raw_q),
+    ),
+    "late_top_p": ("top-p filters what is recovered, and not the p that drafts are judged by", _late_top_p),
+    **{
+        name: (words, lambda at, name=name: Parts.plain(at.served[name]))
+        for name, (words, _) in {**OF_SERVERS, FILTERS_FIRST: (_FIRST, None)}.items()
+    },
 }
-"""The mistakes by name; those after ``late_top_p`` are of a subject that does not do what it is asked to."""
-WORDS = {
-    "one_hot": "drafts are the drafter's most probable tokens, and a smooth q is reported",
-    "residual_from_p": "a recovered token comes from p, not from the residual",
-    "residual_unscaled": "the residual is not renormalized: what it lacks falls to the last token",
-    "shared_noise": "one number draws the draft token and decides whether it stays",
-    "bonus_from_q": "the bonus token comes from q",
-    "temperature_once": "drafts are drawn at the request's temperature, and q is reported at temperature 1",
-    "late_top_p": "top-p filters what is recovered, and not the p that drafts are judged by",
-    **{name: words for name, (words, _) in OF_SERVERS.items()},
-    FILTERS_FIRST: "the filters come before the temperature, as llama.cpp has them by default",
-}
+"""In words, and the law. Those after ``late_top_p`` are of a subject that does not do what it is asked to."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +228,7 @@ def joint(
     ``look`` gives the places after some prefixes of one length; ``drafted`` tokens are a round's chain; the first
     ``undrafted`` come without drafts; nothing follows ``ends``.
     """
-    rules = {HONEST: lambda at: _round(at.p, at.q), **EDGES, **{name: MISTAKES[name] for name in names or MISTAKES}}
+    rules = {HONEST: lambda at: _round(at.p, at.q), **EDGES, **{name: MISTAKES[name][1] for name in names or MISTAKES}}
     opened: dict[Path, np.ndarray] = {}
     pieces: dict[str, list[float]] = {name: [] for name in rules}
     # By prefix and rule: the probability that the prefix comes out, by how many drafts of the round stayed so far.

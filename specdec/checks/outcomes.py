@@ -22,15 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.acceptance import accept
-from specdec.checks.drafts import (
-    Samplings,
-    WeightedDrafts,
-    at_nodes,
-    check_drafts,
-    enumerate_drafts,
-    need_q,
-    sample_drafts,
-)
+from specdec.checks.drafts import Samplings, WeightedDrafts, at_nodes, enumerate_drafts, sample_drafts
 from specdec.checks.goodness import fits
 from specdec.checks.tables import Tables
 from specdec.coupling import decided, race, winners
@@ -38,6 +30,7 @@ from specdec.interfaces import Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.tree import DraftTree, TreeShape, along_path
 from specdec.types import DraftSampling
+from specdec.wellformed import check_drafts
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,7 @@ def check_shared(
 
 def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]) -> WeightedDrafts:
     """Return what a drafter that follows q and shares the noise of each key proposes after a root at position 0."""
-    q, vocab, batch = need_q(tables), tables.vocab, len(keys)
+    q, vocab, batch = tables.drafter, tables.vocab, len(keys)
     noise = _noise(keys, shape.max_depth + 1, vocab)
     tokens = torch.zeros(batch, shape.num_nodes + 1, dtype=torch.long)
     prefixes = torch.zeros_like(tokens)

@@ -22,8 +22,7 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Outcome, Step
 from specdec.wellformed import fatal_flaws, flaws
 
-DRAWN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
-"""The laws of tokens that are drawn from q."""
+DRAWN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)  # from q
 LONG_CHUNK = 512
 TEXTS = (
     "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n",

@@ -46,6 +46,12 @@ class Tables:
         return self.p[0].shape[1]
 
     @property
+    def drafter(self) -> tuple[Tensor, ...]:
+        if self.q is None:
+            raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
+        return self.q
+
+    @property
     def depth(self) -> int:
         return len(self.p) - 1
 

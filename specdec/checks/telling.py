@@ -16,10 +16,8 @@ from specdec.checks.betting import Question
 from specdec.checks.mistakes import EDGES, HONEST, Cells, Path, Place, joint
 from specdec.requests import SamplingParams
 
-NEGLIGIBLE = 1e-6
-"""Growth of a bet per output below which no audit is long enough for a mistake."""
-KEPT = 0.25
-"""The part of all outputs that goes to the mistakes' most telling prompts, whatever the bets gain there."""
+NEGLIGIBLE = 1e-6  # growth of a bet per output below which no audit is long enough for a mistake
+KEPT = 0.25  # the part of all outputs that goes to the mistakes' most telling prompts, whatever the bets gain there
 
 
 @dataclass(frozen=True)

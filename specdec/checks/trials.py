@@ -11,17 +11,7 @@ from torch import Tensor
 from specdec.acceptance import Plain
 from specdec.cache.pages import Paging
 from specdec.checks import draws as q
-from specdec.checks.playing import (
-    LONG_CHUNK,
-    Broken,
-    Draft,
-    Job,
-    NotApplicable,
-    NotTried,
-    Run,
-    Stage,
-    run,
-)
+from specdec.checks.playing import LONG_CHUNK, Broken, Draft, Job, NotApplicable, NotTried, Run, Stage, run
 from specdec.checks.ties import examine
 from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
@@ -31,10 +21,8 @@ from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.types import Noise
 
-ROUNDING = 1e-4
-"""Entries of q that differ by less are equal up to rounding."""
-EXPECTED_ROUNDING = 1e-3
-"""The same of expected numbers of accepted tokens."""
+ROUNDING = 1e-4  # entries of q that differ by less are equal up to rounding
+EXPECTED_ROUNDING = 1e-3  # the same of expected numbers of accepted tokens
 _CHECKPOINTS = 12  # rounds of a long output that are compared with a new drafter
 _MIXED = (3, 7)  # slots, and pieces of prompts, of a ragged batch
 
@@ -299,12 +287,6 @@ class Trials:
                 self._check_comparable()
                 self._alike(runs, where, alone=alone)
         return "requests with NaN in their context end with an error; beside them and in their slots, others go on"
-
-    def trees(self) -> str:
-        return f"all {self.stage.seen['trees']} are well formed"
-
-    def slots(self) -> str:
-        return f"propose changed nothing in {self.stage.seen['trees']} rounds"
 
     def leaves(self) -> str:
         """Have q given at every node, as a rule that reads it there needs it."""

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from specdec.execution.frozen import epoch
 from specdec.execution.norms import Forward, lent, modules_in_c
-from specdec.execution.products import PanelWeight, panels
+from specdec.execution.products import PanelWeight, panels, readable
 from specdec.host import scoped
 from specdec.machine import dtype_name
 from specdec.memory import free_memory
-from specdec.native import chosen, is_plain, loses, native_library
+from specdec.native import chosen, is_plain, loses
 
-_DTYPES = (torch.float32, torch.bfloat16)
 _SHARE = 0.5  # the share of the free memory that copies may take
 _CPU = torch.device("cpu")
 _SAMPLED = 16
@@ -41,18 +40,6 @@ def plain_weights() -> AbstractContextManager[bool]:
 def packing_allowed() -> bool:
     """Return whether layers may use packed weights now."""
     return not _only_plain.get()
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Return whether there are panels of weights of this device and dtype."""
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and native_library() is not None
-
-
-def pack(weight: Tensor) -> PanelWeight:
-    """Return a copy in panels of a weight for which ``can_pack`` is true."""
-    packed = panels(weight)
-    assert packed is not None, "the C is compiled"
-    return packed
 
 
 class PackedLayer(NamedTuple):
@@ -122,7 +109,8 @@ def torch_rows(dtype: torch.dtype) -> int:
 
 def _torch_rows(dtype: torch.dtype) -> int:
     weight = torch.ones(512, 1024, dtype=dtype, device=_CPU)
-    packed, found = pack(weight), 0
+    packed, found = panels(weight), 0
+    assert packed is not None, "asked where the C is compiled"
     for rows in _TRIED:
         inputs = weight.new_ones(rows, weight.shape[1])
         if not loses(partial(packed.multiply, inputs, None), partial(nn.functional.linear, inputs, weight)):
@@ -137,12 +125,13 @@ def _packable(module: nn.Linear) -> bool:
     if type(module) is not nn.Linear or "forward" in vars(module) or type(module.weight) is not nn.Parameter:
         return False
     least = 1 if module.weight.dtype is torch.float32 else _LEAST_16_BITS
-    return can_pack(module.weight) and module.weight.numel() >= least
+    return readable(module.weight) and module.weight.numel() >= least
 
 
 def _layer(module: nn.Linear) -> PackedLayer:
     weight, key = module.weight, _key(module)
-    packed, width = _copies.get(key) or pack(weight), weight.shape[1]
+    packed, width = _copies.get(key) or panels(weight), weight.shape[1]
+    assert packed is not None, "it is packable"
     _copies[key] = packed
     most = width * torch_rows(weight.dtype) or sys.maxsize
 

@@ -103,7 +103,7 @@ def panels(weight: Tensor) -> PanelWeight | None:
 
     None if the C is not compiled, or does not take it.
     """
-    if not _readable(weight):
+    if not readable(weight):
         return None
     weight = weight.detach()
     with torch.inference_mode():
@@ -118,7 +118,7 @@ def panels(weight: Tensor) -> PanelWeight | None:
 
 def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
     """Return int8 weights ``[out, in]``, -127 to 127, and scales ``[out]`` in the inputs' dtype; None as ``panels``."""
-    if not _readable(weight, scale) or (weight == -128).any():  # bfloat16's table has no place for it
+    if not readable(weight, scale) or (weight == -128).any():  # bfloat16's table has no place for it
         return None
     with torch.inference_mode():
         paired = _paired(weight.detach())
@@ -128,7 +128,7 @@ def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
 
 def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
     """Return int4 weights, integers from -8 to 7 as int8 ``[out, in]``, with scales ``[out, in / 64]``."""
-    if not _readable(integers, scale):
+    if not readable(integers, scale):
         return None
     out, groups = scale.shape
     with torch.inference_mode():
@@ -165,7 +165,7 @@ def _format_of(weight: Tensor) -> int:
     return _FLOAT32
 
 
-def _readable(*tensors: Tensor) -> bool:
+def readable(*tensors: Tensor) -> bool:
     """Return whether there is C that reads these tensors, the last of which has the dtype of inputs and outputs."""
     here = all(each.device.type == "cpu" and is_plain(each) and each.numel() > 0 for each in tensors)
     return here and tensors[-1].dtype in (torch.float32, torch.bfloat16) and native_library() is not None

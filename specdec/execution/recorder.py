@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -53,10 +53,6 @@ def recording_now() -> bool:
     return _recording.get()
 
 
-def _while_recording() -> AbstractContextManager[bool]:
-    return scoped(_recording, True)
-
-
 class Recorder(ABC):
     """One way of recording. ``runs`` says whether a stage does its work while it is recorded."""
 
@@ -83,7 +79,7 @@ class TapeRecorder(Recorder):
     """For the CPU: notes the operations of a stage while it runs, and writes them down as a program."""
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        with torch.inference_mode(), without_looking(), _while_recording(), noted() as work:
+        with torch.inference_mode(), without_looking(), scoped(_recording, True), noted() as work:
             outputs = stage(*inputs)
         if any(step.function is torch.ops.aten.lift_fresh.default for step in work.steps):
             work.refuse("a tensor is made from numbers that the host has")
@@ -134,7 +130,7 @@ class CudaGraphRecorder(Recorder):
             # Other threads may go on using the device meanwhile.
             graphed = torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local")
             try:
-                with torch.inference_mode(), without_looking(), _while_recording(), graphed:
+                with torch.inference_mode(), without_looking(), scoped(_recording, True), graphed:
                     # Whoever reads an output copies into places of its shape, which must not overlap themselves.
                     outputs = tuple(each.contiguous() for each in stage(*places))
             except BaseException:

@@ -178,8 +178,8 @@ class CalibratedRounds:
     @property
     def _facts(self) -> dict[str, Any]:
         here = self.conditions
-        facts = {"device": here.device, "dtype": here.dtype, "target": here.model, "threads": here.threads}
-        return {**facts, "drafter": here.drafter or "", "conditions": here}
+        same = {"device": here.device, "dtype": here.dtype, "threads": here.threads, "conditions": here}
+        return {**same, "target": here.model, "drafter": here.drafter or ""}
 
     def _check_drafter(self) -> None:
         if not self.deepest:

@@ -83,10 +83,6 @@ class StepCost:
         ranges = (TokenRange(upto=None, fixed=fixed, per_token=per_token),)
         return cls(ranges=ranges, per_position=per_position, per_pair=0.0)
 
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return tuple(each.upto for each in self.ranges if each.upto is not None)
-
     def seconds(self, size: StepSize) -> Any:
         return _seconds_of(self.ranges, size.tokens) + self.per_position * size.positions + self.per_pair * size.pairs
 

@@ -31,26 +31,14 @@ class Precision:
         return part.kept * self.kv + part.vectors * self.kv_vector
 
     @classmethod
-    def of(
-        cls,
-        dtype: str = "bfloat16",
-        *,
-        weights: str | None = None,
-        group: int | None = None,
-        zero_points: bool = False,
-        output: str | None = None,
-        kv: str | None = None,
-    ) -> "Precision":
-        """Return the bytes of formats by name; what is None has that of ``dtype``, and the output that of ``weights``.
+    def of(cls, dtype: str = "bfloat16", *, weights: str | None = None, kv: str | None = None) -> "Precision":
+        """Return the bytes of formats by name; what is None has that of ``dtype``. Factors of weights are not counted.
 
-        ``group`` weights of a quantized matrix share a factor of 16 bits, and with ``zero_points`` a zero point, too;
-        None for a row, whose factor is too small a part to count. Every format ``kv`` of a quantized cache takes a byte
-        per number, and a factor of 32 bits with every vector.
+        Every format ``kv`` of a quantized cache takes a byte per number, and a factor of 32 bits with every vector.
         """
-        factors = 0.0 if group is None else (4 if zero_points else 2) / group
         return cls(
-            weights=bytes_of(weights or dtype) + factors,
-            output=bytes_of(output or weights or dtype) + (factors if output is None else 0.0),
+            weights=bytes_of(weights or dtype),
+            output=bytes_of(weights or dtype),
             tables=bytes_of(dtype),
             kv=bytes_of(dtype) if kv is None else 1.0,
             kv_vector=0.0 if kv is None else 4.0,

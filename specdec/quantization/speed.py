@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specdec.execution.packing import can_pack, pack
+from specdec.execution.products import panels
 from specdec.machine import dtype_name
 from specdec.quantization.base import CUDA_DTYPES, QuantizedLinear
 from specdec.quantization.checkpoint import METHODS
@@ -118,11 +118,11 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
     weight = (torch.randn(out, width, generator=generator) / width**0.5).to(dtype)
     inputs = torch.randn(1, width, generator=generator).to(dtype)
     layer = METHODS[name](weight, None)
-    full = pack(weight) if can_pack(weight) else None
+    full = panels(weight)
     # The choice of the product is Python, which is no part of a captured forward.
     ways = [
         partial(F.linear, inputs, weight) if full is None else partial(full, inputs, None),
-        partial(layer, inputs) if (panels := layer.panels()) is None else partial(panels, inputs, None),
+        partial(layer, inputs) if (packed := layer.panels()) is None else partial(packed, inputs, None),
     ]
     other, least, threads = torch.ones(_CACHES), [float("inf")] * 2, torch.get_num_threads()
     torch.set_num_threads(1)

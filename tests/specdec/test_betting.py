@@ -160,7 +160,7 @@ def served(name: str) -> Iterator[tuple[Telling, np.ndarray]]:
         for setting in order:
             if (value := (asked | instead).get(setting)) is not None:
                 scores = WARPERS[setting](value)(torch.tensor([before]), scores)
-        law, parts = scores.softmax(-1)[0].numpy(), MISTAKES[name](at)
+        law, parts = scores.softmax(-1)[0].numpy(), MISTAKES[name][1](at)
         assert parts.recovered == pytest.approx(law, abs=1e-6) and parts.bonus is parts.recovered
         assert not parts.stays.any()
         yield (

@@ -22,8 +22,8 @@ from specdec.counting import is_view
 from specdec.execution import EagerExecutor, executor_for
 from specdec.execution.forwards import CurrentForward, FusedExecutor, _restored, _Rewriter
 from specdec.execution.program import Step
-from specdec.execution.recorder import _while_recording
-from specdec.host import without_looking
+from specdec.execution.recorder import _recording
+from specdec.host import scoped, without_looking
 from specdec.kernels import Destination, obstacle
 from specdec.quantization import quantize
 from specdec.target.facts import find
@@ -161,12 +161,12 @@ def test_a_wrong_kernel_is_refused_and_said_once(name: str, caplog: pytest.LogCa
 def test_while_a_graph_is_recorded_only_known_programs_run() -> None:
     runner = fused(runner_of(tiny_model("llama", layers=2)))
     recordings = runner.executor.recordings  # type: ignore[attr-defined]
-    with _while_recording():
+    with scoped(_recording, True):
         expected = list(rounds(runner))
     assert not recordings.keys
     list(rounds(runner))
     before = recordings.replays
-    with _while_recording():
+    with scoped(_recording, True):
         assert_close(list(rounds(runner)), expected)
     assert recordings.replays == before + 4
 

@@ -12,11 +12,12 @@ from drafters.ngram import NGramDrafter
 from specdec import DraftTree, Engine, ForwardBatch, ForwardOutput, Laws, SamplingParams, Target, TreeShape
 from specdec.cache.storage import Cache
 from specdec.checks import ties
-from specdec.checks.drafts import check_drafts, enumerate_drafts, sample_drafts
+from specdec.checks.drafts import enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
 from specdec.checks.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
 from specdec.types import DraftSampling
+from specdec.wellformed import check_drafts
 from tests.changed_rule import ChangedRule
 from tests.models import ARCHITECTURES, tiny_model
 from tests.verifiers.cases import complete, tables_of

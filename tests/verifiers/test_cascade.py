@@ -11,10 +11,11 @@ from torch import Tensor
 
 from drafters.model import ModelDrafter
 from specdec import DraftTree, Engine, Laws, SamplingParams, Target, TreeShape, Verifier
-from specdec.checks.drafts import check_drafts, enumerate_drafts
+from specdec.checks.drafts import enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.reference import reference_decode
 from specdec.checks.tables import Tables
+from specdec.wellformed import check_drafts
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import TREE, perturbed
 from tests.models import tiny_model

@@ -46,12 +46,12 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "attention of the prefill, FLOP": (lambda: PREFILL.attention_flops, 22.0e12),
     "8B on an A100, ms": (lambda: 1000 * seconds(step_work(ROUND_8B, HALF, batch=1, context=0), A100), 8),
     "utilization of a token (printed as 0.005 %)": (lambda: 16e9 * 125 / A100.flops, 0.00641),
-    "int4 with factors (printed as 0.53 with zero points)": (lambda: Precision.of("int4", group=64).weights, 0.53125),
+    "int4 with factors (printed as 0.53 with zero points)": (lambda: bytes_of("int4") + 2 / 64, 0.53125),
     **{
         f"bytes of {name}": (lambda name=name: bytes_of(name), size)
         for name, size in (("float32", 4), ("float16", 2), ("bfloat16", 2), ("int8", 1), ("fp8", 1), ("int4", 0.5))
     },
-    "int4 with zero points": (lambda: Precision.of(weights="int4", group=64, zero_points=True).weights, 0.5625),
+    "int4 with zero points": (lambda: bytes_of("int4") + 4 / 64, 0.5625),
     "KV of latents": (lambda: kv_bytes_per_position(DEEPSEEK_V3, HALF), 70_272),
     "Mistral-7B, 4 rows of 4,096 (printed as 8 GB)": (lambda: 4 * 4096 * KV_8B, 2 << 30),
     "70B on one device (printed as 26 rows)": (lambda: SERVED_70B.most_rows(80e9, length=4608), 0),
