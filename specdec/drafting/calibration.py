@@ -218,7 +218,7 @@ def source_of(source: str, scorer: Scorer) -> str:
     if source == "auto":
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:
-        raise ValueError("source=head: this drafter has no confidence head: give top, entropy, margin or auto")
+        raise ValueError("source=head is its confidence head; this drafter has none: give top, entropy, margin or auto")
     return source
 
 
