@@ -45,7 +45,7 @@ _PIECES = Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[\r\n]+[ \t]*|[ \t]+(?=
 CARD, FACTS, BEST = "MODEL_CARD.md", "training.json", "best"
 TARGET, HYBRID = "target", "hybrid"
 _BEGIN, _END = "<!-- heads:begin -->", "<!-- heads:end -->"
-_OWN = ("out=", "threads=", "resume=", "regenerate.file=", "target.name=", "hydra.", "progress_every=", "tracker")
+_OWN = ("out=", "threads=", "resume=", "regenerate.file=", "target.name=", "hydra.", "tracker")
 """Overrides that do not change what is trained."""
 _RECIPE = ("head", "loss", "weights", "data", "regenerate", "fit", "served", "seed", "mixed_precision")
 _TRIED = "import os\n\n\ndef read_lines(path):\n"

@@ -64,6 +64,8 @@ OPTIONS = {
     "bench load": "load measures schedules and pages under arrivals",
     "bench virtual": "load clock=virtual plays loads in virtual time",
     "plan page": "pages hold as many positions as a run's engine.cache says",
+    "run progress_every": "leave it out: without a terminal a line is written every 30 seconds",
+    "train progress_every": "leave it out: without a terminal a line is written every 30 seconds",
     "run time_limit": "give dataset.count and sampling.max_new_tokens",
     "run costs": "plan costs=fit tries its constants at held-out sizes; policies take the file with policy.costs",
     "run dataset.too_long=fail": "skip leaves long prompts out, cut shortens them",

@@ -15,7 +15,6 @@ from experiments.config.kinds import (
     Format,
     Natural,
     OneOrMore,
-    Pace,
     Positive,
     Probability,
     Runs,
@@ -59,7 +58,6 @@ class Settings:
     resume: bool = False
     method: Text | None = None
     chat_template: Section | None = None
-    progress_every: Pace = None
     price: Positive | None = None
     engine: Section | None = None
 

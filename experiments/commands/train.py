@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from drafters.heads.training import TrainedHead
 from experiments.config.sections import build, component_of, job_overrides, plain, plain_whole, typed
-from experiments.reporting.progress import Every, TrainingProgress, say_result
+from experiments.reporting.progress import TrainingProgress, say_result
 from experiments.results.manifest import write_manifest
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.session.engines import settle
@@ -113,7 +113,7 @@ def train(config: DictConfig) -> Path:
         f"{facts['documents']} documents, {len(rows)} rows of {fit.length}, {fit.steps / rows.steps_per_epoch:.1f} "
         f"epochs; {len(held_out)} rows held out"
     )
-    progress = TrainingProgress(fit.steps, title=title, every=Every.of(config.progress_every), shown=main)
+    progress = TrainingProgress(fit.steps, title=title, shown=main)
     exit_code = 1
     try:
         with progress:

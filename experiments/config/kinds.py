@@ -7,7 +7,6 @@ settings of commands (dataclasses) and the constructors of components are checke
 import difflib
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
@@ -152,10 +151,6 @@ def _is_time(value: Any) -> bool:
     return True
 
 
-def _is_pace(value: Any) -> bool:
-    return value >= 1 if isinstance(value, int) else re.fullmatch(r"[1-9]\d*[smh]", value) is not None
-
-
 Several = Annotated[list[T], Wanted(test=bool)]
 OneOrMore = T | Annotated[list[T], Wanted(test=bool)]
 Natural = Annotated[int, least(0)]
@@ -170,6 +165,5 @@ Probability = Annotated[float, number("a probability from 0 to 1", lambda value:
 Share = Annotated[float, number("a share from 0 to below 1", lambda value: 0 <= value < 1)]
 Temperatures = Annotated[list[AtLeastZero], Wanted("a list of temperatures, each 0 or above", bool)]
 Duration = Annotated[Any, Wanted("seconds, or a time with its unit, such as 200ms", _is_time)] | None
-Pace = Annotated[int | str, Wanted("a number of prompts, a time such as 30s or 5m", _is_pace)] | None
 Format = Annotated[str, Wanted(f"one or several of {', '.join(FORMATS)}", lambda value: value in FORMATS)]
 Runs = Annotated[OneOrMore[Text], Wanted("folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'")]

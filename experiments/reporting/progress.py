@@ -1,13 +1,10 @@
 """How far a run, a check or a training is: a bar on a terminal; elsewhere (in a log) a line now and then."""
 
-import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Self
 
 import rich.progress
 from rich.console import Console
@@ -15,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from experiments.reporting import terminal
 
-Clock = Callable[[], float]
-_UNITS = {"s": 1, "m": 60, "h": 3600}
+_EVERY = 30.0
+"""Seconds between two lines where there is no terminal."""
 
 
 def duration(seconds: float) -> str:
@@ -44,92 +41,45 @@ def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
     yield say
 
 
-@dataclass(frozen=True)
-class Every:
-    """How often a line is written: after so many prompts (of a training: steps), or after so many seconds."""
-
-    prompts: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, value: int | str | None) -> Self | None:
-        """From a setting: 10 (prompts), ``"30s"``, ``"5m"``, ``"1h"``; None for no lines."""
-        if value is None:
-            return None
-        if type(value) is int and value >= 1:
-            return cls(prompts=value)
-        found = re.fullmatch(r"([1-9]\d*)([smh])", value) if isinstance(value, str) else None
-        if found is None:
-            raise ValueError(f"progress_every={value!r}: give a number of prompts, a time such as 30s or 5m, or null")
-        return cls(seconds=int(found[1]) * _UNITS[found[2]])
-
-
 class Progress:
-    """Shows how much is done, in a ``with`` block. Nothing of a bar is left on a terminal."""
+    """Shows how much is done, in a ``with`` block: a transient bar on a terminal; else lines in time."""
 
-    def __init__(
-        self,
-        total: int,
-        unit: str = "prompts",
-        *,
-        passed: int = 0,
-        every: Every | None = None,
-        file: TextIO | None = None,
-        clock: Clock = time.monotonic,
-        shown: bool = True,
-    ):
-        self._total, self._unit, self._every, self._clock, self._shown = total, unit, every, clock, shown
-        self._file = file if file is not None else sys.stderr
-        screen = Console(file=self._file)
+    def __init__(self, total: int, unit: str = "prompts", *, passed: int = 0, shown: bool = True):
+        self._total, self._unit, self._shown = total, unit, shown
         words = TextColumn("{task.fields[words]}")
         columns = [TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words]
-        bar = rich.progress.Progress(*columns, console=screen, transient=True)
-        self._bar = bar if shown and screen.is_terminal else None
-        self._task = bar.add_task(unit, total=total, words="")
+        self._bar = rich.progress.Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+        self._task = self._bar.add_task(unit, total=total, words="")
         self.begin(passed)
 
     def begin(self, passed: int) -> None:
         """Count time from now on; an earlier attempt has done so much."""
-        self._passed, self._said = passed, 0
-        self._said_at = self._began = self._clock()
+        self._passed = passed
+        self._said = self._began = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
+        if self._bar.console.is_terminal:
             self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
+        if self._bar.console.is_terminal:
             self._bar.stop()
 
     def update(self, done: int, words: str = "") -> None:
         """So much is done; ``words`` stand behind it. The time left is as if all went on as fast as since the begin."""
-        elapsed = self._clock() - self._began
-        rest = elapsed / max(1, done - self._passed) * (self._total - done)
+        now = time.monotonic()
+        rest = (now - self._began) / max(1, done - self._passed) * (self._total - done)
         left = f"about {duration(rest)} left{f', {words}' if words else ''}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, words=left)
-        elif done > self._passed and self._line_is_due(done):
-            self.line(f"{done} of {self._total} {self._unit}, {duration(elapsed)} elapsed, {left}")
-
-    def _line_is_due(self, done: int) -> bool:
-        """Whether to write a line now; if so, the next one is due later."""
-        if self._every is None:
-            return False
-        if self._every.prompts is not None:
-            due = done - self._said >= self._every.prompts
-        else:
-            due = self._clock() - self._said_at >= (self._every.seconds or 0)
-        if due:
-            self._said, self._said_at = done, self._clock()
-        return due
+        self._bar.update(self._task, completed=done, words=left)
+        if not self._bar.console.is_terminal and now - self._said >= _EVERY:
+            self._said = now
+            self.line(f"{done} of {self._total} {self._unit}, {duration(now - self._began)} elapsed, {left}")
 
     def line(self, text: str) -> None:
         """Write a line, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False)
-        elif self._shown:
-            print(text, file=self._file, flush=True)
+        if self._shown:
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class TrainingProgress(Progress):
@@ -140,8 +90,8 @@ class TrainingProgress(Progress):
         best: The best step so far with its figures; None before any measurement.
     """
 
-    def __init__(self, total: int, *, title: str, every: Every | None, shown: bool):
-        super().__init__(total, "steps", every=every, shown=shown)
+    def __init__(self, total: int, *, title: str, shown: bool):
+        super().__init__(total, "steps", shown=shown)
         self.last: dict[str, float] = {}
         self.best: tuple[int, Mapping[str, float]] | None = None
         self.line(title)

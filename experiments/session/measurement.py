@@ -11,7 +11,7 @@ from experiments.config.sections import bootstrap_of, in_sweep, plain_whole
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.reporting import terminal
-from experiments.reporting.progress import Every, Progress
+from experiments.reporting.progress import Progress
 from experiments.reporting.run_tables import (
     calibration_table,
     errors_of,
@@ -119,7 +119,7 @@ class Measurement:
                 records.append(record)
 
             try:
-                with Progress(steps, passed=self.passed, every=Every.of(self.config.progress_every)) as progress:
+                with Progress(steps, passed=self.passed) as progress:
                     for done in work(write):
                         progress.update(done)
                         self.mirror.progress(records, done, steps)

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from experiments.measuring.race import Emitted, Lane, run_lane
 from experiments.reporting import style, terminal
-from experiments.reporting.progress import Every
 from experiments.reporting.race import show_race
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
 from experiments.reporting.run_tables import methods_table, requests_table
@@ -189,14 +188,6 @@ def test_latex_escapes_what_it_would_read() -> None:
     assert r"a\textbackslash{}b\{c\}\$d\&e\#f\%g\_h" in rows[3]
     assert r"\caption{org/Model\_1. intervals at 95\%. rule: \textless{}exact\textgreater{}.}" in tex
     assert r"\toprule" in tex and "booktabs" in tex and r"\label{tab:x}" in tex
-
-
-def test_settings() -> None:
-    given = {None: None, 10: Every(prompts=10), "30s": Every(seconds=30), "5m": Every(seconds=300)}
-    assert {value: Every.of(value) for value in given} == given
-    for value in (0, -1, True, "30", "s", "1.5m", ""):
-        with pytest.raises(ValueError, match="progress_every="):
-            Every.of(value)
 
 
 TEXTS = {1: b"one ", 2: b"two ", 3: b"three "}

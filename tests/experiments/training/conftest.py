@@ -32,7 +32,6 @@ def tiny_training(saved: Path, tmp_path: Path) -> list[str]:
         "evaluate_every=6",
         "held_out_rows=2",
         "threads=1",
-        "progress_every=1",
     ]
 
 
