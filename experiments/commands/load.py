@@ -11,13 +11,14 @@ import numpy as np
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, choice, job_overrides, plain, plain_whole
+from experiments.datasets.joined import Texts
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.load.arrivals import Arrivals, Times, Trace
 from experiments.load.driver import Driver, Overload, RealEngine
 from experiments.load.figures import ALL
 from experiments.load.run import LoadRun, load_runs
 from experiments.load.virtual import Accepted, Virtual, VirtualEngine
-from experiments.load.workloads import Asked, Planned, Texts, Workload, ask, fitted
+from experiments.load.workloads import Asked, Planned, Workload, ask, fitted
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.reporting.load import LoadReport, report_load

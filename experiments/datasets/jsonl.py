@@ -14,8 +14,6 @@ _IDS = ("question_id", "id", "task_id", "prompt_id")
 class Jsonl(Selection):
     """One JSON object per line: a conversation under ``turns``, or one prompt under another key.
 
-    Which of them a run takes is set as in every dataset (``Selection``).
-
     A row's id is its ``question_id``, ``id``, ``task_id`` or ``prompt_id``, else the line's number. Other keys are
     left alone. Blank lines are skipped.
 

@@ -16,24 +16,14 @@ target. It is what the bundled tokenizer has on Python; others have 3 to 5 on co
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt.
+    """One prompt; of a text to be continued, or of what the user says first, the target is given ``last_tokens``."""
 
-    Attributes:
-        id: Unique in its dataset and stable: random streams and comparisons between runs hang on it.
-        turns: What the user says, turn by turn; a method's own answers stand between them.
-        category: The task's category; results are reported by category, too.
-        chat: The turns are a conversation, for the target's chat template. False: text to be continued.
-        last_tokens: The number of tokens at its end that the target is given, of a text to be continued or of what the
-            user says first; None: all.
-        license: Licence of its text, if the dataset says it.
-    """
-
-    id: str
-    turns: tuple[str, ...]
-    category: str = ""
-    chat: bool = False
-    last_tokens: int | None = None
-    license: str = ""
+    id: str  # unique in its dataset and stable: random streams and comparisons between runs hang on it
+    turns: tuple[str, ...]  # what the user says, turn by turn; a method's own answers stand between them
+    category: str = ""  # results are reported by category, too
+    chat: bool = False  # a conversation, for the target's chat template; False: text to be continued
+    last_tokens: int | None = None  # None: all
+    license: str = ""  # of its text, if the dataset says it
 
 
 class Dataset(Protocol):
@@ -116,12 +106,10 @@ def choose(dataset: Dataset, *, spare: int = 0) -> tuple[list[Prompt], list[Prom
 
 
 def _check(choice: Selection) -> None:
-    if choice.count is not None and choice.count < 1:
-        raise ValueError(f"dataset.count={choice.count}: give at least 1, or null for all prompts")
-    if choice.per_category is not None and choice.per_category < 1:
-        raise ValueError(
-            f"dataset.per_category={choice.per_category}: give at least 1, or null to take dataset.count in all"
-        )
+    for name, nothing in (("count", "for all prompts"), ("per_category", "to take dataset.count in all")):
+        value = getattr(choice, name)
+        if value is not None and value < 1:
+            raise ValueError(f"dataset.{name}={value}: give at least 1, or null {nothing}")
     if choice.too_long not in TOO_LONG:
         raise ValueError(f"dataset.too_long={choice.too_long!r}: give one of {', '.join(TOO_LONG)}")
     if not all(isinstance(name, str) for name in _only(choice)):
@@ -164,8 +152,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 def warmup_texts(measured: Sequence[Prompt], spare: Sequence[Prompt], count: int) -> list[str]:
     """``count`` texts to warm up with, none of which is measured.
 
-    Where the dataset has too few prompts, a measured one with its lines in reverse order stands in: of the same
-    kind and length, but nothing that a drafter with a memory could profit from.
+    Where there are too few, measured ones with their lines reversed stand in, which no drafter's memory profits from.
     """
     texts = [prompt.turns[0] for prompt in spare[:count]]
     for prompt in measured[: count - len(texts)]:

@@ -92,19 +92,13 @@ class Stdlib(Selection):
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a held-out file where a documented function's or class's body is about to begin.
+    """A place in a held-out file where a documented function's or class's body is about to begin."""
 
-    Attributes:
-        id: File and line.
-        begin: Where the header starts, in characters.
-        stop: Where the docstring's last line ends.
-    """
-
-    id: str
+    id: str  # file and line
     category: str
     source: str
-    begin: int
-    stop: int
+    begin: int  # where the header starts, in characters
+    stop: int  # where the docstring's last line ends
 
 
 def places() -> Iterator[Place]:

@@ -173,8 +173,8 @@ def read(path: Path) -> Frame:
     try:
         table: Frame = pandas.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
     except (OSError, EOFError, ValueError) as error:  # pandas' errors are ValueErrors, too
-        remedy = "give a file or one of azure_code, azure_conversation"
-        raise refused(f"cannot be read ({str(error).strip()}), {remedy}") from error
+        why = f"cannot be read ({str(error).strip()}), give a file or one of azure_code, azure_conversation"
+        raise refused(why) from error
     columns = next((names for names in _FORMATS if set(names) <= set(table.columns)), None)
     if columns is None or table.empty:
         wanted = " or ".join(",".join(names) for names in _FORMATS)

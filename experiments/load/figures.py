@@ -55,7 +55,8 @@ def figures_of(runs: Sequence[LoadRun], terms: Terms, bootstrap: Bootstrap) -> F
     rows = []
     for run in runs:
         frame = latencies(run)
-        compared = _compared(run, [other for other in runs if _comparable(run, other)], bootstrap)
+        beside = [one for one in runs if one.rate == run.rate and one.facts.get("study") == run.facts.get("study")]
+        compared = _compared(run, beside, bootstrap)
         rows.append({**_asked(run, frame, ALL, terms, bootstrap), **_all(run, frame), **compared})
         groups = list(frame.groupby("klass"))
         for name, part in groups if len(groups) > 1 else ():
@@ -97,11 +98,6 @@ def _all(run: LoadRun, frame: Frame) -> dict[str, Any]:
         "hit_rate": run.totals.hit_rate,
         "late": run.late,
     }
-
-
-def _comparable(run: LoadRun, other: LoadRun) -> bool:
-    """Whether both ran at the same rate, and in the same study."""
-    return (run.rate, run.facts.get("study")) == (other.rate, other.facts.get("study"))
 
 
 def _compared(run: LoadRun, others: Sequence[LoadRun], bootstrap: Bootstrap) -> dict[str, Any]:

@@ -95,24 +95,25 @@ def terms_of(studies: Sequence[Study]) -> tuple[Terms, Bootstrap]:
 
 
 def merged(studies: Sequence[Study]) -> list[LoadRun]:
-    """Return the runs of all studies by rate; a method is also called by settings and device, where studies differ.
+    """Return the runs of all studies by rate; a method is also called by what its study differs in.
 
-    What has the same name at the same rate all the same is also called by its folder.
+    That is settings and the device or, where these do not tell two runs at the same rate apart, the folder.
     """
     top = os.path.commonpath([study.folder.absolute() for study in studies])
-    devices = len({study.fact("device") for study in studies}) > 1
+    several = len({study.fact("device") for study in studies}) > 1
     named: list[LoadRun] = []
     for study, settings in zip(studies, distinguishing([study.manifest for study in studies]), strict=True):
+        label = [text for text in settings if not text.startswith(_BY_COLUMN)] + [study.fact("device")] * several
+        folder = str(study.folder.absolute().relative_to(top))
         for run in study.runs:
-            told = f"drafter={run.method}"  # the method is called by it
-            parts = [text for text in settings if text != told and not text.startswith(_BY_COLUMN)]
-            parts += [study.fact("device")] if devices else []
-            facts = {**run.facts, "study": str(study.folder.absolute().relative_to(top)), "called": run.method}
-            named.append(replace(run, method=", ".join([run.method, *parts]), facts=facts))
+            facts = {**run.facts, "study": folder, "called": run.method}
+            words = [text for text in label if text != f"drafter={run.method}"]  # which the name says
+            named.append(replace(run, method=", ".join([run.method, *words]), facts=facts))
     often = Counter((run.method, run.rate) for run in named)
     twice = {method for (method, _), count in often.items() if count > 1}
-    also = [f", {run.facts['study']}" if run.method in twice else "" for run in named]
-    named = [replace(run, method=run.method + folder) for run, folder in zip(named, also, strict=True)]
+    for number, run in enumerate(named):
+        if run.method in twice:
+            named[number] = replace(run, method=f"{run.method}, {run.facts['study']}")
     return sorted(named, key=lambda run: run.rate)
 
 

@@ -41,18 +41,12 @@ class Accepted:
     Rounds of shorter drafts begin where none began in the trace. There a draft is what was left of the recorded one: it
     is accepted as far, and ends where that one was rejected. Behind a draft that was accepted whole, the next token is
     right as often as the deepest ones were, and then it goes on as the next round did.
-
-    Attributes:
-        lengths: The tokens of every output.
-        able: How many tokens of the deepest draft from there would be accepted.
-        proposed: How deep that draft is.
-        nodes: How many nodes it has down to every depth: as many as it is deep, in a chain.
     """
 
-    lengths: Int[np.ndarray, " output"]
-    able: Int[np.ndarray, " position"]
-    proposed: Int[np.ndarray, " position"]
-    nodes: Int[np.ndarray, "position depth"]
+    lengths: Int[np.ndarray, " output"]  # the tokens of every output
+    able: Int[np.ndarray, " position"]  # how many tokens of the deepest draft from there would be accepted
+    proposed: Int[np.ndarray, " position"]  # how deep that draft is
+    nodes: Int[np.ndarray, "position depth"]  # how many nodes it has down to every depth: in a chain, as many
 
     @classmethod
     def of(cls, outputs: Sequence[Sequence[tuple[int, Sequence[int]]]], seed: int = 0) -> "Accepted":
@@ -127,10 +121,6 @@ class VirtualEngine:
 
     By costs that are not padded, pieces of prompts share a forward with the round, as in vLLM.
 
-    Attributes:
-        accepted: What is accepted; None for plain decoding.
-        policy: How deep drafts are; None for as deep as the trace's.
-
     Raises:
         ValueError: The costs do not reach as deep as drafts do, or something cannot be had in virtual time.
     """
@@ -141,8 +131,8 @@ class VirtualEngine:
     prefill_chunk: int = 512
     paging: Paging = field(default_factory=Paging)
     scheduler: Scheduler = field(default_factory=FirstCome)
-    accepted: Accepted | None = None
-    policy: LengthPolicy | None = None
+    accepted: Accepted | None = None  # None for plain decoding
+    policy: LengthPolicy | None = None  # how deep drafts are; None for as deep as the trace's
 
     def __post_init__(self) -> None:
         if self.paging.swap or self.paging.shared:

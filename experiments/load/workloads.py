@@ -1,4 +1,4 @@
-"""Requests: their classes, lengths, priorities and common beginnings, and prompts of such lengths made of texts."""
+"""Requests: their classes, lengths, priorities and common beginnings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -6,17 +6,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from experiments.datasets.prompt import Prompt
+from experiments.datasets.joined import Pieces, Texts
 from experiments.load.run import Frame
 from specdec.arguments import number
 from specdec.requests import SamplingParams
-
-Pieces = tuple[tuple[int, int], ...]
-"""The parts of a prompt in order: a number and a count of tokens each. Parts of one number begin alike."""
-_BETWEEN = "\n\n"
-_MARK = "\u2063prompt\u2063"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +50,8 @@ class Klass:
     @classmethod
     def of(cls, settings: Any, where: str) -> "Klass":
         """Return a class from its fields. Raises ValueError: names the one that there is not, or that is too low."""
-        known = [one.name for one in fields(cls)]
         for name, value in dict(settings).items():
-            if name not in known:
+            if name not in (known := [one.name for one in fields(cls)]):
                 raise ValueError(f"there is no {where}.{name}: choose among {', '.join(known)}")
             least = {"share": 0, "spread": 0, "priority": -np.inf, "deadline": 0}.get(name, 1)
             if value is not None or name != "deadline":
@@ -168,9 +161,6 @@ def fitted(planned: Sequence[Planned], room: int, scale: float) -> tuple[list[Pl
     return made, cut
 
 
-# ---------------------------------------------------------------- texts
-
-
 @dataclass(frozen=True)
 class Asked:
     """A request with its tokens, ready for an engine."""
@@ -178,52 +168,6 @@ class Asked:
     planned: Planned
     prompt_ids: Sequence[int]
     sampling: SamplingParams
-
-
-class Texts:
-    """Makes prompts of the texts of a dataset: joined and cut, never random tokens.
-
-    All texts (of a conversation, the first turn) stand one behind the other, in an order that is drawn. A piece of a
-    prompt is cut from there, so that it ends where a text ends. What goes in front of every prompt, and behind it, is
-    the tokenizer's own: special tokens, and the chat template where the dataset is of conversations.
-
-    Attributes:
-        passes: How often the texts were used up; from 1 on, prompts come again.
-    """
-
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        tokenizer: PreTrainedTokenizerBase,
-        rng: np.random.Generator,
-        *,
-        template: Mapping[str, Any] | None = None,
-    ):
-        order = [prompts[place].turns[0] for place in rng.permutation(len(prompts))]
-        between = list(tokenizer(_BETWEEN, add_special_tokens=False).input_ids)
-        ids = [[*tokenizer(text, add_special_tokens=False).input_ids, *between] for text in order]
-        self._stream = np.concatenate([np.asarray(text, dtype=np.int64) for text in ids])
-        self._ends = np.cumsum([len(text) for text in ids]) - len(between)
-        self._used, self.passes = 0, 0
-        self._places: dict[int, int] = {}  # where the pieces of a number begin
-        self._front, self._back = _around(tokenizer, template, chat=prompts[0].chat)
-
-    def prompt(self, pieces: Pieces) -> list[int]:
-        """Return the tokens of a prompt, as many as the pieces have unless its frame alone is longer."""
-        ids = np.concatenate([self._piece(number, tokens) for number, tokens in pieces])
-        room = max(len(ids) - len(self._front) - len(self._back), 1)
-        return [*self._front, *ids[:room].tolist(), *self._back]
-
-    def _piece(self, number: int, tokens: int) -> np.ndarray:
-        if number not in self._places:
-            place = int(np.searchsorted(self._ends, self._used + tokens))
-            if place == len(self._ends):  # all were used: from the front again, a little further on
-                self.passes += 1
-                place = min(int(np.searchsorted(self._ends, tokens + 7 * self.passes)), len(self._ends) - 1)
-            self._used = int(self._ends[place])
-            self._places[number] = self._used - tokens
-        begin = self._places[number]
-        return np.take(self._stream, range(begin, begin + tokens), mode="wrap")
 
 
 def ask(planned: Sequence[Planned], texts: Texts | None, sampling: SamplingParams) -> list[Asked]:
@@ -234,18 +178,3 @@ def ask(planned: Sequence[Planned], texts: Texts | None, sampling: SamplingParam
         ids = () if texts is None else texts.prompt(request.pieces)
         asked.append(Asked(request, ids, replace(sampling, stream=stream, n=1, **params)))
     return asked
-
-
-def _around(
-    tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None, *, chat: bool
-) -> tuple[list[int], list[int]]:
-    """Return the tokens before and behind a text: those of the chat template, or the tokenizer's special ones."""
-    if not chat or not tokenizer.chat_template:
-        with_them = list(tokenizer("a").input_ids)
-        count = len(with_them) - len(tokenizer("a", add_special_tokens=False).input_ids)
-        return (with_them[:count] if with_them[:1] and with_them[0] in tokenizer.all_special_ids else []), []
-    message = [{"role": "user", "content": _MARK}]
-    text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False, **dict(template or {}))
-    front, _, back = str(text).partition(_MARK)
-    ids = [tokenizer(part, add_special_tokens=False).input_ids if part else [] for part in (front, back)]
-    return ids[0], ids[1]

@@ -12,10 +12,11 @@ import pandas
 import pytest
 from scipy.stats import kstest
 
+from experiments.datasets.joined import Texts
 from experiments.datasets.prompt import Prompt
 from experiments.load.arrivals import Arrivals, Gaps, Spike, Times, Trace, Users, read
 from experiments.load.run import CLOSED, OPEN
-from experiments.load.workloads import AsRecorded, Chats, Mix, Planned, Texts, ask, fitted
+from experiments.load.workloads import AsRecorded, Chats, Mix, Planned, ask, fitted
 from specdec.requests import SamplingParams
 from tests.experiments.conftest import byte_tokenizer
 
