@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,4 +69,7 @@ def launched(*arguments: str, monkeypatch: pytest.MonkeyPatch, main: Callable[[]
         return int(stop.code or 0)
     finally:
         HydraConfig.instance().cfg = None  # joblib's launcher leaves the last job's
+        for log in [each for each in logging.root.handlers if getattr(each, "baseFilename", "").endswith(".log")]:
+            logging.root.removeHandler(log)
+            log.close()  # of Hydra, which leaves it open
     return 0

@@ -76,13 +76,8 @@ def _records(name: str, number: int, temperature: float) -> tuple[Record, Record
     if temperature > 0:
         return plain, drafted
     differs = {0: (3, 0.5), 1: (2, 1e-7)}.get(number)
-    return plain, replace(
-        drafted,
-        equals_plain=differs is None,
-        divergence=differs[0] if differs else None,
-        margin=differs[1] if differs else None,
-        tie_bound=1e-5 if differs else None,
-    )
+    told = {"divergence": differs[0], "margin": differs[1], "tie_bound": 1e-5} if differs else {}
+    return plain, replace(drafted, equals_plain=differs is None, **told)
 
 
 def _trace(writer: TraceWriter, name: str, temperature: float) -> None:
@@ -93,13 +88,8 @@ def _trace(writer: TraceWriter, name: str, temperature: float) -> None:
         )
         path = path_to(tree, torch.tensor([stop]))
         accepted = int((path >= 0).sum())
-        verdict = Verdict(
-            path=path,
-            num_accepted=torch.tensor([accepted]),
-            expected_accepted=torch.tensor([1.0]),
-            next_token=torch.tensor([following]),
-            valid=torch.tensor([True]),
-        )
+        told = {"num_accepted": accepted, "expected_accepted": 1.0, "next_token": following, "valid": True}
+        verdict = Verdict(path=path, **{name: torch.tensor([value]) for name, value in told.items()})
         key = TraceKey(
             method="model", exactness="exact", temperature=temperature, prompt=name, turn=0, sample=0,
             round=number, accepted=accepted, expected_accepted=1.0, stop=stop, next_token=following,

@@ -130,8 +130,6 @@ def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pyte
     assert "trees: distinct siblings FAILED" in text
 
 
-# ---------------------------------------------------------------- a trained head
-
 INSPECTED = ("tokens=32", "threads=1", "target.dtype=float32", "target.device=cpu")
 
 

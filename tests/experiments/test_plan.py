@@ -45,16 +45,8 @@ def planned(configure: Configure, llama: Path, tmp_path: Path) -> Any:
 def test_a_plan_says_what_a_reader_wants_to_know(planned: Any, tmp_path: Path, capsys: Any) -> None:
     planned("drafter=eagle", "price=2", "batch=[1,8,512]", "context=4096")
     said = " ".join(capsys.readouterr().out.split())
-    for part in (
-        "8.03 billion parameters in matrices; bfloat16",
-        "NVIDIA H100 SXM5 80GB: 3.35 TB/s, 989.4 TFLOP/s (printed); ridge 295 FLOP/byte",
-        "EAGLE-3 head, with the sizes that such heads usually have; acceptance 0.7, an assumption",
-        "a position takes 128 KiB of KV cache",
-        "there is no room for a batch of 512",
-        "million tokens",
-        "A plain step is bound by memory from a context of",
-    ):
-        assert part in said, part
+    parts = ["8.03 billion parameters", "ridge 295 FLOP/byte", "acceptance 0.7, an assumption", "128 KiB of KV cache"]
+    assert not [part for part in (*parts, "there is no room for a batch of 512", "million tokens") if part not in said]
     written = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert written["asked"]["device"] == "h100" and written["asked"]["prompt"] == 4096 - 256
     assert [row["fits"] for row in written["memory"]] == [True, True, False]
@@ -250,8 +242,6 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(
     with pytest.raises(ValueError, match=r"draft_costs=.* 0 or more"):
         plan(configure("plan", "costs=timed", *words, "draft_costs=[-1]"))
 
-
-# ---------------------------------------------------------------- fitted costs
 
 SMALL = ("threads=1", "seconds=0", "rounds=1", "grid.batch=[1,2]", "grid.context=[4,240]", "grid.chunk=[8,24]")
 HELD_OUT = ("held_out.batch=[2]", "held_out.context=[20]", "held_out.drafted=[2]", "held_out.chunk=[16]")

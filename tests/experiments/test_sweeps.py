@@ -83,7 +83,7 @@ def test_the_grid_of_an_ablation_has_settings_that_there_are(path: Path) -> None
 
 @pytest.mark.full
 def test_an_ablation_by_category_is_one_command(tiny: list[str], tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
-    """The rows and columns of the other ablations' tables are those of ``reporting/test_two_way.py``."""
+    """The rows and columns of the other ablations' tables are those of ``reporting/test_studies.py``."""
     given = [text for text in tiny if text.startswith(("target", "bootstrap", "threads"))]
     given += ["experiment=ablate_category", "dataset.per_category=2", "dataset.only=[asyncio,email]", "dataset.count=1"]
     given += ["sampling.max_new_tokens=4", "warmup_prompts=0", "dataset.prompt_tokens=16", "drafter=ngram,none"]

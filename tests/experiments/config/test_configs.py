@@ -1,6 +1,5 @@
 """Every YAML composes, and what it names can be made; well-known pairs compose: no test goes to the hub for them."""
 
-import itertools
 import json
 import re
 from dataclasses import fields
@@ -30,7 +29,6 @@ from experiments.config.sections import (
 )
 from experiments.contenders.base import OtherEngine
 from experiments.exporting.folders import kind_of
-from experiments.reporting.table import Table, words
 from experiments.results.statistics import Bootstrap
 from experiments.training.data.document import Source
 from experiments.training.data.regenerate import RegenerateConfig
@@ -198,26 +196,8 @@ def test_every_setting_is_checked(configure: Configure) -> None:
         assert values <= {field.name for field in fields(command_of(name).settings)}
 
 
-def test_every_setting_has_a_comment() -> None:
-    """Beside the setting or above it; what refers to another setting is explained there."""
-    for path in YAML:
-        if path.parent.name in WHOLE or path.stem in (*WHOLE, "pair"):
-            continue
-        indent = "  " if path.parent.name == "options" else ""
-        for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):
-            if re.match(rf"{indent}[a-z]\w*: *\S", line) and "${" not in line:
-                assert "#" in line or before.strip().startswith("#"), f"conf/{path}: {line}"
-
-
 PAGE = CONF.parent / "docs" / "training.md"
 PAIRS = sorted(TABLES["pair"])
-
-
-def about_pair(name: str) -> str:
-    """What the comment below a pair's name says of it."""
-    text = (CONF / "options" / "pair.yaml").read_text(encoding="utf-8")
-    (about,) = re.findall(rf"^{name}:\n  # (.*)\.$", text, re.MULTILINE)
-    return about
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -228,7 +208,9 @@ def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configur
     names = [config.target.name, *([] if name.endswith("_mtp") else [config.drafter.name])]
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", each) for each in names)
     assert choices_of(TABLES["pair"][name]).keys() == {"target", "drafter"}
-    assert about_pair(name)
+    kind, head = choices_of(TABLES["pair"][name])["drafter"], (TABLES["pair"][name].get("drafter") or {}).get("name")
+    shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
+    assert f"| `{name}` | {config.target.name} | {shown} | " in PAGE.read_text(), "the page lists it"
 
 
 def test_a_module_in_the_targets_own_files_is_found(configure: Configure, tmp_path: Path) -> None:
@@ -239,17 +221,6 @@ def test_a_module_in_the_targets_own_files_is_found(configure: Configure, tmp_pa
     assert kind_of(str(tmp_path)) == "mtp"
     config = configure("run", "pair=deepseek_v3_mtp")
     assert config.drafter.name is None and build(config, "drafter").max_nodes == 3
-
-
-def test_the_documentation_lists_every_pair() -> None:
-    table = Table([words(title) for title in ("`pair=`", "target", "drafter", "what it is")])
-    for name, given in sorted(TABLES["pair"].items()):
-        kind = choices_of(given)["drafter"]
-        head = (given.get("drafter") or {}).get("name")
-        note = about_pair(name)
-        shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
-        table.add(f"`{name}`", given["target"]["name"], shown, note)
-    assert table.markdown() in PAGE.read_text()
 
 
 def test_a_scheduler_is_chosen_by_its_name_and_keeps_its_settings(configure: Configure) -> None:

@@ -166,16 +166,11 @@ def test_what_is_wrong_with_a_trace_is_said_with_its_line(text: str, said: str, 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(AZURE_2023.encode())[:-9])
-    for path in (
-        tmp_path,
-        tmp_path / "none",
-        tmp_path / "cut.gz",
-        written(tmp_path, "\x80" * 3, "x.gz").with_suffix(""),
-    ):
-        with pytest.raises(
-            ValueError, match=r"cannot be read .*, give a file or one of azure_code, azure_conversation"
-        ):
-            read(path)
+    message = r"cannot be read .*, give a file or one of azure_code, azure_conversation"
+    written(tmp_path, "\x80" * 3, "x.gz")
+    for name in ("", "none", "cut.gz", "x"):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / name)
 
 
 SHARES = {"short": {"share": 3, "input": 60, "output": 8}, "long": {"share": 1, "input": 400, "output": 90}}

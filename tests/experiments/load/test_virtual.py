@@ -127,14 +127,8 @@ def test_a_trace_is_played_as_the_engine_has_played_it(configure: Configure, tin
     """Greedy rounds of the trace's depth are the engine's own."""
     draft = [f"drafter.name={Path(tiny[0].partition('=')[2]).parent / 'drafter'}", "drafter=model", "method=m"]
     words = [*tiny, *draft, "target.dtype=float32", "title=false", "engine.max_length=128", "drafter.shape=6"]
-    run_words = [
-        "dataset.count=6",
-        "dataset.too_long=cut",
-        "sampling.max_new_tokens=16",
-        "sampling.ignore_eos=true",
-        "warmup_prompts=0",
-        "trace=true",
-    ]
+    run_words = ["dataset.count=6", "dataset.too_long=cut", "sampling.max_new_tokens=16", "sampling.ignore_eos=true"]
+    run_words += ["warmup_prompts=0", "trace=true"]
     run(configure("run", *words, *run_words, f"out={tmp_path / 'trace'}"))
     found = Accepted.read(tmp_path / "trace", "m")
     assert len(found.lengths) == 6 and found.nodes.shape[1] == 6 and (found.lengths >= 16).all()

@@ -246,8 +246,6 @@ def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:
     assert found[PLAIN] == found["beside"] == [0, 0, 0] and max(found["alone"]) > 0
 
 
-# ---------------------------------------------------------------- prompts that are too long
-
 TEN = SamplingParams(max_new_tokens=10)
 SHORT = Prompt(id="short", turns=("ab",))
 LONG = Prompt(id="long", turns=("0123456789" * 10,))

@@ -238,20 +238,14 @@ def squares(first: str, second: str) -> list[str]:
 
 
 def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(made_run: Run) -> None:
-    config = {
-        "dataset": {"seed": 0},
-        "drafter": {"shape": 4, "sampling": "iid"},
-        "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
-        "engine": {"max_batch_size": 1},
-    }
+    config: dict[str, Any] = {"dataset": {"seed": 0}, "drafter": {"shape": 4, "sampling": "iid"}}
+    config |= {"bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1}}
     jobs = squares("drafter.shape=2,8", "drafter.sampling=iid,coupled")
     (grid,) = grids(rows(made_run, *jobs, "drafter.sampling=coupled", "", config=config))
     assert (grid.down, grid.across) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
     assert (grid.rows, grid.columns, grid.fixed) == (("2", "4", "8"), ("iid", "coupled"), {})
     assert set(grid.cells) == {(row, column) for row in "248" for column in ("iid", "coupled")}
-    assert grid.cells["4", "iid"]["mean_acceptance_length"] == pytest.approx(
-        1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1 + 0) / 9
-    )
+    assert grid.cells["4", "iid"]["mean_acceptance_length"] == pytest.approx(1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1) / 9)
 
 
 # One setting; a diagonal: three of nine cells; one run.

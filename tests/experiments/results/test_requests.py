@@ -39,9 +39,6 @@ def figures(records: list[Record] = RECORDS, terms: Terms = Terms()) -> dict[str
     return found
 
 
-# ---------------------------------------------------------------- one request
-
-
 def test_a_request_by_hand() -> None:
     row = frame_of([record("a", 0, ((3.0, 1), (4.0, 3), (6.0, 2)))]).iloc[0]
     assert (row.queue, row.ttft, row.engine_ttft, row.e2e, row.slot_time) == (1.0, 3.0, 2.0, 6.0, 5.0)
@@ -52,9 +49,6 @@ def test_a_request_by_hand() -> None:
     # by chunk as gaps by token or as TPOT, TTFT without the queue or of the prefill alone, e2e from admission.
     assert row.tpot not in {(6 - 3) / 6, 6 / 6, (1 + 2) / 2}
     assert row.token_gap != row.chunk_gap and row.ttft not in {3 - 1, 2 - 0} and row.e2e != 6 - 1
-
-
-# ---------------------------------------------------------------- distributions
 
 
 def test_latencies_and_rates_by_hand() -> None:
@@ -85,9 +79,6 @@ def test_intervals_over_many_values_agree_with_the_plain_bootstrap() -> None:
         expected = np.quantile([percentile(each, level) for each in drawn], [0.025, 0.975])
         assert interval == pytest.approx(expected, rel=0.06)
         assert interval[0] <= found[f"p{level}"] <= interval[1]
-
-
-# ---------------------------------------------------------------- limits, cost, shares
 
 
 def test_goodput_counts_what_keeps_every_limit() -> None:
@@ -133,9 +124,6 @@ def test_stages_are_shares_of_the_calls_and_of_the_ingestion_before_them() -> No
     assert shares["verify"] == pytest.approx(10 / whole) and shares["other"] == pytest.approx(2 * 0.5 / whole)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert family(figures(), "stage_share") == {}  # not timed
-
-
-# ---------------------------------------------------------------- in flight
 
 
 def test_requests_in_flight_are_averages_over_all_calls() -> None:

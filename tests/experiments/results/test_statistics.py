@@ -149,19 +149,13 @@ QUICK = Bootstrap(resamples=300)
 def written(folder: Path, *overrides: str, accepted: int = 2, prompts: int = 4, **facts: object) -> Path:
     """A run whose drafter accepts one token more on every second prompt, which are of a category of their own."""
     made(folder, *overrides, prompts=prompts, **facts)
-    changed = [
-        each
-        if each.method == "plain"
-        else replace(
-            each,
-            accepted=(accepted + place // 2 % 2, 0),
-            expected_accepted=(2.0, 0.0),
-            proposed_depth=(4, 4),
-            proposed_nodes=(4, 4),
-            category="odd" if place // 2 % 2 else "even",
-        )
-        for place, each in enumerate(read_records(folder / "records.jsonl"))
-    ]
+    changed = read_records(folder / "records.jsonl")
+    drafted = {"expected_accepted": (2.0, 0.0), "proposed_depth": (4, 4), "proposed_nodes": (4, 4)}
+    for place, each in enumerate(changed):
+        if each.method != "plain":
+            odd = place // 2 % 2
+            own = {"accepted": (accepted + odd, 0), "category": "odd" if odd else "even"}
+            changed[place] = replace(each, **drafted | own)
     replace_records(folder / "records.jsonl", changed)
     return folder
 

@@ -290,15 +290,13 @@ def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatc
     more = ["drafter=ngram", "drafter.max_draft_tokens=2,4", "tracker=wandb", "tracker.timeout=120"]
     assert launched("-m", *kept, *more, *sweep, monkeypatch=monkeypatch) == 0
     found = [Datastore(tmp_path / "night" / job / "wandb") for job in "01"]
-    assert [each.run.run_group for each in found] == ["night", "night"]
-    assert [each.run.job_type for each in found] == ["run", "run"]
+    assert [(each.run.run_group, each.run.job_type) for each in found] == [("night", "run")] * 2
     assert [each.config["drafter"]["max_draft_tokens"] for each in found] == [2, 4]
     for each, tokens in zip(found, (2, 4), strict=True):
         assert each.run.display_name.startswith(f"drafter.max_draft_tokens={tokens} "), "what varies is the name"
         assert "out=" not in each.run.display_name and "tracker" not in each.run.display_name
-        assert each.config["drafter"]["component"] == "NGramDrafter"
-        assert each.config["verifier"]["component"] == "RejectionVerifier"
-        assert each.config["dtype"] == "float32"
+        known = each.config["drafter"]["component"], each.config["verifier"]["component"], each.config["dtype"]
+        assert known == ("NGramDrafter", "RejectionVerifier", "float32")
         assert "tracker" not in each.config and "out" not in each.config
         assert [place for place, _ in each.line("speedup")] == [1, 2, 3], "after every prompt"
         assert each.line("speedup")[-1][1] == each.summary["speedup"]
@@ -317,15 +315,12 @@ def agents_commands(sweep: dict[str, Any]) -> list[list[str]]:
     """The command lines that wandb's agent runs, by the agent's own functions: each parameter's values in turn."""
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="wandb is not installed")
     values = {name: choice.get("values", [choice.get("value")]) for name, choice in sweep["parameters"].items()}
-    lines = []
-    for number in range(max(len(each) for each in values.values())):
+    parts = {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
+    words, lines = utils.create_sweep_command([*sweep["command"]]), []
+    for number in range(max(map(len, values.values()))):
         chosen = {name: {"value": each[number % len(each)]} for name, each in values.items()}
-        parts = utils.create_sweep_command_args({"args": chosen})
-        parts |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
-        line: list[str] = []
-        for word in utils.create_sweep_command([*sweep["command"]]):
-            line += parts[word[2:-1]] if word.startswith("${") else [str(word)]
-        lines.append(line)
+        known = utils.create_sweep_command_args({"args": chosen}) | parts
+        lines.append([part for word in words for part in (known[word[2:-1]] if word[:2] == "${" else [str(word)])])
     return lines
 
 

@@ -230,10 +230,10 @@ def test_a_lora_of_its_rank_is_in_the_weights_and_knows_the_text(saved: Path, fi
 
 
 def test_what_it_cannot_be_trained_on_is_refused(saved: Path, files: str) -> None:
-    name = str(saved / "target")
-    with pytest.raises(ValueError, match=r"target\.files: no file matches"):
-        adapted(name, rank=1, files="nowhere/*.md")
-    with pytest.raises(ValueError, match=r"target\.files have \d+ tokens and target\.length=99999: give more text"):
-        adapted(name, rank=1, files=files, length=99999)
-    with pytest.raises(ValueError, match=r"target\.rank=-1"):
-        adapted(name, rank=-1, files=files)
+    for message, given in (
+        (r"target\.files: no file matches", {"files": "nowhere/*.md"}),
+        (r"target\.files have \d+ tokens and target\.length=99999: give more text", {"length": 99999}),
+        (r"target\.rank=-1", {"rank": -1}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            adapted(str(saved / "target"), **{"rank": 1, "files": files} | given)

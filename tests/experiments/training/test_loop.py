@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor
 
@@ -299,22 +298,17 @@ def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    alone = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
-    with pytest.raises(ValueError, match="sharded=true divides the head among processes, and there is one"):
-        check_processes(cast(Accelerator, alone), sharded=True)
-    two = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
-    with pytest.raises(ValueError, match="Muon needs whole matrices"):
-        check_processes(cast(Accelerator, two), sharded=True, muon=True)
-    theirs = SimpleNamespace(distributed_type=DistributedType.FSDP, num_processes=2)
-    with pytest.raises(ValueError, match="its own FSDP: leave that out, and give sharded=true"):
-        check_processes(cast(Accelerator, theirs), sharded=False)
+    for kind, count, sharded, message in (
+        (DistributedType.NO, 1, True, "sharded=true divides the head among processes, and there is one"),
+        (DistributedType.MULTI_CPU, 2, True, "Muon needs whole matrices"),
+        (DistributedType.FSDP, 2, False, "its own FSDP: leave that out, and give sharded=true"),
+    ):
+        processes: Any = SimpleNamespace(distributed_type=kind, num_processes=count)
+        with pytest.raises(ValueError, match=message):
+            check_processes(processes, sharded=sharded, muon=count == 2)
 
 
 NUMBERS = [2, 0]
-
-
-class Disk(NamedTuple):
-    free: int
 
 
 @pytest.fixture
@@ -372,7 +366,7 @@ def test_the_size_is_said_and_a_full_disk_and_other_states_are_refused(
     frozen = FrozenTarget(target, [1])
     size = len(rows) * 2 * 16 * target.model.config.hidden_size * 4
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda folder: Disk(size - 1))
+        patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=size - 1))
         with pytest.raises(
             ValueError, match=r"the target's states of .* rows take .* GB .*, and the disk has .* GB left"
         ):
