@@ -151,7 +151,6 @@ class CompareSettings(Settings):
     allow_mixed: bool
     format: OneOrMore[Format]
     difference: Text | None
-    width: Positive | None
     max_prompts: Natural
 
 
