@@ -9,7 +9,7 @@ import torch
 
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
-from experiments.measuring.peaks import measure_peaks, printed_peaks
+from experiments.measuring.peaks import measure_peaks
 from experiments.measuring.rounds import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
@@ -124,7 +124,7 @@ def calibrate(
         target=cost,
         prefill=prefill,
         errors=errors,
-        peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype), "memory": total_memory(target.device)},
+        peaks={**peaks.facts(), "memory": total_memory(target.device)},
         work={} if least is None else asdict(least),
         versions=versions(),
         measured=tuple(measured),

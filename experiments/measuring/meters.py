@@ -117,21 +117,6 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     return held | {"total": sum(held.values())}
 
 
-def drafter_cache(engine: Engine) -> dict[str, int | None]:
-    """Return what the caches of the drafting models hold, the target's left out.
-
-    Returns:
-        ``bytes_per_position`` of a row; ``window``: the most positions that a layer sees, None if one sees them all.
-    """
-    parts = engine.session.models if engine.session is not None else ()
-    own = [part for part in parts if isinstance(part, ModelRunner) and part.cache is not engine.runner.cache]
-    windows = [reach.window or reach.chunk for part in own for reach in part.facts.distinct_reaches]
-    return {
-        "bytes_per_position": sum({part.cache: part.cache.bytes_per_position for part in own}.values()),
-        "window": None if None in windows else max((size for size in windows if size is not None), default=None),
-    }
-
-
 def _bytes(modules: Iterable[nn.Module], seen: set[int]) -> int:
     """Return the bytes of tensors that have not been seen; two names of one table are one tensor."""
 

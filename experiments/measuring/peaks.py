@@ -11,7 +11,6 @@ import torch
 from experiments.measuring.rounds import now
 from specdec.execution.products import panels
 from specdec.memory import free_memory
-from specdec.physics.devices import read_devices, row_of
 from specdec.physics.work import Roof
 
 
@@ -87,21 +86,6 @@ def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     """Return peaks that are measured in about half a second."""
     largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
     return measure_peaks(device, dtype, seconds=0.1, largest=largest)
-
-
-def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Return the bandwidth and rate that a GPU's maker prints, by its name and memory; empty if it is in no table."""
-    if device.type != "cuda":
-        return {}
-    memory = torch.cuda.get_device_properties(device).total_memory
-    found = row_of(torch.cuda.get_device_name(device), memory, read_devices())
-    if found is None:
-        return {}
-    try:
-        roof = found.roof(str(dtype).removeprefix("torch."))
-    except ValueError:  # it has no such type
-        return {}
-    return {"printed_bandwidth": roof.bandwidth, "printed_flops": roof.flops}
 
 
 def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:

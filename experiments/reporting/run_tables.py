@@ -204,7 +204,6 @@ def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
         lines += [
             Col(f"{stage}: MBU", f"mbu.{stage}", ".0%"),
             Col("  MFU", f"mfu.{stage}", ".0%"),
-            Col("  of printed peaks", f"mbu_printed.{stage}", ".0%", also=f"mfu_printed.{stage}"),
             Col("  time / least", f"of_least.{stage}", ".3g"),
         ]
     notes = [

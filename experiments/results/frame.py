@@ -14,7 +14,6 @@ tpot           3 / 5                           (finished - first token) / (token
                                                would flatter
 e2e            6                               finished - arrived; with two tokens or more it is
                                                ttft + (tokens - 1) · tpot
-slot_time      5                               finished - admitted: how long it held its slot
 chunk_gap      1, 2                            gaps between deliveries (inter-token latency by chunk)
 token_gap      1/3, 1/3, 1/3, 1, 1             each delivery's gap in equal parts for its tokens; those of the first
                                                delivery have none before them
@@ -87,7 +86,6 @@ def _with_latencies(frame: Frame) -> Frame:
         "engine_ttft": first - frame.admitted,
         "tpot": ((end - first) / (emitted - 1)).where(emitted > 1),
         "e2e": end - frame.arrived,
-        "slot_time": end - frame.admitted,
     }
     gaps = [tuple(after - before for before, after in pairwise(moments)) for moments in frame.emitted_at]
     by_token = (

@@ -6,14 +6,13 @@ The latencies of single requests are columns of the frame (``frame.py``).
 from collections.abc import Mapping
 
 import numpy as np
-import pandas
 
 from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import MEMORY
 from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import CALL, STAGES, calls_of
+from experiments.results.timing import CALL, calls_of
 
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "chunk_gap", "token_gap", "e2e")
 """The columns of the frame, and figures of requests, that are distributions over requests."""
@@ -37,8 +36,8 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
         ``LATENCIES`` (``ttft.p50``, see ``spread``; ``chunk_gap`` over deliveries, ``token_gap`` over tokens),
         ``requests`` that ended well, rates over the time of all calls, what one user sees (1 / TPOT at the median),
         requests in slots (``concurrency``) and ``waiting``, ``goodput``, hours of the device, price and energy of
-        tokens, ``phase_share`` of e2e (queue, prefill, decode), ``stage_share`` of the calls' time and of ingestion
-        before them, and what caches and preemption did (``memory.hit_rate``).
+        tokens, ``phase_share`` of e2e (queue, prefill, decode), and what caches and preemption did
+        (``memory.hit_rate``).
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna()]
@@ -79,7 +78,6 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
         "price_per_million_tokens": None if hours is None or terms.price is None else hours * terms.price,
         "joules_per_token": float(calls.joules.sum() / tokens) if measured else None,
         **_shares("phase_share", phases),
-        **_shares("stage_share", _stage_times(calls)),
         **{f"memory.{name}": value for name, value in did.items()},
         "memory.hit_rate": did["reused"] / queried if queried else None,
     }
@@ -154,20 +152,6 @@ def percentile(values: np.ndarray, level: int) -> float:
     """Return the smallest value that at least ``level`` percent of all values do not exceed."""
     ordered = np.sort(values)
     return float(ordered[-(-level * len(ordered) // 100) - 1])
-
-
-def _stage_times(calls: Frame) -> dict[str, float]:
-    """Seconds by stage; ``other`` is the rest. Empty where stages were not timed.
-
-    The prompts' texts became tokens before the call: that time is added to the whole.
-    """
-    if not all(calls.stages):
-        return {}
-    stages = pandas.DataFrame(list(calls.stages), index=calls.index).fillna(0.0)
-    # Stages of the host may overlap with the device's, so that nothing is left.
-    other = (calls.seconds - stages.sum(axis=1)).clip(lower=0.0).sum()
-    times = {**dict.fromkeys(STAGES, 0.0), **stages.sum().to_dict()}
-    return {**times, "ingestion": times["ingestion"] + calls.ingestion.sum(), "other": other}
 
 
 def _shares(family: str, parts: Mapping[str, float]) -> Row:

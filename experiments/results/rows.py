@@ -51,9 +51,9 @@ string: lossless
 Int64: divergences unexplained
 float64: largest_margin tie_bound
 boolean: best.*
-float64: stage_seconds.* mbu.* mfu.* mbu_printed.* mfu_printed.* of_least.*
+float64: stage_seconds.* mbu.* mfu.* of_least.*
 float64: memory.*
-float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.* stage_share.*
+float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.*
 Int64: finish.*
 float64: acceptance_at.* acceptance_low_at.* acceptance_high_at.*
 float64: conditional_acceptance_at.* conditional_acceptance_low_at.* conditional_acceptance_high_at.*

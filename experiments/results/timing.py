@@ -22,7 +22,7 @@ def calls_of(own: Frame) -> Frame:
     """Return the calls of one method at one temperature, by batch and turn.
 
     Returns:
-        ``requests``, ``tokens``, ``seconds``, ``failed`` (any request), ``joules``, ``ingestion``, ``stages``,
+        ``requests``, ``tokens``, ``seconds``, ``failed`` (any request), ``joules``, ``stages``,
         ``categories``, and ``prompts``: those of the batch in all of its turns, which belong together when prompts are
         resampled.
     """
@@ -30,7 +30,7 @@ def calls_of(own: Frame) -> Frame:
     prompts = own.groupby("batch")["prompt"].agg(frozenset)
     return pandas.DataFrame(
         {
-            **{name: calls[name].sum() for name in ("tokens", "ingestion")},
+            "tokens": calls["tokens"].sum(),
             **{name: calls[name].first() for name in ("seconds", "joules")},
             "stages": calls["stage_seconds"].first(),
             "failed": calls["failed"].any(),

@@ -16,13 +16,11 @@ def utilization_of(outputs: Outputs, peaks: Mapping[str, float] | None) -> dict[
 
     Args:
         outputs: One method's, at one temperature.
-        peaks: What the device does at best: ``copy``, ``read`` and ``flops`` as measured, ``printed_bandwidth`` and
-            ``printed_flops`` where they are known. None: unknown.
+        peaks: The most that was measured on the device: ``copy``, ``read`` and ``flops``. None: unknown.
 
     Returns:
         By stage (``mbu.verify``), where something is known about it: the shares of the memory's bandwidth (``mbu``) and
-        of the operations (``mfu``) against the measured peaks, and against those that the device's maker prints
-        (``mbu_printed``, ``mfu_printed``); ``of_least``, its time over the least one that the measured peaks allow.
+        of the operations (``mfu``) against the peaks; ``of_least``, its time over the least one that these allow.
         ``useful_mfu``: operations of the target for tokens that became final, over what the measured peak would have
         done during the verify stage. ``wasted``: the share of verified nodes that brought no token.
     """
@@ -48,11 +46,8 @@ def _stage(name: str, work: Mapping[str, float], time: float | None, peaks: Mapp
     if not moved or flops is None or not time:
         return {}
     bandwidth, peak = max(peaks["copy"], peaks["read"]), peaks["flops"]
-    printed_bandwidth, printed_peak = peaks.get("printed_bandwidth"), peaks.get("printed_flops")
     return {
         f"mbu.{name}": moved / (time * bandwidth),
         f"mfu.{name}": flops / (time * peak),
-        f"mbu_printed.{name}": None if printed_bandwidth is None else moved / (time * printed_bandwidth),
-        f"mfu_printed.{name}": None if printed_peak is None else flops / (time * printed_peak),
         f"of_least.{name}": time / max(moved / bandwidth, flops / peak),
     }

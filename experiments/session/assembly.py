@@ -16,7 +16,7 @@ from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.jobs import Fitting, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, measure, slots_of
-from experiments.measuring.meters import drafter_cache, held_by
+from experiments.measuring.meters import held_by
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
@@ -200,12 +200,6 @@ def facts_of(
             "parameters": target.num_parameters,
             "bytes_per_weight": round(baseline.runner.weights_read().bytes_per_weight, 4),
             "kv_cache": baseline.runner.kv_cache,
-            "kv_bytes_per_position": baseline.runner.cache.bytes_per_position,
-        },
-        "drafter_cache": {
-            each.method: drafter_cache(each.engine)
-            for each in contenders
-            if each.speculate and isinstance(each.engine, Engine)
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
         "contenders": {name: other.about for name, other in others.items()},

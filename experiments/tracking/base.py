@@ -56,7 +56,7 @@ class NullTracker(Tracker):
 
 
 _NO_SETTINGS = ("out", "resume", "tracker", "experiment")
-_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions", "drafter_cache")
+_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
 
 def flat_config(manifest: Mapping[str, Any]) -> dict[str, Any]:

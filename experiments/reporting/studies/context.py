@@ -1,4 +1,4 @@
-"""One drafter or several at several lengths of the context: acceptance, time per round, and the caches."""
+"""One drafter or several at several lengths of the context: acceptance and time per round."""
 
 from collections.abc import Mapping
 
@@ -19,11 +19,10 @@ AXIS = "tokens of context"
 
 
 def with_changes(frame: Frame, runs: Mapping[str, Run]) -> Frame:
-    """Add what no run knows by itself: the change since the shortest context, times per round, and bytes of caches.
+    """Add what no run knows by itself: the change since the shortest context, and times per round.
 
     ``change`` is in expected tokens per round on the same prompts, given the drafts; ``draft`` and ``verify`` are
-    seconds per round; ``drafter_bytes`` and ``target_bytes`` those of a row's keys and values at the end of its output;
-    ``window`` the positions that the drafter sees, empty for all.
+    seconds per round.
     """
     derived: list[Row] = []
     for _, own in frame.groupby(SERIES, sort=False):
@@ -42,15 +41,10 @@ def _derived(row: Row, run: Run, shortest: Frame | None) -> Row:
     # The rows of a batch share their rounds.
     rounds, calls = good.groupby(["batch", "turn"], sort=False)["rounds"].max().sum(), calls_of(good)
     seconds = {name: sum(stages.get(name, 0.0) for stages in calls.stages) for name in ("draft", "verify")}
-    length = float((good.prompt_tokens + good.tokens).mean())
-    cache = run.manifest.get("drafter_cache", {}).get(row["method"]) or {"bytes_per_position": None, "window": None}
-    bytes_of = {"drafter": cache["bytes_per_position"], "target": run.manifest["target"].get("kv_bytes_per_position")}
     return {
         "change": None if gain is None else gain.difference,
         **ends("change", None if gain is None else gain.interval),
         **{name: total / rounds if rounds and total else None for name, total in seconds.items()},
-        **{f"{name}_bytes": None if size is None else size * length for name, size in bytes_of.items()},
-        "window": cache["window"],
     }
 
 
@@ -69,9 +63,6 @@ def sentences(frame: Frame) -> list[str]:
         if first["draft"] and last["draft"]:
             times = [three_digits(1000 * row["draft"]) for row in (first, last)]
             line += f"; its drafts take {times[0]} ms per round, then {times[1]}"
-        if last["window"] and last["window"] < last[CONTEXT] and last["drafter_bytes"]:
-            held = f"its cache holds them all ({three_digits(last['drafter_bytes'] / 1e6)} MB)"
-            line += f"; it sees {last['window']:,.0f} positions, and {held}"
         said.append(line)
     return said
 
@@ -90,20 +81,18 @@ def _two(drafter: str, target: str, label: str, scale: float) -> Panel:
 
 report = Study(
     name="context",
-    title="Acceptance, time and caches by length of the context",
+    title="Acceptance and time by length of the context",
     x=CONTEXT,
     give="dataset.tokens=128,512 (with dataset=context or dataset=joined, whose prompts have one length)",
     columns=[
         *(words("method", "name"), T, Col("context,\ntokens", CONTEXT, ",d"), LENGTH),
         *(Col("since the\nshortest", "change", "+.2f"), Col("accepted at 1,\n2, 4, …, last", _accepted)),
         Col("ms/round,\ndraft; verify", "draft", "3", 1e3, also="verify"),
-        Col("caches, MB:\ndrafter; target", "drafter_bytes", "3", 1e-6, also="target_bytes"),
         *(TOKENS, SPEEDUP),
     ],
     panels=[
         Panel(x=CONTEXT, y="mean_acceptance_length", labels=(AXIS, "tokens per round"), at=1.0, log=True),
         _two("draft", "verify", "ms per round", 1e3),
-        _two("drafter_bytes", "target_bytes", "keys and values of a row, MB", 1e-6),
     ],
     derive=with_changes,
     sentences=sentences,

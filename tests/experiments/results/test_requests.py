@@ -14,6 +14,7 @@ from experiments.results.records import Record
 from experiments.results.requests import concurrency, goodput, percentile, request_figures, spread
 from experiments.results.rows import family
 from experiments.results.statistics import Bootstrap
+from experiments.results.timing import stage_seconds, timed_calls
 from tests.experiments.results.outputs import moments, output
 
 QUICK = Bootstrap(resamples=200)
@@ -41,7 +42,7 @@ def figures(records: list[Record] = RECORDS, terms: Terms = Terms()) -> dict[str
 
 def test_a_request_by_hand() -> None:
     row = frame_of([record("a", 0, ((3.0, 1), (4.0, 3), (6.0, 2)))]).iloc[0]
-    assert (row.queue, row.ttft, row.engine_ttft, row.e2e, row.slot_time) == (1.0, 3.0, 2.0, 6.0, 5.0)
+    assert (row.queue, row.ttft, row.engine_ttft, row.e2e) == (1.0, 3.0, 2.0, 6.0)
     assert row.tpot == 3 / 5
     assert row.chunk_gap == (1.0, 2.0)
     assert row.token_gap == (1 / 3, 1 / 3, 1 / 3, 1.0, 1.0)
@@ -114,16 +115,13 @@ def test_cost_by_hand() -> None:
     assert figures()["price_per_million_tokens"] is None
 
 
-def test_stages_are_shares_of_the_calls_and_of_the_ingestion_before_them() -> None:
+def test_the_time_of_calls_is_split_into_stages() -> None:
     stages = {"prefill": 1.0, "draft": 1.0, "verify": 5.0, "accept": 0.5, "commit": 0.5, "completion": 1.0}
-    timed = [replace(each, stage_seconds={**stages, "ingestion": 0.5}, ingestion=0.25) for each in RECORDS]
-    shares = family(figures(timed), "stage_share")
-    whole = 20 + 3 * 0.25
-    assert list(shares) == ["ingestion", *stages, "other"]
-    assert shares["ingestion"] == pytest.approx((2 * 0.5 + 3 * 0.25) / whole)
-    assert shares["verify"] == pytest.approx(10 / whole) and shares["other"] == pytest.approx(2 * 0.5 / whole)
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert family(figures(), "stage_share") == {}  # not timed
+    timed = [replace(each, stage_seconds={**stages, "ingestion": 0.5}) for each in RECORDS]
+    split = stage_seconds(timed_calls(frame_of(timed), None))
+    assert list(split) == ["ingestion", *stages, "other"]
+    assert (split["ingestion"], split["verify"], split["other"]) == (1.0, 10.0, 1.0)
+    assert sum(split.values()) == pytest.approx(20), "two calls of ten seconds"
 
 
 def test_requests_in_flight_are_averages_over_all_calls() -> None:
