@@ -9,12 +9,12 @@ from rich.console import Console
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.columns import labels_of, method_cell, percent
-from experiments.reporting.table import NOTHING, Cell, Col, Table, three_digits, words
+from experiments.reporting.table import NOTHING, Cell, Col, Table, words
 from experiments.reporting.verdicts import place
 from experiments.results.lossless import divergences_of, explained
 from experiments.results.noise import notes as noise_words
 from experiments.results.records import PLAIN
-from experiments.results.rows import Row, family, interval
+from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
 from experiments.results.timing import STAGES
@@ -124,54 +124,25 @@ def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5
 
 # ---------------------------------------------------------------- requests
 
-_MOST_COLUMNS = 4
-"""Methods up to which the table of requests has a column for each; with more it has a row."""
 REQUESTS = "What a user feels"
-
-
-def _latency(heading: str, name: str) -> Col:
-    return Col(heading, f"{name}.p50", "3", 1e3, also=f"{name}.p99", bounds=False)
-
-
-def _latency_interval(name: str) -> Col:
-    def cell(row: Row) -> str:
-        bounds = interval(row, f"{name}.p50")
-        return NOTHING if bounds is None else " to ".join(three_digits(1000 * end) for end in bounds)
-
-    return Col("  interval of p50", cell)
-
-
-_REQUEST_LINES = [
-    *(
-        _latency("TTFT, ms: p50; p99", "ttft"),
-        _latency_interval("ttft"),
-        _latency("  without the queue", "engine_ttft"),
-    ),
-    *(_latency("TPOT, ms: p50; p99", "tpot"), _latency_interval("tpot")),
-    _latency("gap between deliveries, ms: p50; p99", "chunk_gap"),
-    _latency("gap between tokens, ms: p50; p99", "token_gap"),
-    _latency("arrival to end, ms: p50; p99", "e2e"),
-    Col("  queue; prefill, share", "phase_share.queue", ".0%", also="phase_share.prefill"),
-    Col("requests/s", "requests_per_second"),
-    Col("output tokens/s; with prompts", "output_tokens_per_second", ".1f", also="total_tokens_per_second"),
-    Col("tokens/s of one user", "user_tokens_per_second", ".1f"),
-    Col("requests in flight; waiting", "concurrency", also="waiting"),
-    Col("prompts' tokens found in the cache", "memory.hit_rate", ".0%"),
-    Col("preemptions; tokens prefilled again", "memory.preemptions", ".0f", also="memory.recomputed"),
-    Col("  tokens swapped back; seconds of both ways", "memory.swapped", ".3g", also="memory.swap_seconds"),
-    *(Col("requests within all limits", "attainment", ".0%"), Col("  goodput, requests/s", "goodput")),
-    Col("device hours per million tokens", "device_hours_per_million_tokens", ".3f"),
-    Col("price of a million tokens", "price_per_million_tokens"),
-    Col(
-        "energy per token, J",
-        lambda row: "not measured" if row["joules_per_token"] is None else f"{row['joules_per_token']:.3g}",
-    ),
+_ALWAYS = [
+    cols.T,
+    cols.METHOD,
+    cols.TTFT,
+    cols.TPOT,
+    Col("to end, ms\np50; p99", "e2e.p50", "3", 1e3, also="e2e.p99", bounds=False),
 ]
-"""The rows of the table with a column per method."""
+_ALWAYS += [Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER]
+_WHERE_KNOWN = [
+    Col("within\nlimits", "attainment", ".0%"),
+    Col("goodput,\nreq./s", "goodput"),
+    Col("price of\n1M tokens", "price_per_million_tokens"),
+    Col("J per\ntoken", "joules_per_token", "3"),
+]
 
 
 def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
-    """A column per method, or a row where there are many; None if no engine told when anything happened."""
+    """A row per method and temperature; None if no engine told when anything happened."""
     timed = [row for row in run.rows if row["requests"] is not None]
     known = [row for row in timed if row.get("ttft.p50") is not None]
     if not known:
@@ -180,12 +151,9 @@ def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     notes = [cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"]
     notes += [f"limits: {known[0]['limits']}"] if known[0]["limits"] else []
     notes += [f"left out, because they do not tell when tokens come: {silent}"] if silent else []
-    notes.append(f"intervals: {known[0]['confidence']:.0%}, over prompts")
-    if len(known) <= _MOST_COLUMNS:
-        return Table.upright(known, labels_of(known), _REQUEST_LINES, title=title, notes=notes)
-    columns = [cols.T, cols.METHOD, cols.TTFT, cols.TPOT, _latency("to end, ms\np50; p99", "e2e")]
-    columns += [Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER]
-    columns += [Col("within\nlimits", "attainment", ".0%"), Col("price of\n1M tokens", "price_per_million_tokens")]
+    if any(row.get("attainment_low") is not None for row in known):
+        notes.append(f"intervals: {known[0]['confidence']:.0%}, over prompts")
+    columns = [*_ALWAYS, *(col for col in _WHERE_KNOWN if any(col.cell(row).text != NOTHING for row in known))]
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
@@ -195,25 +163,28 @@ DEVICE = "Use of the device"
 
 
 def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
-    """A row per figure, a column per method; None where no work was counted, or with nothing to compare it with."""
-    known = [row for row in run.rows if family(row, "mbu")]
+    """A row per method and stage; None where no work was counted, or with nothing to compare it with."""
+    names = dict(zip(labels_of(run.rows), run.rows, strict=True))
+    known = [
+        {"name": name, "stage": stage}
+        | {figure: row[f"{figure}.{stage}"] for figure in ("mbu", "mfu", "of_least")}
+        | ({figure: row[figure] for figure in ("useful_mfu", "wasted")} if stage == "verify" else {})
+        for name, row in names.items()
+        for stage in MODEL_STAGES
+        if row.get(f"mbu.{stage}") is not None
+    ]
     if not known:
         return None
-    lines: list[Col] = []
-    for stage in MODEL_STAGES:
-        lines += [
-            Col(f"{stage}: MBU", f"mbu.{stage}", ".0%"),
-            Col("  MFU", f"mfu.{stage}", ".0%"),
-            Col("  time / least", f"of_least.{stage}", ".3g"),
-        ]
     notes = [
         "MBU: bytes of weights, keys and values that had to move, over what the memory could have moved",
         "MFU: operations of all verified nodes, over what the device could have computed meanwhile",
         "useful: of committed tokens alone; both of the measured peaks; time over the least that these allow",
         "less than the least time: caches hold what is read, or time, peaks or the count of the work are wrong",
     ]
-    lines += [Col("  useful MFU", "useful_mfu", ".0%"), Col("wasted nodes", "wasted", ".0%")]
-    return Table.upright(known, labels_of(known), lines, title=title, notes=notes)
+    columns = [words("method", "name"), words("stage", "stage"), Col("MBU", "mbu", ".0%"), Col("MFU", "mfu", ".0%")]
+    columns += [Col("time /\nleast", "of_least", "3"), Col("useful\nMFU", "useful_mfu", ".0%")]
+    columns.append(Col("wasted\nnodes", "wasted", ".0%"))
+    return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["name"])
 
 
 def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
