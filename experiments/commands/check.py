@@ -139,8 +139,7 @@ def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> 
 def inspect_drafter(config: DictConfig) -> Any:
     """Inspect a trained drafter, and print facts, acceptance, and the verdict."""
     from drafters.heads.files import Checkpoint
-    from experiments.inspecting.acceptance import prompts_of
-    from experiments.inspecting.facts import facts_of, trained_on
+    from experiments.inspecting.acceptance import facts_of, prompts_of, trained_on
     from experiments.inspecting.mistakes import USUAL, check_one_model, inspect
 
     settle(config)

@@ -228,12 +228,11 @@ def _usual_sizes(options: Mapping[str, Any]) -> dict[str, Any] | None:
         source = getattr(find_spec(module), "origin", None)
     except (ImportError, ValueError):
         return None  # whoever imports it says so
-    for node in ast.walk(ast.parse(Path(source).read_text(encoding="utf-8"))) if source else ():
-        if isinstance(node, ast.ClassDef) and node.name == owner:
-            said = [
-                each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == "usual"
-            ]
-            return ast.literal_eval(said[0].value) if said and said[0].value else None
+    nodes = ast.walk(ast.parse(Path(source).read_text(encoding="utf-8"))) if source else ()
+    owners = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == owner]
+    for line in owners[0].body if owners else ():
+        if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "usual" and line.value:
+            return ast.literal_eval(line.value)
     return None
 
 

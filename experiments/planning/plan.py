@@ -171,9 +171,9 @@ class Plan:
     def speculations(self) -> list[Figures | None]:
         """The gain of speculation, by batch; None outside of what was measured.
 
-        The ``best`` draft length, which is the fastest, and that by the least times (``bound``); with the best one the
-        ``tokens`` per round and row, seconds of a plain step over those of the verifying one (``efficiency``),
-        ``draft_seconds`` and ``verify_seconds`` per round, and ``tokens_per_second`` over all rows.
+        The ``best`` draft length, which is the fastest, with the ``tokens`` per round and row, seconds of a plain step
+        over those of the verifying one (``efficiency``), ``draft_seconds`` and ``verify_seconds`` per round, and
+        ``tokens_per_second`` over all rows.
         """
         return [self._speculation(batch) for batch in self.asked.batches]
 
@@ -286,7 +286,6 @@ class Plan:
             draft_seconds=draft,
             verify_seconds=verify,
             tokens_per_second=batch * tokens / (verify + draft + cost.outside),
-            bound=self._least_best(batch, context),
         )
 
     def _prefill(self, batch: int) -> StepWork:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from experiments.inspecting.facts import same_model
+from experiments.inspecting.acceptance import same_model
 from experiments.inspecting.mistakes import Inspection, Usual
 from experiments.measuring.exactness import SHARED_LAWS, Case
 from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
