@@ -80,6 +80,7 @@ OPTIONS = {
     "check max_minutes": "a check says which case it is at; give a smaller vocab where it takes too long",
     "check every_rule": "check verifier=… tries a rule, and audit drafter=… verifier=… their outputs",
     "check contexts": "run experiment=context measures acceptance by length of the context",
+    "plan ranges": "leave it out: the ranges of the device's kernels are fitted",
     "replay costs=measure": "give costs=FILE of plan costs=fit; without, the tree with the most tokens is the best",
     "replay costs=none": "leave it out: without costs the tree with the most tokens is taken",
     "replay rounds": "give costs=FILE of plan costs=fit: replay times no rounds itself",

@@ -73,7 +73,6 @@ def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan
     return Plan(
         grid=made[0],
         held_out=made[1],
-        ranges=None if config.ranges is None else tuple(config.ranges),
         seconds=50 if config.seconds is None else config.seconds,
         rounds=config.rounds,
         seed=config.seed,

@@ -188,7 +188,6 @@ class PlanSettings(Settings):
     draft_costs: Several[AtLeastZero]
     grid: GridSettings
     held_out: GridSettings
-    ranges: list[Count] | None
     seconds: AtLeastZero | None
     rounds: Natural
 

@@ -35,14 +35,12 @@ class Plan:
     """The points of a calibration, those that constants are tried at (``held_out``), and the time for them.
 
     Attributes:
-        ranges: The most tokens of every range but the last one; None for those of the device's kernels.
         seconds: For the target's forwards.
         rounds: How many rounds of every kind are timed for the other parts; 0 leaves them out.
     """
 
     grid: Grid
     held_out: Grid
-    ranges: tuple[int, ...] | None = None
     seconds: float = 60.0
     rounds: int = 8
     seed: int = 0
@@ -92,8 +90,7 @@ def calibrate(
     points = [each for each in points if each.context + each.queries <= runner.cache.max_length or not each.prompt]
     timed = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
     peaks = peaks.better(measure_peaks(target.device, target.dtype, seconds=0.5))
-    usual = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
-    ends = usual if plan.ranges is None else plan.ranges
+    ends = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
     rounds = [each for each in timed if not each.forward.prompt]
     pieces = [each for each in timed if each.forward.prompt]
     cost, found = _fitted(rounds, ends)
