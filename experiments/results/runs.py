@@ -3,7 +3,6 @@
 import glob
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +140,7 @@ def complete(folder: Path) -> bool:
 
 
 def find_folders(given: Sequence[str]) -> list[Path]:
-    """Return the folders of runs that some paths stand for, in order and each once; those given twice are said.
+    """Return the folders of runs that some paths stand for, in order and each once.
 
     Args:
         given: Folders of runs; folders of sweeps, for all jobs that have begun; or glob patterns of either.
@@ -150,17 +149,12 @@ def find_folders(given: Sequence[str]) -> list[Path]:
         ValueError: A pattern matches no folder.
     """
     found: dict[Path, Path] = {}
-    twice: dict[Path, None] = {}
     for text in given:
         jobs = runs_at(text)
         if not jobs and not Path(text).exists() and glob.has_magic(text):
             raise ValueError(f"no folder matches {text!r}: give folders of runs, or a pattern that matches some")
         for job in jobs or [Path(text)]:
-            if job.resolve() in found:
-                twice[found[job.resolve()]] = None
             found.setdefault(job.resolve(), job)
-    if twice:
-        print(f"given more than once, and taken once: {', '.join(map(str, twice))}", file=sys.stderr)
     return list(found.values())
 
 

@@ -123,16 +123,13 @@ def test_bad_folders_are_refused(spoil: Callable[[Path], object], message: str, 
         load_run(tmp_path / "a")
 
 
-def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path, capsys: Any) -> None:
+def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path) -> None:
     for number in (10, 9, 0):
         made(tmp_path / "sweep" / str(number))
     jobs = [tmp_path / "sweep" / str(number) for number in (0, 9, 10)]
     assert find_folders([str(tmp_path / "sweep")]) == jobs
     assert find_folders([f"{tmp_path}/sweep/*"]) == jobs
-    assert not capsys.readouterr().err
-    assert find_folders([*map(str, jobs), f"{tmp_path}/sweep/../sweep"]) == jobs, "each once, and that is said"
-    said = capsys.readouterr().err
-    assert said.startswith("given more than once, and taken once: ") and all(str(job) in said for job in jobs)
+    assert find_folders([*map(str, jobs), f"{tmp_path}/sweep/../sweep"]) == jobs, "each once"
 
 
 TEMPLATE = (
