@@ -11,7 +11,7 @@ from drafters.heads.files import ServedFor
 from experiments.config.sections import plain, typed
 from experiments.exporting.folders import KINDS, Source, check_folder, check_format, kind_of, notes_of, read, write
 from experiments.reporting import terminal
-from experiments.results.revision import revision_of
+from experiments.results.manifest import revision_of
 from experiments.session.engines import quiet_hub
 from specdec import bundled
 from specdec.machine import dtype_name

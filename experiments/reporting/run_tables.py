@@ -17,8 +17,7 @@ from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
-from experiments.results.timing import STAGES
-from experiments.results.utilization import STAGES as MODEL_STAGES
+from experiments.results.timing import MODEL_STAGES, STAGES
 from specdec.drafting.calibration import Calibration
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"

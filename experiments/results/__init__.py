@@ -1,7 +1,7 @@
 """What a run leaves behind: records, the figures computed from them, and what made them.
 
 ``results.load("outputs/**")`` reads finished and interrupted runs as pandas frames. Reading needs neither torch nor the
-rest of this project: only ``manifest.py`` and ``revision.py``, which belong to a run while it is made, ask for them.
+rest of this project: only ``manifest.py``, which belongs to a run while it is made, asks for them.
 """
 
 from typing import Any

@@ -15,7 +15,6 @@ from experiments.results.records import PLAIN
 from experiments.results.requests import request_figures
 from experiments.results.rows import ALL, FIGURES, Row, ends, typed
 from experiments.results.statistics import Bootstrap, mean_of_all, ratio_of_sums
-from experiments.results.utilization import utilization_of
 
 SCHEMA = 4
 """Of ``summary.json``: changes with the names or the meaning of columns."""
@@ -45,7 +44,7 @@ def summarize(
         baseline: The method that speedups are over.
         terms: Limits on latencies and a price; None for neither.
         compared_with: The method that gains are over; None for no gains.
-        peaks: What the device does at best (``utilization_of``).
+        peaks: What the device does at best (``timing.utilization_of``).
     """
     bootstrap, terms, frame = bootstrap or Bootstrap(), terms or Terms(), frame_of(outputs)
     by_series = _series_of(frame)
@@ -55,7 +54,7 @@ def summarize(
         plain = by_series.get((temperature, baseline), frame[:0]) if name != baseline else None
         other = by_series.get((temperature, compared_with or "")) if name not in (baseline, compared_with) else None
         whole, *parts = _rows(own, plain, bootstrap)
-        whole |= request_figures(own, terms, bootstrap) | utilization_of(own, peaks)
+        whole |= request_figures(own, terms, bootstrap) | timing.utilization_of(own, peaks)
         gain = None if other is None else timing.gain_over(own, other, bootstrap)
         if gain is not None:
             whole |= {"gain_over": compared_with, "gain": gain.difference, **ends("gain", gain.interval)}

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
+from experiments.results.manifest import revision_of
 from experiments.results.records import PLAIN
-from experiments.results.revision import revision_of
 from specdec.engine.engine import Engine
 
 PARTS = ("target", "engine")

@@ -14,8 +14,8 @@ import pytest
 from experiments import results
 from experiments.results import texts as files
 from experiments.results.lossless import stated_exactness
+from experiments.results.manifest import _PIECE, _PIECES, revision_of
 from experiments.results.records import Record, RecordWriter
-from experiments.results.revision import _PIECE, _PIECES, revision_of
 from experiments.results.rows import PROMPTS, ROUNDS, RUNS
 from experiments.results.runs import load_run
 from experiments.results.summary import SCHEMA

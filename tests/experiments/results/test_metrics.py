@@ -6,10 +6,11 @@ import pytest
 
 from experiments.reporting.run_tables import not_recorded, utilization_table
 from experiments.results import metrics
+from experiments.results.frame import frame_of
 from experiments.results.records import Record
 from experiments.results.rows import positions
 from experiments.results.sources import Source, sourced
-from experiments.results.utilization import utilization_of
+from experiments.results.timing import utilization_of
 from specdec.types import Step
 from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
@@ -107,7 +108,7 @@ def record(prompt: str = "p", rounds: int = 1, **more: Any) -> Record:
 
 
 def test_utilization_is_counted_by_hand() -> None:
-    found = utilization_of([record()], PEAKS)
+    found = utilization_of(frame_of([record()]), PEAKS)
     # 300 bytes in 8 s of 100 bytes/s, 2000 operations of 1000/s; the least time is that of the bytes.
     assert (found["mbu.verify"], found["mfu.verify"]) == (pytest.approx(300 / 800), pytest.approx(2000 / 8000))
     assert found["of_least.verify"] == pytest.approx(8 / 3)
