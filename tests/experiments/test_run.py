@@ -96,7 +96,7 @@ def test_what_users_felt(
         assert method["concurrency"] + method["waiting"] <= 2
         assert sum(family(method, "phase_share").values()) == pytest.approx(1.0)
     shown = capsys.readouterr().out
-    assert "requests within all limits" in shown
+    assert "goodput," in shown and "price of" in shown
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["loading_seconds"] > 0
     held = manifest["memory"]["held"]
