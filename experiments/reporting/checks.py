@@ -13,20 +13,14 @@ from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
 
 _EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
-HEADERS = {
-    "rejection": "RS", "traversal": "trav.", "k-seq": "k-seq", "target walk": "walk", "two drafts": "two",
-    "weighted transport": "w. tr", "greedy multi-path": "paths",
-}  # fmt: skip
-"""Short headings of the known rules: with all of them a row has 80 characters. Block has none, because it equals
-traversal on chains and takes nothing else."""
 _ABOUT_SHARED = (
     "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; "
     "this: accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
 )
 _ABOUT_USUAL = (
-    "TV: largest total variation to the distribution that the rule states; all else: expected accepted tokens per "
-    "round. Drafts: branches by level; drawn iid, without replacement, or the top k. RS: rejection; trav.: traversal "
-    "(on chains: block); walk: target walk; two: two drafts; w. tr: weighted transport; paths: greedy multi-path."
+    "TV: largest total variation to the distribution that the rule states; this: expected accepted tokens per round; "
+    "rejec-tion: the same for rejection sampling. Drafts: branches by level; drawn iid, without replacement, or the "
+    "top k."
 )
 
 
@@ -39,16 +33,13 @@ def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
         columns += [Col("differ", "differing", "d"), Col("p", "p_value", ".2g"), Col("this", "accepted", ".3f")]
         columns.append(Col("rejec-\ntion", "rejection", ".3f"))
     else:
-        others = [name for name in HEADERS if any(name in case.known for case in done)]
         columns += [Col("TV", "tv", ".0e"), *([Col("TV to\np", "target_tv", ".3f")] if mixture else [])]
         columns.append(Col("this", "accepted", ".3f"))
-        columns += [_known(name) for name in others[: 1 if mixture else None]]  # the same drafts' towards p
+        columns.append(
+            Col("rejec-\ntion", lambda case: f"{case.known['rejection']:.3f}" if "rejection" in case.known else NOTHING)
+        )
     title = f"{type(rule).__name__} ({rule.exactness.value})"
     return Table.of(done, columns, title=title, notes=[_ABOUT_SHARED if shared else _ABOUT_USUAL])
-
-
-def _known(name: str) -> Col:
-    return Col(HEADERS[name], lambda case: f"{case.known[name]:.3f}" if name in case.known else NOTHING)
 
 
 def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:
