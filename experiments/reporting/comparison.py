@@ -14,7 +14,7 @@ from experiments.reporting.run_plots import acceptance_lines, length_and_speedup
 from experiments.reporting.studies.two_way import report_two_way
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.terminal import short
-from experiments.reporting.verdicts import counted, say_verdict, sentence
+from experiments.reporting.verdicts import joint, say_verdict, sentence
 from experiments.results.comparison import (
     Entry,
     best_of,
@@ -68,7 +68,7 @@ def report_comparison(
     entries, about = entries_of(runs), title(runs)
     remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
     bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
-    notes = [*(note.text for note in remarked), *missing, *counted([entry.row for entry in entries]), *bad]
+    notes = [*(note.text for note in remarked), *missing, *joint([entry.row for entry in entries], "label"), *bad]
     subtitle = "; ".join([about, *(note.short for note in remarked if note.short)])
     table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)

@@ -17,16 +17,21 @@ def print_verdicts(console: Console, run: Run) -> None:
 
     Ties are counted in that line. Nothing is said of sampled outputs.
     """
-    judged = [row for row in run.rows if row["lossless"] is not None]
-    good = [row for row in judged if not row["not_lossless"]]
-    if good:
-        furthest = max(good, key=lambda row: (row["divergences"] > 0, row["largest_margin"] or 0))
-        sums = {name: sum(row[name] for row in good) for name in ("compared_with_plain", "divergences")}
-        names = ", ".join(row["method"] for row in good)
-        say_verdict(console, f"{names}: {evidence(furthest | sums)}", bad=False)
-    for row in judged:
+    for line in joint(run.rows, "method"):
+        say_verdict(console, line, bad=False)
+    for row in run.rows:
         if row["not_lossless"]:
             say_verdict(console, sentence(row["method"], row, run), bad=True)
+
+
+def joint(rows: Sequence[Row], name: str) -> list[str]:
+    """One sentence on all rows, named by a column, whose outputs are plain decoding's; none where there are none."""
+    good = [row for row in rows if row["lossless"] is not None and not row["not_lossless"]]
+    if not good:
+        return []
+    furthest = max(good, key=lambda row: (row["divergences"] > 0, row["largest_margin"] or 0))
+    sums = {count: sum(row[count] for row in good) for count in ("compared_with_plain", "divergences")}
+    return [f"{', '.join(dict.fromkeys(row[name] for row in good))}: {evidence(furthest | sums)}"]
 
 
 def say_verdict(console: Console, line: str, *, bad: bool) -> None:
@@ -81,18 +86,3 @@ def warning(not_lossless: Sequence[str], most: int = 3) -> str:
     """The short warning for a picture: the methods that are not lossless; empty if all are."""
     more = f" and {len(not_lossless) - most} more" if len(not_lossless) > most else ""
     return f"{NOT_LOSSLESS}: {', '.join(not_lossless[:most])}{more}" if not_lossless else ""
-
-
-def counted(rows: Sequence[Row]) -> list[str]:
-    """One sentence on the verdicts over many rows; none where there is no verdict."""
-    judged = [row for row in rows if row["lossless"] is not None]
-    equal = sum(row["lossless"] == Verdict.EQUAL for row in judged)
-    ties = [row for row in judged if row["lossless"] == Verdict.TIES]
-    parts = [f"{equal} equal to plain decoding"] if equal else []
-    if ties:
-        furthest = max(ties, key=lambda row: row["largest_margin"] or 0.0)
-        parts.append(f"{len(ties)} with ties of the dtype only ({_largest(furthest)})")
-    bad = len(judged) - equal - len(ties)
-    parts += [f"{bad} {NOT_LOSSLESS}"] if bad else []
-    said = f"Greedy outputs of exact rules, {len(judged)} row{'s' if len(judged) != 1 else ''}: {', '.join(parts)}."
-    return [said] if judged else []
