@@ -6,11 +6,10 @@ from omegaconf import DictConfig
 
 from experiments.commands.race import race
 from experiments.config.sections import build, plain
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot, requests_plot, speedup_plot
+from experiments.reporting.run_plots import RUN_PLOTS, category_plot, speedup_plot
 from experiments.reporting.run_tables import (
     category_table,
     comparison_table,
-    methods_table,
     requests_table,
     run_table,
 )
@@ -23,15 +22,13 @@ from experiments.session.methods import drafters_of
 def run(config: DictConfig) -> Run:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = drafters_of(config)
-    main = methods_table if config.labels else comparison_table if config.methods or len(methods) > 1 else run_table
+    main = comparison_table if config.labels or config.methods or len(methods) > 1 else run_table
     plots: dict[str, Plot] = {**RUN_PLOTS, "categories.png": category_plot}
     if config.labels:
         plots = {"methods.png": speedup_plot}
     asked = config.requests_table
     if asked is None:  # by default where there are limits or a price
         asked = config.price is not None or any(limit is not None for limit in plain(config, "sla").values())
-    if asked:
-        plots["requests.png"] = requests_plot
     report = Report(
         tables=lambda made, title: [main(made, title), category_table(made), requests_table(made) if asked else None],
         plots=plots,

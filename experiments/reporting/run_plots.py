@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import CLOSED, labels_of, rules_of
-from experiments.reporting.run_tables import REQUESTS, shown_categories, stage_milliseconds, stages_of
+from experiments.reporting.columns import labels_of, rules_of
+from experiments.reporting.run_tables import shown_categories, stage_milliseconds, stages_of
 from experiments.reporting.style import Panel
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
-from experiments.results.requests import LEVELS
 from experiments.results.rows import Row, family, positions
 from experiments.results.runs import Run
 
@@ -134,34 +133,6 @@ def time_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     style.legend(figure, axes)
     alarm = alarm_of(_named(run))
     return style.finish(figure, path, "Where the time goes", conditions(subtitle, run), alarm=alarm)
-
-
-def requests_plot(run: Run, path: Path, subtitle: str) -> Path | None:
-    """Draw the percentiles of three latencies, a line per method; returns None if nothing is known of any."""
-    known = [row for row in run.rows if row.get("ttft.p50") is not None]
-    if not known:
-        return None
-    texts = {"ttft": "time to first token (ms)", "tpot": "time per further token (ms)", "e2e": "arrival to end (ms)"}
-    return style.rows_plot(
-        path,
-        labels_of(known),
-        {text: (f"{name}.value", 1000.0) for name, text in texts.items()},
-        {
-            f"p{level}": {
-                place: {
-                    f"{name}.value{end}": row.get(f"{name}.p{level}{end}")
-                    for name in texts
-                    for end in ("", "_low", "_high")
-                }
-                for place, row in enumerate(known)
-            }
-            for level in (LEVELS[0], LEVELS[-1])
-        },
-        about=f"{REQUESTS}: percentiles over requests; {CLOSED}",
-        subtitle=conditions(subtitle, run),
-        alarm=alarm_of(_named(run)),
-        at=None,
-    )
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}

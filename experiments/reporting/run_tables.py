@@ -40,38 +40,20 @@ def run_table(run: Run, title: str) -> Table:
         Col("prompts finished; failed", lambda row: f"{row['finished']} of {row['planned']}; {row['failed']}"),
         Col("tokens; rounds", "tokens", "d", also="rounds"),
     ]
-    notes = [*_notes(run), *_brackets(rows)]
+    notes = [*_notes(run), *(f"brackets: {row['confidence']:.0%} intervals over prompts" for row in rows[:1])]
     return Table.upright(rows, [row["label"] for row in rows], lines, title=title, notes=notes)
 
 
 def comparison_table(run: Run, title: str) -> Table:
-    """Several methods, perhaps at several temperatures: a row each."""
-    columns = [cols.T, words("method", lambda row: _named(row, joint="\n")), cols.unless_plain(cols.LENGTH)]
-    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED, cols.DISTINCT, cols.EQUAL]
-    notes = [*_notes(run), *_bold(run.rows)]
-    return Table.of(run.rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
-
-
-def methods_table(run: Run, title: str) -> Table:
-    """A row per method and temperature, by temperature, readable without the run's configuration."""
+    """A row per method and temperature, by temperature; with differences where the run compares with a method."""
     rows = sorted(run.rows, key=lambda row: row["temperature"])
     names = {row["method"]: row["label"] for row in rows}
     over = next((names.get(row["gain_over"], row["gain_over"]) for row in rows if row["gain_over"] is not None), None)
-    notes = [
-        *_incomplete(run),
-        cols.rules_of(rows),
-        "a round is one forward of the target; plain decoding emits one token in it",
-        *(*_brackets(rows), *_bold(rows), *noise_notes(run)),
-        *([] if over is None else [f"difference: from {over} on the same prompts, given the drafts"]),
-    ]
-    columns = [cols.T, words("method", lambda row: _named(row, joint=", "))]
-    columns.append(cols.unless_plain(Col("tokens\nper round", "mean_acceptance_length", best=True)))
+    notes = [*_notes(run), *([cols.BOLD] if any(row.get(f"best.{name}") for row in rows for name in RANKED) else [])]
+    notes += [] if over is None else [f"difference: from {over} on the same prompts, given the drafts"]
+    columns = [cols.T, words("method", _named), cols.unless_plain(cols.LENGTH)]
     columns += [] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]
-    columns += [
-        Col("drafted nodes\nper round", "proposed_nodes_per_round", ".1f"),
-        Col("drafting,\nshare of time", lambda row: NOTHING if _plain(row) else percent(drafting_share(row))),
-        *(Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS),
-    ]
+    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED, cols.DISTINCT, cols.EQUAL]
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
@@ -226,13 +208,6 @@ def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
 # ---------------------------------------------------------------- parts of the above
 
 
-def drafting_share(row: Row) -> float | None:
-    """The share of a method's wall time that its drafter took to propose; None where stages were not timed."""
-    stages = family(row, "stage_seconds")
-    total = sum(stages.values())
-    return stages["draft"] / total if "draft" in stages and total else None
-
-
 def stages_of(rows: Sequence[Row]) -> list[str]:
     """The stages that were timed, in the order of a round."""
     known = dict.fromkeys(stage for row in rows for stage in family(row, "stage_seconds"))
@@ -269,16 +244,8 @@ def _incomplete(run: Run) -> list[str]:
     return [] if run.complete or not run.rows else [f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts"]
 
 
-def _brackets(rows: Sequence[Row]) -> list[str]:
-    return [f"brackets: {rows[0]['confidence']:.0%} intervals over prompts"] if rows else []
-
-
-def _named(row: Row, *, joint: str) -> Cell:
-    return method_cell(row, "", *([f"{row['failed']} failed"] if row["failed"] else []), joint=joint)
-
-
-def _bold(rows: Sequence[Row]) -> list[str]:
-    return [cols.BOLD] if any(row.get(f"best.{figure}") for row in rows for figure in RANKED) else []
+def _named(row: Row) -> Cell:
+    return method_cell(row, "", *([f"{row['failed']} failed"] if row["failed"] else []), joint="\n")
 
 
 def _accepted_at(position: int) -> Col:

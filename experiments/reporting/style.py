@@ -240,14 +240,12 @@ def rows_plot(
     about: str,
     subtitle: str,
     alarm: str = "",
-    at: float | None = 1.0,
 ) -> Path:
     """Draw columns of rows with their intervals along named lines, beside the line of plain decoding.
 
     Args:
         panels: The column and its factor, by the label of the panel's axis.
         series: Rows by their places among the names, by the label of the series.
-        at: Where plain decoding stands; None for nowhere.
     """
     figure = new_figure(PAGE, 1.1 + (0.12 + 0.13 * len(series)) * len(names))
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -263,8 +261,7 @@ def rows_plot(
                 axes.hlines(y, low, high, color=color(index), linewidth=1.3)
                 text = f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
                 note(axes, text, (max(value, high), y), color=color(index))
-        if at is not None:
-            axes.axvline(at, color="black", linewidth=0.9, linestyle="--", zorder=1, label="plain decoding")
+        axes.axvline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1, label="plain decoding")
         axes.set_xlabel(label)
         axes.margins(x=0.08 + 0.05 * len(panels))  # a narrow panel has less room for its last number
     name_rows(drawn[0], names, 34)

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from experiments.reporting.comparison import pictures, remarks
 from experiments.reporting.report.data import as_script, choose_prompts, run_data
 from experiments.reporting.report.figures import facts_of, figures_table, findings, names_of
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot, requests_plot
+from experiments.reporting.run_plots import RUN_PLOTS, category_plot
 from experiments.reporting.run_tables import DEVICE, REQUESTS, requests_table, run_table, utilization_table
 from experiments.reporting.table import Table
 from experiments.results.comparison import differences, entries_of, title
@@ -26,7 +26,7 @@ from experiments.tracing.rounds import Output, outputs_of
 MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""
 _CODE = ("tables.js", "tree.js", "tokens.js")
-_PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "categories.png": category_plot}
+_PLOTS = {**RUN_PLOTS, "categories.png": category_plot}
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
