@@ -1,15 +1,16 @@
 """Pictures of runs, readable without the code: titles, units, what a mark means, what the verifier promises."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import labels_of, rules_of
+from experiments.reporting.columns import FAMILY, labels_of, rules_of
 from experiments.reporting.run_tables import shown_categories, stage_milliseconds, stages_of
 from experiments.reporting.style import Panel
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
-from experiments.results.rows import Row, family, positions
+from experiments.results.rows import Row, ends, family, interval, positions
 from experiments.results.runs import Run
 
 STAGE_COLORS = {
@@ -133,6 +134,32 @@ def time_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     style.legend(figure, axes)
     alarm = alarm_of(_named(run))
     return style.finish(figure, path, "Where the time goes", conditions(subtitle, run), alarm=alarm)
+
+
+def nodes_plot(run: Run, path: Path, subtitle: str) -> Path | None:
+    """Draw tokens per round by drafted nodes per round, a panel per temperature; None if nothing was drafted.
+
+    Methods whose labels differ in numbers alone are one line, and the numbers stand beside its points: ``EAGLE-3: chain
+    of 4``, ``EAGLE-3: chain of 8``.
+    """
+    named = [(label, row) for label, row in _named(run) if row["proposed_nodes_per_round"]]
+    if not named:
+        return None
+    series: dict[str, list[Row]] = {}
+    for label, row in sorted(named, key=lambda pair: pair[1]["proposed_nodes_per_round"]):
+        size = re.search(r"\d+$", label.partition(FAMILY)[2])
+        name = f"{label[: -len(size[0])]}…" if size else label
+        y, bounds = f"T={row['temperature']:g}", interval(row, "mean_acceptance_length")
+        point = {"nodes": row["proposed_nodes_per_round"], y: row["mean_acceptance_length"], **ends(y, bounds)}
+        series.setdefault(name, []).append(point | {"size": int(size[0]) if size else None})
+    axes = ("drafted nodes per round", "tokens per round")
+    panels = [
+        Panel(x="nodes", y=f"T={t:g}", labels=axes, title=title, beside="size", at=1.0)
+        for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
+    ]
+    about = f"What drafted nodes bring, with {run.rows[0]['confidence']:.0%} intervals"
+    told = conditions(subtitle, run)
+    return style.lines(path, panels, series, about=about, subtitle=told, alarm=alarm_of(named), across=2)
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}
