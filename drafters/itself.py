@@ -156,7 +156,7 @@ def chosen_parts(model: PreTrainedModel, given: Collection[object]) -> list[str]
         ends = _RANGE.fullmatch(entry)
         end = int(ends[2] or last) if ends else last
         layers = range(int(ends[1]), end + 1) if ends else [entry]
-        some = [name for each in layers for name in parts if name == str(each) or name.startswith(f"{each}.")]
+        some = [name for layer in layers for name in parts if name == str(layer) or name.startswith(f"{layer}.")]
         if not some or end > last:
             known = ", ".join(name.partition(".")[2] for name in parts if name.startswith("0."))
             raise ValueError(

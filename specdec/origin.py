@@ -34,10 +34,10 @@ def own_place(error: BaseException) -> Place | None:
     That is neither this framework's code, nor an installed package's, nor Python's. Of errors that caused each other
     the first one that met the user's code counts.
     """
-    for each in _causes(error):
-        if isinstance(each, SyntaxError) and each.filename and _is_own(each.filename, ""):
-            return Place(each.filename, each.lineno or 1)
-        found = [place for place, module in _frames(each.__traceback__) if _is_own(place.file, module)]
+    for cause in _causes(error):
+        if isinstance(cause, SyntaxError) and cause.filename and _is_own(cause.filename, ""):
+            return Place(cause.filename, cause.lineno or 1)
+        found = [place for place, module in _frames(cause.__traceback__) if _is_own(place.file, module)]
         if found:
             return found[-1]
     return None

@@ -42,7 +42,7 @@ class SamplingTensors:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], **tensors: Any) -> "SamplingTensors":
         """Returns the tensors, by name, together with what the host knows of the requests."""
-        sampled = [each for each in params if not each.greedy]
+        sampled = [param for param in params if not param.greedy]
         return cls(
             **tensors,
             any_greedy=len(sampled) < len(params),
@@ -56,7 +56,7 @@ class SamplingTensors:
 
     @property
     def flags(self) -> Hashable:
-        values = [getattr(self, each.name) for each in fields(self)]
+        values = [getattr(self, field.name) for field in fields(self)]
         return tuple("there" if isinstance(value, Tensor) else value for value in values)
 
 

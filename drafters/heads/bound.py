@@ -34,7 +34,7 @@ def move(head: _Head, device: torch.device | str, dtype: torch.dtype | None) -> 
 
 def beside(head: _Head, device: torch.device, dtype: torch.dtype) -> _Head:
     """Returns the head if it is on this device and in this dtype, otherwise a copy that is."""
-    if all(each.device == device and each.dtype is dtype for each in head.parameters()):
+    if all(parameter.device == device and parameter.dtype is dtype for parameter in head.parameters()):
         return head
     twin = copy.deepcopy(head)
     twin.zero_grad()  # a head in training was copied with its gradients

@@ -238,10 +238,10 @@ def _kernels(target: Target, context: int) -> Iterator[tuple[str, float]]:
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
         call()
         now(target.device)
-    kernels = [each for each in found.key_averages() if not on_gpu or each.device_type == DeviceType.CUDA]
-    times = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total for each in kernels}
+    kernels = [average for average in found.key_averages() if not on_gpu or average.device_type == DeviceType.CUDA]
+    times = {kernel.key: kernel.self_device_time_total if on_gpu else kernel.self_cpu_time_total for kernel in kernels}
     counted = sum(taken for name, taken in times.items() if re.search(_COUNTED, name, re.IGNORECASE))
-    yield "kernels of a plain verify per layer", sum(each.count for each in kernels) / (target.num_layers or 1)
+    yield "kernels of a plain verify per layer", sum(kernel.count for kernel in kernels) / (target.num_layers or 1)
     yield "products and attention, share of verify's kernels", counted / sum(times.values())
 
 

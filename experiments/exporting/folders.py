@@ -210,7 +210,7 @@ def _check_fit(found: Found, target: PreTrainedConfig, name: str) -> None:
     tokens = (module if known.width == "hidden_size" else module.config).vocab_size
     mask = module.config.mask_token_id if "mask_token_id" in known.takes else 0
     for wrong, has, its, remedy in (
-        (any(not -1 <= each < count for each in layers), f"that reads the hidden states {layers}", f"{count} layers",
+        (any(not -1 <= layer < count for layer in layers), f"that reads the hidden states {layers}", f"{count} layers",
          "give export.hidden_layers, or the target that it was trained on"),
         (own != width, f"for hidden states of width {own}", f"width {width}", "give the target that it was trained on"),
         (tokens > vocab, f"of {tokens} tokens", f"{vocab} tokens", "give the target that it was trained on"),

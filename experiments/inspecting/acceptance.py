@@ -182,7 +182,7 @@ def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " 
     head = getattr(module, "model", module)
     weights, layers = list(module.parameters()), getattr(head, "layers", ())
     deep = f"{len(layers)} decoder layer{'s' * (len(layers) > 1)}, " if len(layers) else ""
-    size = f"{sum(each.numel() for each in weights):,} parameters, {dtype_name(weights[0].dtype)}"
+    size = f"{sum(weight.numel() for weight in weights):,} parameters, {dtype_name(weights[0].dtype)}"
     facts = {"kind": f"{drafter.kind}, {deep}{size}"}
     if drafter.reads == (-1,):
         facts["reads"] = "the last hidden state, after the final norm"

@@ -210,15 +210,15 @@ def inspect(
     loaded = play(target, drafter, prompts, tokens=tokens, seed=seed)
     tried: list[Tried] = []
     refused: dict[str, str] = {}
-    for each in alternatives(described, target, given):
-        progress(each.name)
+    for alternative in alternatives(described, target, given):
+        progress(alternative.name)
         try:
-            other = make(each.settings)
-            if each.edit is not None:
-                each.edit(other.describe(target).doubts)
+            other = make(alternative.settings)
+            if alternative.edit is not None:
+                alternative.edit(other.describe(target).doubts)
             acceptance = play(target, other, prompts, tokens=tokens, seed=seed)
         except ValueError as error:
-            refused[each.name] = str(error)
+            refused[alternative.name] = str(error)
             continue
-        tried.append(Tried(each, acceptance, gain(acceptance, loaded)))
+        tried.append(Tried(alternative, acceptance, gain(acceptance, loaded)))
     return Inspection(described, loaded, sorted(tried, key=lambda each: -each.gain.tokens), refused)

@@ -149,9 +149,9 @@ def _shared(rule: Verifier, tables: Sequence[Tables], at: Mapping[str, Any], str
     results = [check_shared(rule, made, shape, law, samples=streams, seed=seed) for made in tables]
     return Case(
         **at,
-        accepted=mean(each.accepted for each in results),
-        differing=sum(each.differing for each in results),
-        p_value=min(each.p_value for each in results),
+        accepted=mean(result.accepted for result in results),
+        differing=sum(result.differing for result in results),
+        p_value=min(result.p_value for result in results),
         rejection=mean(enumerate_outcome(rejection, made, shape, without).expected_accepted for made in tables),
     )
 

@@ -196,9 +196,9 @@ def _repeated(prompt: Sequence[int], length: int) -> list[int]:
 def _typical(rounds: Sequence[TimedRound]) -> TimedRound:
     return replace(
         rounds[0],
-        stages={stage: smallest([each.stages[stage] for each in rounds]) for stage in STAGES},
-        host=smallest([each.host for each in rounds]),
-        context=mean(each.context for each in rounds),
+        stages={stage: smallest([round_.stages[stage] for round_ in rounds]) for stage in STAGES},
+        host=smallest([round_.host for round_ in rounds]),
+        context=mean(round_.context for round_ in rounds),
     )
 
 

@@ -23,7 +23,7 @@ def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory:
     """Return the device that costs were measured on: its row of the table, or what its file (or ``memory``) says."""
     name, peaks = costs.conditions.device, costs.peaks
     size = peaks.get("memory", memory)
-    row = next((each for each in devices.values() if each.title == name), None) or row_of(name, size, devices)
+    row = next((device for device in devices.values() if device.title == name), None) or row_of(name, size, devices)
     if row is not None:
         return row
     if not peaks:

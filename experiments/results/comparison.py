@@ -74,7 +74,7 @@ def title(runs: Sequence[Run]) -> str:
     facts: list[Callable[[Run], str]] = [_SAME["target"], _SAME["dtype"], lambda run: run.manifest["device"]]
     facts += [dataset_name, lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}"]
     values = [{fact(run) for run in runs} for fact in facts]
-    return ", ".join(text for each in values if len(each) == 1 for text in each)
+    return ", ".join(text for value in values if len(value) == 1 for text in value)
 
 
 def entries_of(runs: Sequence[Run]) -> list[Entry]:

@@ -22,8 +22,8 @@ INCOMPLETE = "\u25af"
 def write_prompts(folder: Path, prompts: Iterable[Any]) -> None:
     """Write the prompts of a run (anything with ``id``, ``category`` and ``turns``), in the order in which they run."""
     lines = (
-        json.dumps({"prompt": each.id, "category": each.category, "turns": each.turns}, ensure_ascii=False)
-        for each in prompts
+        json.dumps({"prompt": prompt.id, "category": prompt.category, "turns": prompt.turns}, ensure_ascii=False)
+        for prompt in prompts
     )
     replace_text(folder / PROMPTS, "".join(f"{line}\n" for line in lines))
 

@@ -56,7 +56,7 @@ def measure_methods(
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
     sampling, dataset = build(config, "sampling"), build(config, "dataset")
-    samplings = [dataclasses.replace(sampling, temperature=each) for each in temperatures] or [sampling]
+    samplings = [dataclasses.replace(sampling, temperature=temperature) for temperature in temperatures] or [sampling]
     chosen, spare = choose(dataset, spare=config.warmup_prompts)
     facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
@@ -74,12 +74,12 @@ def measure_methods(
     if report.opening is not None:
         report.opening(contenders)
     sampling = samplings[0]
-    for each in contenders:
-        if isinstance(each.engine, Engine):
-            each.engine.check(sampling, speculate=each.speculate)
+    for contender in contenders:
+        if isinstance(contender.engine, Engine):
+            contender.engine.check(sampling, speculate=contender.speculate)
         else:
             for asked in samplings:
-                each.engine.check_sampling(asked)
+                contender.engine.check_sampling(asked)
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,
@@ -99,7 +99,7 @@ def measure_methods(
     most = max(length or 0 for length in lengths) if all(lengths) else None
     warmup = encode_warmup(texts, target, sampling, engine.max_length, most=most)
     facts |= facts_of(target, contenders, prompts, samplings)
-    held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
+    held = held_by([contender.engine for contender in contenders if isinstance(contender.engine, Engine)])
     facts["memory"] = {"held": held}
     wanted = config.get("peaks", "none") != "none"
     facts["peaks"] = before.get("peaks") if before is not None else peaks_of(target) if wanted else None
@@ -120,9 +120,9 @@ def measure_methods(
         kept, finished = finished_batches(folder, turns, methods=len(contenders), size=size)
         note_resumed(folder, before)
     write_prompts(folder, prompts)
-    batches = sorted({each.engine.max_batch_size for each in contenders})
+    batches = sorted({contender.engine.max_batch_size for contender in contenders})
     invariant = ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
-    mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
+    mirror = Mirror(tracker, [contender.method for contender in contenders], [each.temperature for each in samplings])
     measurement = Measurement(
         config=config,
         facts=facts,
@@ -213,7 +213,7 @@ def facts_of(
 
 def beside(contenders: Sequence[Contender]) -> str:
     """The versions of other engines, behind the conditions of a run, and that their start is not counted."""
-    others = [each.engine for each in contenders if isinstance(each.engine, OtherEngine)]
+    others = [contender.engine for contender in contenders if isinstance(contender.engine, OtherEngine)]
     said = list(dict.fromkeys(other.about for other in others if other.about))
     starts = [other.start_seconds for other in others if other.start_seconds is not None]
     said += [f"their start ({sum(starts):.0f} s) is not counted"] if starts else []

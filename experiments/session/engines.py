@@ -120,10 +120,10 @@ def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, veri
 def accounted(contenders: Sequence[Contender]) -> list[Contender]:
     """The methods with what works out their calls; other engines than ours have none."""
     return [
-        replace(each, accountant=Accountant.of(each.engine, speculate=each.speculate))
-        if isinstance(each.engine, Engine)
-        else each
-        for each in contenders
+        replace(contender, accountant=Accountant.of(contender.engine, speculate=contender.speculate))
+        if isinstance(contender.engine, Engine)
+        else contender
+        for contender in contenders
     ]
 
 
@@ -141,10 +141,10 @@ def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, fl
 def _targets(methods: Sequence[Method]) -> dict[str, Target]:
     """The targets of methods, by their settings."""
     made: dict[str, Target] = {}
-    for each in methods:
-        if each.target not in made:
-            made[each.target] = build(each.config, "target")
-            if made[each.target].tokenizer is None:
-                name = made[each.target].name
+    for method in methods:
+        if method.target not in made:
+            made[method.target] = build(method.config, "target")
+            if made[method.target].tokenizer is None:
+                name = made[method.target].name
                 raise ValueError(f"{name} has no tokenizer, and prompts are text: give target.tokenizer=FOLDER")
     return made

@@ -70,8 +70,8 @@ class GroupedAttention(AttentionBackend):
         if len(cache.segments) == 1:
             return attend(query, *cache.read(layer), mask, **options)
         parts = [
-            attend(query[each.rows], *cache.read_segment(layer, each), mask[each.rows], **options)
-            for each in cache.segments
+            attend(query[segment.rows], *cache.read_segment(layer, segment), mask[segment.rows], **options)
+            for segment in cache.segments
         ]
         return torch.cat(parts)
 

@@ -66,7 +66,7 @@ CACHE = cache_argument(signature(create_causal_mask).parameters)
 def own_cache_class(model: PreTrainedModel) -> type:
     """Return the class of caches that a model's own code defines; transformers' general one if it defines none."""
     module = type(model).__module__
-    classes = [each for each in vars(sys.modules[module]).values() if isinstance(each, type)]
+    classes = [value for value in vars(sys.modules[module]).values() if isinstance(value, type)]
     return next((c for c in classes if issubclass(c, TransformersCache) and c.__module__ == module), TransformersCache)
 
 

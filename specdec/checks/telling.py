@@ -107,7 +107,7 @@ def planned(candidates: Sequence[Telling], names: Sequence[str], **settings: Any
 
 
 def _question(prompts: Sequence[Telling], names: Sequence[str], settings: dict[str, Any]) -> Question:
-    laws = {name: [each.laws[name] for each in prompts] for name in (HONEST, *names)}
+    laws = {name: [prompt.laws[name] for prompt in prompts] for name in (HONEST, *names)}
     return Question(laws.pop(HONEST), laws, **settings)
 
 

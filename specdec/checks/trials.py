@@ -67,7 +67,7 @@ class Trials:
     def binds(self) -> str:
         engine = self.stage.engine(*_MIXED)
         models = (engine.runner, *(() if engine.session is None else engine.session.models))
-        rounded = (rounded_to(each.model if isinstance(each, ModelRunner) else each) for each in models)
+        rounded = (rounded_to(model.model if isinstance(model, ModelRunner) else model) for model in models)
         self._rounds_to = next((dtype for dtype in rounded if dtype is not None), None)
         return f"{self.stage.target.name}; tried with {type(self.stage.verifier).__name__}"
 

@@ -377,8 +377,8 @@ class Engine:
         try:
             self._turns.abort(ids)
         finally:
-            for each in ids:
-                self._inboxes.pop(each, None)
+            for request in ids:
+                self._inboxes.pop(request, None)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -219,7 +219,7 @@ class _ForwardRecorder(Recorder):
         given, positions, *features = inputs
         other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
         shifted = torch.where(positions > 0, positions - 1, positions + 1)
-        others = [other, shifted, *(each.flip(-1) for each in features)]
+        others = [other, shifted, *(feature.flip(-1) for feature in features)]
         with torch.inference_mode(), noted() as work:
             traced = stage(*others)
         if work.refusal is None:
@@ -277,7 +277,7 @@ class _Rewriter(Recorder):
             self._forwards = list(self._single_steps(modules))
         # Where all tensors are without numbers already, in a dry run, they stay as they are.
         mode = None if isinstance(inputs[0], FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
-        given = list(inputs) if mode is None else [mode.from_tensor(each) for each in inputs]
+        given = list(inputs) if mode is None else [mode.from_tensor(input_) for input_ in inputs]
         with _restored(modules), lent(self._forwards), mode or nullcontext(), noted(shapes=True) as work:
             outputs = stage(*given)
         if work.refusal is not None:

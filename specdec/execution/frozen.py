@@ -62,7 +62,7 @@ class Frozen:
         # Rotary embeddings replace those of their buffers that are not saved.
         self._buffers = [(m._buffers, n) for m in modules for n in m._buffers if n not in m._non_persistent_buffers_set]
         self._objects = self._now()
-        tensors = [each for each in self._objects if isinstance(each, Tensor)]
+        tensors = [object_ for object_ in self._objects if isinstance(object_, Tensor)]
         self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
         self._versions = list(map(_version, self._counted))
         self._ends = [*tensors[:1], *tensors[-1:]]  # moving a module leaves its parameters' identities alone

@@ -92,7 +92,7 @@ class InvariantExecutor(Executor):
         index = torch.from_numpy(filled).to(device)
         sight = Sight(nodes.pieces(filled), nodes.positions[filled], facts.distinct_reaches, device)
         masks = [torch.zeros(self.rows, 1, 1, 1, dtype=facts.dtype, device=device) for _ in facts.distinct_reaches]
-        rows = [each.index_select(0, index)[:, None] for each in inputs]
+        rows = [input_.index_select(0, index)[:, None] for input_ in inputs]
         tokens = SingleTokens(cache, written, sight)
         outputs = self.call_model(wants, rows, View(cache, masks), tokens.attend, tokens.write)
         return [output[:written, 0] for output in outputs]

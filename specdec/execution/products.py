@@ -167,5 +167,5 @@ def _format_of(weight: Tensor) -> int:
 
 def readable(*tensors: Tensor) -> bool:
     """Return whether there is C that reads these tensors, the last of which has the dtype of inputs and outputs."""
-    here = all(each.device.type == "cpu" and is_plain(each) and each.numel() > 0 for each in tensors)
+    here = all(tensor.device.type == "cpu" and is_plain(tensor) and tensor.numel() > 0 for tensor in tensors)
     return here and tensors[-1].dtype in (torch.float32, torch.bfloat16) and native_library() is not None

@@ -140,7 +140,7 @@ class CudaGraphRecorder(Recorder):
                     torch._C._cuda_endAllocateToPool(device, pool)
                     torch._C._cuda_releasePool(device, pool)
                 raise
-        self._fixed.update((each.data_ptr(), each) for each in outputs)
+        self._fixed.update((output.data_ptr(), output) for output in outputs)
 
         def replay(*given: Tensor) -> Sequence[Tensor]:
             for place, each in zip(places, given, strict=True):

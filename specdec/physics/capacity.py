@@ -84,8 +84,8 @@ class Served:
     def memory(self, *, rows: int, length: int) -> "Memory":
         """Return what rows of at most ``length`` committed positions take, each in a slot of its own."""
         slots = [self.slots, *(each.slots for each in self.drafting)]
-        kept, *drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in slots)
-        held = sum(each.bytes(rows=rows, length=length) for each in slots)
+        kept, *drafting = (replace(slot, drafted=0).bytes(rows=rows, length=length) for slot in slots)
+        held = sum(slot.bytes(rows=rows, length=length) for slot in slots)
         activations, nodes = self.activations, rows * (self.drafted + 1)
         if activations is None:
             tokens = max(self.prefill_chunk, nodes)

@@ -48,12 +48,12 @@ class TokenRange:
 
 
 def _check(ranges: Sequence[TokenRange], *more: float) -> None:
-    ends = [each.upto for each in ranges]
+    ends = [range_.upto for range_ in ranges]
     if not ends or ends[-1] is not None or None in ends[:-1]:
         raise ValueError(f"the ranges of a cost end at {ends}: the last one alone has no end")
     if not all(0 < low < high for low, high in pairwise(end for end in ends if end is not None)):
         raise ValueError(f"the ranges of a cost end at {ends}: give ascending numbers of tokens")
-    constants = [*more, *(number for each in ranges for number in (each.fixed, each.per_token))]
+    constants = [*more, *(number for range_ in ranges for number in (range_.fixed, range_.per_token))]
     if not all(0 <= number < float("inf") for number in constants):
         raise ValueError("a constant of a cost is no number of seconds from 0 on: measure it again")
 
@@ -61,8 +61,8 @@ def _check(ranges: Sequence[TokenRange], *more: float) -> None:
 def _seconds_of(ranges: Sequence[TokenRange], tokens: Any) -> Any:
     if len(ranges) == 1:
         return ranges[0].fixed + ranges[0].per_token * tokens
-    place = np.searchsorted([each.upto for each in ranges[:-1] if each.upto is not None], tokens)
-    fixed, per_token = (np.array([getattr(each, name) for each in ranges]) for name in ("fixed", "per_token"))
+    place = np.searchsorted([range_.upto for range_ in ranges[:-1] if range_.upto is not None], tokens)
+    fixed, per_token = (np.array([getattr(range_, name) for range_ in ranges]) for name in ("fixed", "per_token"))
     return fixed[place] + per_token[place] * tokens
 
 

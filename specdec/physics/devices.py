@@ -75,7 +75,7 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     wanted = name.lower().replace(" ", "-").replace("_", "-")
     if wanted in devices:
         return devices[wanted]
-    near = [each for each in devices if each.startswith(wanted)]
+    near = [device for device in devices if device.startswith(wanted)]
     near = near or difflib.get_close_matches(wanted, devices, n=3, cutoff=0.5)
     told = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(devices)}"
     raise ValueError(f"there is no device {name!r} in the table: {told} (add rows with devices=FILE)")

@@ -151,8 +151,8 @@ class _Trial:
         """Return the projections, and the last linear layer (see ``Mixer``)."""
         inputs = self._tokens(slice(None))
         others = {path: each.clone() for path, each in inputs.items()}
-        for each in others.values():
-            each[:, :-1] = each.roll(1, 0)[:, :-1]
+        for other in others.values():
+            other[:, :-1] = other.roll(1, 0)[:, :-1]
         first, result = self._noted(inputs)
         second, _ = self._noted(others)
         once = [name for name, outputs in first.items() if len(outputs) == 1 and len(second[name]) == 1]

@@ -114,7 +114,7 @@ def make_cache(
     sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
     cache = cache_of(facts.layers, paging, format=format, device=facts.device, indexers=facts.indexers, **sizes)
     if facts.mixers:
-        beside = sum(each.nbytes for each in cache.tensors)
+        beside = sum(tensor.nbytes for tensor in cache.tensors)
         cache.states = States(
             [mixer.states for mixer in facts.mixers], slots=max_batch_size, length=max_length, nodes=max_nodes,
             device=facts.device, beside=beside,

@@ -138,7 +138,7 @@ class Agreement:
             return verdict
         names = ("num_accepted", "next_token", "valid", "expected_accepted")
         numbers = {name: getattr(verdict, name) for name in names}
-        mine = torch.cat([verdict.path.double(), *[each.double()[:, None] for each in numbers.values()]], dim=1)
+        mine = torch.cat([verdict.path.double(), *[number.double()[:, None] for number in numbers.values()]], dim=1)
         path, *theirs = self.on_numbers(mine).split([verdict.path.shape[1], *[1] * len(numbers)], dim=1)
         agreed = {name: new[:, 0].to(old.dtype) for (name, old), new in zip(numbers.items(), theirs, strict=True)}
         return replace(verdict, path=path.to(verdict.path.dtype), **agreed)

@@ -128,7 +128,7 @@ def answered(
     """The documents with every supervised part replaced by what the target says there, turn by turn."""
     given = [_parts(prompt) for prompt in prompts]
     tokens: list[list[int]] = [list(parts[0]) for parts in given]
-    marks = [[0] * len(each) for each in tokens]
+    marks = [[0] * len(row) for row in tokens]
     open_rows = list(range(len(prompts)))
     turn = 0
     while open_rows:
