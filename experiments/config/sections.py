@@ -42,6 +42,8 @@ TABLES = {
     for path in sorted((CONF / "options").glob("*.yaml"))
 }
 """The groups whose options stand in one file, ``conf/options/GROUP.yaml``, each under its name."""
+_SECTIONS = ["contenders", "fit", "labels", "lengths", "methods", "policies", "rules", "served", "setups", "sla"]
+"""The sections of commands that are no groups."""
 for _group, _options in TABLES.items():
     for _name, _option in _options.items():
         whole = "_global_" if _group in ("pair", "recipe") else None
@@ -153,8 +155,10 @@ def check_settings(config: DictConfig, settings: type[Made]) -> Made:
 
 def values_of(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without the sections that a command's settings leave to their components."""
-    known = {field.name for field in fields(settings)}
-    return {name: value for name, value in options.items() if name in known or not isinstance(value, dict)}
+    own = {field.name for field in fields(settings)}
+    parts = {name for name, value in options.items() if isinstance(value, dict) and name not in own}
+    left = {name for name in parts if name in _SECTIONS or option_names(name)}
+    return {name: value for name, value in options.items() if name not in left}
 
 
 def plain(config: DictConfig, section: str) -> Any:
