@@ -82,6 +82,8 @@ def _figures(folder: Path, *, failed_since: float) -> str:
     file = next((folder / name for name in reversed(RESULTS) if (folder / name).exists()), None)
     if file is None or file.stat().st_mtime < failed_since:
         return "NO RESULT"
+    from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
+
     summary = json.loads(file.read_text(encoding="utf-8"))
     rows = [row for row in summary.get("rows") or summary["runs"] if row.get("category", row.get("group")) == "all"]
     drafted = [row for row in rows if row["method"] != "plain"] or rows
@@ -89,6 +91,7 @@ def _figures(folder: Path, *, failed_since: float) -> str:
     for row in drafted:
         figures = [form.format(row[name]) for name, form in _FORMS.items() if row.get(name) is not None]
         figures += ["NOT LOSSLESS"] * (row.get("lossless") == "not lossless")
+        figures += [] if promises_exact(row.get("exactness") or "exact") else [row["exactness"]]
         figures += [f"{row['failed']} prompts FAILED"] * bool(row.get("failed"))
         parts.append(f"{row['method']}: " * (len(drafted) > 1) + ", ".join(figures))
     return "; ".join([*parts, *(["INCOMPLETE"] * (not summary.get("complete", True)))])
