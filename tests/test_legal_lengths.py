@@ -55,6 +55,7 @@ CROSSED: dict[str, dict[str, Any]] = {
     "cost_aware": {"costs": PADDED, "prior": 0.5, "explore": 3, "memory": 3},
     "confidence": {"threshold": 0.02},
     "cost_aware_nodes": {"costs": BY_NODES, "explore": 3},
+    "margin": {"costs": BY_NODES, "explore": 3},
 }
 FORESEEN = ("oracle",)
 """Policies that an engine refuses."""

@@ -68,7 +68,12 @@ def report_comparison(
     entries, about = entries_of(runs), title(runs)
     remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
     bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
-    notes = [*(note.text for note in remarked), *missing, *joint([entry.row for entry in entries], "label"), *bad]
+    notes = [
+        *(note.text for note in remarked),
+        *missing,
+        *joint([{**entry.row, "name": entry.name} for entry in entries], "name"),
+        *bad,
+    ]
     subtitle = "; ".join([about, *(note.short for note in remarked if note.short)])
     table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)

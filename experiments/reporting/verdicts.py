@@ -11,6 +11,9 @@ from experiments.results.lossless import NOT_LOSSLESS, Divergence, Verdict, wors
 from experiments.results.rows import Row
 from experiments.results.runs import Run
 
+_NAMED = 8
+"""Methods up to which a sentence names them."""
+
 
 def print_verdicts(console: Console, run: Run) -> None:
     """Say of exact methods whether their greedy outputs are plain decoding's: one line for all whose outputs are.
@@ -31,7 +34,8 @@ def joint(rows: Sequence[Row], name: str) -> list[str]:
         return []
     furthest = max(good, key=lambda row: (row["divergences"] > 0, row["largest_margin"] or 0))
     sums = {count: sum(row[count] for row in good) for count in ("compared_with_plain", "divergences")}
-    return [f"{', '.join(dict.fromkeys(row[name] for row in good))}: {evidence(furthest | sums)}"]
+    names = list(dict.fromkeys(row[name] for row in good))
+    return [f"{', '.join(names) if len(names) <= _NAMED else f'{len(names)} methods'}: {evidence(furthest | sums)}"]
 
 
 def say_verdict(console: Console, line: str, *, bad: bool) -> None:
