@@ -27,10 +27,9 @@ from specdec.native import DTYPES, native_library
 
 _MULTIPLY, _NORMALIZE, _JOIN, _TURN, _ATTEND = range(5)
 _NAMES = ("panels", "norm", "joined", "turned", "attention")
-_ADDED = 2
 _WORDS = 32  # of an operation
 _PLACE = 48  # the bit at which an address has the number of its place
-_ALIGNED = 64
+_ADDED, _ALIGNED = 2, 64
 _INNER, _FIRST_GIVEN = 1, 2  # places; 0 is for absolute addresses
 MOST_POSITIONS = 1 << 17  # of a table of rotary embeddings' angles; with more, they are computed in every forward
 
