@@ -315,7 +315,7 @@ class MergedSession(CombinedSession):
 
 
 def _turned(outcome: Outcome, drafted: int) -> Outcome:
-    """Returns what a round said of its nodes with the first ``drafted`` ones behind the root moved to the end."""
+    """Returns an outcome whose first ``drafted`` nodes behind the root stand at the end."""
     nodes, valid, said = outcome.node_tokens, outcome.node_valid, outcome.top_tokens
     if nodes is None or valid is None or said is None:
         return outcome

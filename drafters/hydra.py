@@ -84,7 +84,7 @@ class PrefixAttention(FeatureHead):
         return twin
 
     def stated_sizes(self) -> dict[str, Any]:
-        """What the tensors do not say, for ``config.json``."""
+        """The fields of ``config.json`` that no tensor says."""
         return {name: getattr(self.config, name) for name in _SIZES} if self.stated else {}
 
     @classmethod

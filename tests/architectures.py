@@ -281,7 +281,7 @@ VERSION = ".".join(transformers.__version__.split(".")[:2])
 
 
 class Outcome(NamedTuple):
-    """What became of a model type."""
+    """The outcome of trying a model type."""
 
     cell: str
     reason: str = ""

@@ -293,7 +293,7 @@ def test_it_runs_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(cell: nbformat.NotebookNode) -> str:
-    """What a cell printed."""
+    """The printed text of a cell."""
     return "".join(
         output.get("text", "") for output in cell.get("outputs", []) if output.get("name", "stdout") == "stdout"
     )

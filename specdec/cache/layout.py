@@ -15,7 +15,7 @@ from specdec.slot_memory import SlotMemory
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores per position.
+    """The entries of one layer at a position.
 
     Attributes:
         device: Where the layer runs; None for the device of the cache.

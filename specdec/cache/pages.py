@@ -87,7 +87,7 @@ class Paging:
 
 @dataclass
 class PageCounts:
-    """What sharing, eviction and preemption have done so far, in tokens unless it says otherwise."""
+    """Counts of sharing, eviction and preemption so far, in tokens unless it says otherwise."""
 
     queried: int = 0  # of requests when they are first admitted, the last one of each left out
     reused: int = 0  # those of them that were found, and were not prefilled

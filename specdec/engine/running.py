@@ -22,7 +22,7 @@ from specdec.types import HostOutcome, Outcome, Step
 
 
 class Swapped(NamedTuple):
-    """What a preempted request had in the caches, in the host's memory."""
+    """The cache entries of a preempted request, in the host's memory."""
 
     length: int  # how many of its first positions
     tensors: list[list[Tensor]]  # their entries, by cache

@@ -262,7 +262,7 @@ def test_a_real_trace(configure: Configure, chosen: Configure, saved: Path, tiny
 
 @pytest.mark.full
 def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
-    """What the run or the drafter was is known before any model is loaded."""
+    """Kind of run and drafter are known before any model is loaded."""
     for overrides, words in [(["method=medusa"], r"^method='medusa': "), (["max_depth=3"], r"^max_depth=3: ")]:
         with pytest.raises(ValueError, match=words):
             replay(chosen(traced_run, *overrides))

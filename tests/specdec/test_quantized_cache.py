@@ -204,7 +204,7 @@ STRONG = {
     ],
     "fp8": [("model_tree_without_replacement", "rejection"), ("ngram", "rejection")],
 }
-"""What is tried by default."""
+"""The cases that run by default."""
 PAIRS = dict.fromkeys(
     [(drafter, verifier) for verifier, drafter in STRONGEST.items()]
     + [(name, "rejection") for name in ("ngram", "medusa")]

@@ -1,4 +1,4 @@
-"""What scheduling policies plan: who waits how long, who gives way, and rounds that overlap."""
+"""Plans of scheduling policies: who waits how long, who gives way, and rounds that overlap."""
 
 from collections.abc import Callable
 from dataclasses import replace

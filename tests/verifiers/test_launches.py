@@ -181,7 +181,7 @@ EVERY_KIND = [
 
 
 def accepts(rule: type[Verifier], drafter: Drafter) -> bool:
-    """What a verifier declares, written once more."""
+    """A verifier's declarations, written once more."""
     return (
         all(law in rule.samplings for law in drafter.laws)
         and (drafter.is_chain or not rule.chain_only)
@@ -206,7 +206,7 @@ def test_a_refusal_names_verifiers_that_accept() -> None:
 
 
 def test_a_verifiers_own_settings_count() -> None:
-    """What an instance declares, not its class, decides; and its class is then no advice."""
+    """An instance's declarations decide, not its class's; and its class is then no advice."""
     rule = TargetWalkVerifier()
     assert why_unfit(rule, Drafts(IID)) is None
     rule.chain_only = True

@@ -1,4 +1,4 @@
-"""What requests ask for; arrival processes: their laws, with mutants that the same tests must reject."""
+"""Workloads, and arrival processes: their laws, with mutants that the same tests must reject."""
 
 import gzip
 import re

@@ -111,7 +111,7 @@ def driven(
     rate: float = 1.0,
     **more: Any,
 ) -> LoadRun:
-    """What a driver has seen of one server."""
+    """A run of a driver with one server."""
     clock = Clock(late)
     engine = RealEngine(OneServer(clock, rounds), clock=clock, sleep=clock.sleep)
     asked = requests(len(times)) if asked is None else asked

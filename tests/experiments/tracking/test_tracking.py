@@ -166,7 +166,7 @@ def use(tracker: Tracker, folder: Path) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What trackers have warned of."""
+    """The warnings of trackers."""
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
     return [record.getMessage() for record in records if record.name.startswith("experiments.tracking")]
 

@@ -1,4 +1,4 @@
-"""What torch's fake tensors leave to the C++ of a build for CUDA: indexing, copies, and what the host reads of them."""
+"""The operations that fake tensors leave to the C++ of a build for CUDA: indexing, copies, and reading on the host."""
 
 import traceback
 from pathlib import Path

@@ -298,7 +298,7 @@ def test_each_field_alone_makes_what_transformers_makes_of_it(model, prompt_leng
 
 
 def ours_of(fields: dict[str, Any], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """What our engine draws from at the end of a sequence."""
+    """The law that our engine draws from at the end of a sequence."""
     sampling = SamplingParams(**fields)
     state = slots_of([ids[0].tolist()], vocab_size=VOCAB, params=[sampling]).sampling
     scores = adjust(logits[None], state, ids[:, None, -1:])
