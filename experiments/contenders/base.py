@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from experiments.results.records import DECLARED
-from specdec.engine.text import Detokenizer
+from specdec.engine.text import Detokenizer, unseen_tokens
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import Completion, Step
@@ -58,7 +58,10 @@ class OtherEngine(ABC):
 
     def ends(self, sampling: SamplingParams) -> set[int]:
         """The tokens that end an output."""
-        return {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.target.eos_token_ids)}
+        tokenizer = self.target.tokenizer
+        unseen = unseen_tokens(tokenizer) if sampling.stop and tokenizer is not None else {}
+        ends = {unseen[string] for string in sampling.stop if string in unseen}
+        return ends.union(sampling.stop_token_ids, () if sampling.ignore_eos else self.target.eos_token_ids)
 
     def completion(
         self, prompt: Sequence[int], sampling: SamplingParams, output: Sequence[int], rounds: Sequence[int] = ()

@@ -1,9 +1,9 @@
 """From prompts to requests: everything is checked before any work starts."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from numbers import Number
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import flag, instance, kind_of, number, shown, whole
-from specdec.engine.text import Detokenizer, encode_prompt, special_tokens
+from specdec.engine.text import Detokenizer, encode_prompt, unseen_tokens
 from specdec.origin import first_sentence
 from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
@@ -89,8 +89,13 @@ class Intake:
             )
         return 0
 
+    @cached_property
+    def _unseen(self) -> dict[str, int]:
+        return {} if self._target.tokenizer is None else unseen_tokens(self._target.tokenizer)
+
     def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
-        return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._target.eos_token_ids)
+        named = frozenset(self._unseen[string] for string in sampling.stop if string in self._unseen)
+        return named.union(sampling.stop_token_ids, () if sampling.ignore_eos else self._target.eos_token_ids)
 
     def _request(self, prompt: Prompt, sampling: SamplingParams, arrived: float, *, speculate: bool) -> Request:
         begin = time.perf_counter()  # other prompts of the call may have been before it
@@ -111,11 +116,10 @@ class Intake:
             )
         if sampling.stop and target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
-        special = special_tokens(target.tokenizer) if sampling.stop and target.tokenizer is not None else {}
-        ends = frozenset(special[string] for string in sampling.stop if string in special)
-        for string, text in ((string, text) for string in sampling.stop for text in special):
-            if text and text in string != text:
-                raise ValueError(f"stop={string!r} has text around the special token {text!r}, which no output shows")
+        for string in (string for string in sampling.stop if string not in self._unseen):
+            special = next((name for name in self._unseen if name and name in string), None)
+            if special is not None:
+                raise ValueError(f"stop={string!r} has text around the special token {special!r}: give that by itself")
         matcher = self.matcher(sampling, speculate=speculate)
         identity = next(self._ids)
         return Request(
@@ -123,7 +127,7 @@ class Intake:
             prompt_ids=ids,
             sampling=sampling.seeded(identity),
             speculate=speculate and self._can_speculate,
-            stop_ids=self._stop_ids(sampling) | ends,
+            stop_ids=self._stop_ids(sampling),
             matcher=matcher,
             adapter=self.adapter(sampling),
             detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop)),
@@ -223,7 +227,7 @@ def _listed(what: str, given: Any, wanted: str) -> list[Any]:
         raise ValueError(f"{what} is a single chat message: give a list of messages")
     if isinstance(given, bytes):
         raise ValueError(f"{what} is bytes: give text or token ids, prompt.decode() or list(prompt)")
-    if isinstance(given, Mapping | AbstractSet) or not isinstance(given, Iterable):
+    if isinstance(given, Mapping | Set) or not isinstance(given, Iterable):
         raise ValueError(f"{what} is {kind_of(given)}: {wanted}")
     return list(given)
 

@@ -151,10 +151,11 @@ def _backend(tokenizer: PreTrainedTokenizerBase | None) -> Any:
     return tokenizer.backend_tokenizer if (kind.decode, kind._decode) == (plain.decode, plain._decode) else None
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Returns a tokenizer's special tokens by their text."""
-    special = {str(added): token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    return special | dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+def unseen_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Returns the special tokens that no text shows, by their names."""
+    named = {str(added): token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    named |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    return {name: token for name, token in named.items() if not tokenizer.decode([token], skip_special_tokens=True)}
 
 
 def _common(first: str, second: str) -> int:

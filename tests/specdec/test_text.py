@@ -1,5 +1,6 @@
 """Text in pieces: nothing is split, lost or said too early, and stop strings cut at the right token."""
 
+import copy
 import functools
 from itertools import chain
 
@@ -194,8 +195,11 @@ def test_stop_strings_cut_where_the_text_says(data: st.DataObject) -> None:
 
 
 def test_special_tokens_as_stop_strings() -> None:
-    intake = Intake(Target(tiny_model(vocab_size=400), byte_level()), max_length=256, can_speculate=False)
-    request = intake.request([1, 2], SamplingParams(stop=("<turn>", "x")), speculate=False)
+    """Those that the text does not show. Any other may stand in a stop string, where it is searched for as text."""
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.pad_token = "x"
+    intake = Intake(Target(tiny_model(vocab_size=400), tokenizer), max_length=256, can_speculate=False)
+    request = intake.request([1, 2], SamplingParams(stop=("<turn>", "xy")), speculate=False)
     assert byte_level().convert_tokens_to_ids("<turn>") in request.stop_ids
     with pytest.raises(ValueError, match=r"stop='x<turn>' has text around the special token '<turn>'"):
         intake.request([1, 2], SamplingParams(stop="x<turn>"), speculate=False)

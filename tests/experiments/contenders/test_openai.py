@@ -1,5 +1,6 @@
 """transformers' generate beside our engine, and a server with OpenAI's endpoint, played by a small one here."""
 
+import copy
 import json
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor
+from transformers import AddedToken, LogitsProcessor
 from transformers.generation import candidate_generator
 
 from experiments.contenders.base import OtherEngine
@@ -299,6 +300,11 @@ def test_stop_strings_and_processors_arrive(target: Target) -> None:
     stopped = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=(letter * 2,))
     done = bound_hf(target).generate([PROMPTS[0]], [stopped])[0]
     assert (done.token_ids, done.text, done.finish_reason) == ((66, 66), "", "stop")
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(letter, special=True)]})
+    unseen = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=(letter,))
+    done = bound_hf(Target(target.model, tokenizer)).generate([PROMPTS[0]], [unseen])[0]
+    assert (done.token_ids, done.text, done.finish_reason) == ((66,), "", "stop")
 
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:
