@@ -47,7 +47,7 @@ class TrainedBlock(TrainedHead):
             the changed ones grows to 1, as Domino is trained; None for ``base_weight`` and 1 from the beginning.
         rounds: How many free-running passes of xPress's refiner are trained besides: each reads the most probable
             tokens of the one before, as when it drafts. Their mean loss counts by ``rounds_weight``.
-        config: Further fields of ``BlockConfig``, by their names.
+        config: Further fields of ``BlockConfig``, by their names. A ``sliding_window`` is of all layers but the last.
     """
 
     title = "block drafter's head"
@@ -74,9 +74,15 @@ class TrainedBlock(TrainedHead):
         whole("head.block_size", block_size, least=1 if shifted else 2)
         super().__init__(block_size if shifted else block_size - 1)
         further = dict(config or {})
-        known = {**BlockConfig.__annotations__, **vars(BlockConfig())}
+        own: dict[str, Any] = {"block_size": block_size, "shifted": shifted, "mask_token_id": mask_token_id}
+        own |= {"layers": layers, "hidden_layers": None if hidden_layers is None else tuple(hidden_layers)}
+        known = {**BlockConfig.__annotations__, **vars(BlockConfig())}.keys() - own.keys() - {"draft_vocab_size"}
         if unknown := [key for key in further if key not in known]:
-            raise ValueError(f"head.config.{unknown[0]} is no field of a block drafter's configuration: leave it out")
+            raise ValueError(f"head.config.{unknown[0]} is no further field of a block drafter's head: leave it out")
+        if further.get("sliding_window") is not None:
+            whole("head.config.sliding_window", further["sliding_window"], least=1)
+            types = ["sliding_attention"] * (layers - 1) + ["full_attention"]
+            further = {"layer_types": types, "use_sliding_window": True, **further}
         for key, value in (("base_weight", base_weight), ("rounds_weight", rounds_weight), ("base_until", base_until)):
             if value is not None and not value >= 0:
                 raise ValueError(f"head.{key}={value}: give a number of at least 0")
@@ -85,14 +91,7 @@ class TrainedBlock(TrainedHead):
         self.name, self.blocks, self.shifted = name, whole("head.anchors", anchors, least=1), shifted
         self.draft_columns = draft_vocabulary if name is None else None
         self.confidence_weight = confidence_weight if further.get("confidence") else 0.0
-        self.options: dict[str, Any] = {
-            "block_size": block_size,
-            "shifted": shifted,
-            "hidden_layers": None if hidden_layers is None else tuple(hidden_layers),
-            "mask_token_id": mask_token_id,
-            "layers": layers,
-            **further,
-        }
+        self.options = own | further
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         mask_token(target.name, target.vocab_size, self.options["mask_token_id"])

@@ -219,6 +219,18 @@ BLOCKS: dict[str, dict] = {
 }  # fmt: skip
 
 
+def test_further_fields_of_a_block_head(target: Target) -> None:
+    head = TrainedBlock(config={"sliding_window": 3}, layers=3)
+    head.begin(target, None)
+    assert head.head.config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert head.head.config.sliding_window == 3
+    for wrong in ("markov_rnk", "block_size", "hidden_layers", "draft_vocab_size"):
+        with pytest.raises(ValueError, match=rf"head\.config\.{wrong} is no further field"):
+            TrainedBlock(config={wrong: 3})
+    with pytest.raises(ValueError, match=r"head\.config\.sliding_window=0: give"):
+        TrainedBlock(config={"sliding_window": 0})
+
+
 @pytest.mark.parametrize("name", [*list(BLOCKS)[:6], *(pytest.param(n, marks=FULL) for n in list(BLOCKS)[6:])])
 def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator: torch.Generator) -> None:
     torch.manual_seed(1)
