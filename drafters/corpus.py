@@ -87,7 +87,7 @@ class Corpus:
         """Return a corpus whose file is mapped into memory: only what is looked at is read."""
         file = Path(path).expanduser()
         if not file.is_file():
-            raise ValueError(f"corpus={path}: there is no such file; make one with {BUILD} files=… out={path}")
+            raise ValueError(f"corpus={path}: there is no such file; make one with {BUILD} {path} FILES")
         try:
             with safe_open(file, "pt") as stored:  # as torch's tensors, which are mapped
                 notes = stored.metadata() or {}
@@ -121,14 +121,14 @@ class Corpus:
         if known is not None and target.tokenizer is not None and tokenizer_hash(target.tokenizer) != known:
             raise ValueError(
                 f"the corpus {self.name} has the tokens of another tokenizer ({self.notes['tokenizer']}) than the "
-                f"target {target.name}: make one with {BUILD} tokenizer={target.name}"
+                f"target {target.name}: make one with {BUILD} --tokenizer {target.name}"
             )
         # The last of the sorted suffixes begins with the largest token.
         largest = int(self.tokens[self.suffixes[-1]])
         if largest >= target.vocab_size:
             raise ValueError(
                 f"the corpus {self.name} has token {largest}, and the target {target.name} has {target.vocab_size} "
-                f"tokens: make one with {BUILD} tokenizer={target.name}"
+                f"tokens: make one with {BUILD} --tokenizer {target.name}"
             )
 
     def longest(self, text: Int[np.ndarray, " position"], most: int | None = None) -> Match:

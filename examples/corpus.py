@@ -106,4 +106,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.out.exists():
         parser.error(f"{given.out} exists: give another file")
-    print(f"{given.out}: {len(make(given.out, given.files, given.tokenizer).tokens):,} tokens")
+    try:
+        made = make(given.out, given.files, given.tokenizer)
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"{given.out}: {len(made.tokens):,} tokens")

@@ -25,6 +25,7 @@ from drafters.itself import Absent, layers_of, parts_of, returned_by
 from drafters.own_model import twin_of
 from specdec import Engine, SamplingParams, Target
 from specdec.acceptance import parts_of as parts_of_batch
+from specdec.arguments import whole
 from specdec.checks.playing import prompts_for
 from specdec.quantization.base import stored_bytes, weights_read
 from specdec.requests import GREEDY_BELOW
@@ -167,6 +168,8 @@ def search(
     """
     if len(layers_of(twin)) < 2:
         raise ValueError(f"the target {target.name} has one layer, of which none can be left out")
+    whole("depth", depth, least=1)
+    whole("tries", tries, least=1)
     if tokens <= depth:
         raise ValueError(f"tokens={tokens}: give more than the {depth} tokens of a draft")
     encoded = prompts_for(target, prompts, seed=seed)
@@ -190,9 +193,13 @@ def main() -> None:
     given.add_argument("--temperature", type=float, default=0.0, help="at which it writes and drafts")
     given.add_argument("--tries", type=int, default=400, help="choices that are tried, at most")
     named = given.parse_args()
-    target = Target.from_pretrained(named.target)
     settings = {name: getattr(named, name) for name in ("depth", "tokens", "temperature", "tries")}
-    found = search(target, twin_of(target.model), **settings)
+    try:
+        target = Target.from_pretrained(named.target)
+        found = search(target, twin_of(target.model), **settings)
+    except ValueError as error:
+        given.error(str(error))
+    named.out.parent.mkdir(parents=True, exist_ok=True)
     said = {"target": target.name, "layers": len(layers_of(target.model)), **asdict(found), **settings}
     named.out.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     print(f"without {', '.join(found.skip)}: {found.speedup:.2f} times as fast where only reading weights takes time")
