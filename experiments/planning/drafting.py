@@ -78,10 +78,6 @@ def plan_drafter(
         helpers = [each for other in others for each in (other, *other.helpers)]
         title = " and ".join(part.title for part in found if part is not None)
         return replace(first, title=title, helpers=(*first.helpers, *helpers))
-    if options.get("kv_cache") is not None:
-        from specdec.cache.formats import check_format  # which imports PyTorch
-
-        check_format(options["kv_cache"])
     usual = _usual_sizes(options)
     if usual is not None:
         return _head(owner, options, usual, target, formats, at_once=bool(usual.get("at_once")))
@@ -110,14 +106,14 @@ def _model(
     """The plan of a model of its own."""
     name = str(options.get("name"))
     config, dtype = read_config(name), str(options.get("dtype") or "auto")
+    more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
+    precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
     shape = shape_of(config, f"drafter.name={name}")
     if shape.vocab != target.vocab and owner not in _OTHER_VOCABULARY:
         raise ValueError(
             f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={target_name} one of "
             f"{target.vocab:,}: give a drafter of the same vocabulary, or drafter=tli or slem"
         )
-    more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
-    precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
     title = f"{name}, a model of {short_count(shape.weights)} parameters" + ", which fills masks" * at_once
     return Planned(title=title, model=DraftModel(shape=shape, precision=precision, at_once=at_once, catches_up=at_once))
 

@@ -109,7 +109,7 @@ def _device(name: str, row: Any, where: str) -> Device:
         if section is not None and (not isinstance(section, Mapping) or not section or not set(section) <= set(names)):
             raise ValueError(f"{where}.{key}={section!r}: give numbers by name, out of {', '.join(names)}")
     words = {"title": str(row.get("title") or name), "source": str(row["source"])}
-    numbers = {key: value for key, value in row.items() if key not in words and value}
+    numbers = {key: value for key, value in row.items() if key not in words and value is not None}
     return Device(name=name, **words, **{"cache": 0.0, **_figures(numbers, where)})
 
 

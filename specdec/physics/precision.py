@@ -8,6 +8,7 @@ from specdec.physics.shape import Attention
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a number, without factors that belong to it."""
+_CACHED = ("int8", "fp8", "fp8_e5m2")  # ``specdec.cache.formats``, whose import takes PyTorch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class Precision:
 
         Every format ``kv`` of a quantized cache takes a byte per number, and a factor of 32 bits with every vector.
         """
+        if kv is not None and kv not in _CACHED:
+            raise ValueError(f"kv_cache={kv!r}: give {', '.join(_CACHED)}, or null for the model's own dtype")
         return cls(
             weights=bytes_of(weights or dtype),
             output=bytes_of(weights or dtype),
@@ -85,7 +88,9 @@ def stored(config: Mapping[str, Any]) -> Stored | None:
         return Stored(method, 0.5 + 4 / 64 if given.get("load_in_4bit") else 1.0)
     if method in ("fp8", "fbgemm_fp8"):
         return Stored(method, 1.0)
-    if method == "compressed-tensors" and given.get("config_groups"):
-        weights = next(iter(given["config_groups"].values())).get("weights") or {}
-        return Stored(method, weights["num_bits"] / 8 + 2 / (weights.get("group_size") or float("inf")))
+    groups = given.get("config_groups")
+    first = next(iter(groups.values()), {}) if method == "compressed-tensors" and isinstance(groups, Mapping) else {}
+    if bits := (first.get("weights") or {}).get("num_bits"):
+        group = first["weights"].get("group_size") or 0  # none, or -1: a factor for a whole row
+        return Stored(method, bits / 8 + (2 / group if group > 0 else 0.0))
     raise ValueError(f"the checkpoint is quantized by {method or 'a method without a name'}, whose size is not known")

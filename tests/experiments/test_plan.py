@@ -56,8 +56,9 @@ def test_a_plan_says_what_a_reader_wants_to_know(planned: Any, tmp_path: Path, c
 
 
 def test_formats_change_bytes(planned: Any) -> None:
-    with pytest.raises(ValueError, match="kv_cache='int9': give int8, fp8, fp8_e5m2"):
-        planned("drafter=model", "drafter.kv_cache=int9")
+    for setting in ("drafter.kv_cache", "engine.kv_cache"):
+        with pytest.raises(ValueError, match="kv_cache='int9': give int8, fp8, fp8_e5m2"):
+            planned("drafter=model", f"{setting}=int9")
     half, int4 = planned(), planned("target.quantization=int4", "engine.kv_cache=int8")
     memory, smaller = half.rooms[0], int4.rooms[0]
     assert memory.weights == 2 * half.asked.shape.weights

@@ -295,9 +295,11 @@ def test_quantized_checkpoints() -> None:
         ("bitsandbytes", {"load_in_4bit": True}, 0.5625, None),
         ("bitsandbytes", {"load_in_8bit": True}, 1.0, None),
         ("compressed-tensors", grouped, 0.5625, None),
+        ("compressed-tensors", {"config_groups": {"a": {"weights": {"num_bits": 8, "group_size": -1}}}}, 1.0, None),
     ):
         found = stored({"quantization_config": {"quant_method": method, **config}})
         assert found is not None and [found.weights, found.experts] == expected, method
     assert stored({}) is None
-    with pytest.raises(ValueError, match="hqq"):
-        stored({"quantization_config": {"quant_method": "hqq"}})
+    for method, config in (("hqq", {}), ("compressed-tensors", {"config_groups": {"a": {"weights": None}}})):
+        with pytest.raises(ValueError, match=method):
+            stored({"quantization_config": {"quant_method": method, **config}})

@@ -59,6 +59,7 @@ def test_rows_that_are_wrong(tmp_path: Path) -> None:
         ("tiny: 3\n", "tiny is not a row"),
         (ROW.replace("  bandwidth: 2.0e9\n", ""), "tiny has no bandwidth"),
         (ROW.replace("2.0e9", "fast"), "tiny.bandwidth='fast'"),
+        (ROW.replace("2.0e9", "0"), "tiny.bandwidth=0"),
         (ROW.replace("float32", "float8"), "give numbers by name, out of float32"),
         (ROW + "  colour: red\n", "'colour'"),
         (ROW + "  measured: 3\n", "tiny.measured"),
