@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
+from experiments.measuring import meters
 from experiments.measuring.accounting import Accountant, ModelWork
 from experiments.measuring.meters import Clocks, LoadMeter, held_by
 from experiments.measuring.peaks import Peaks, measure_peaks
@@ -38,6 +39,15 @@ def test_load_in_cores() -> None:
     while not (load := here.stop()):
         pass
     assert load["cores"] >= 1
+
+
+def test_a_counter_that_stops_answering_fails_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> float:
+        raise RuntimeError("the GPU is lost")
+
+    for counter, joules in ((gone, None), (lambda: 7.0, 7.0)):
+        monkeypatch.setattr(meters, "_counter", lambda device, counter=counter: counter)
+        assert meters.joules_of(torch.device("cuda")) == joules and meters.joules_of(torch.device("cpu")) is None
 
 
 def test_what_engines_share_counts_once() -> None:
