@@ -28,7 +28,7 @@ DROPPED = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Trees and compressed tables of some rows, on the host. Padding nodes have no tokens.
+    """Trees and compressed tables of some rows, or of one without a batch, on the host. Padding nodes have no tokens.
 
     Attributes:
         tokens, parents, valid, law: As in ``DraftTree``.
@@ -39,16 +39,16 @@ class Packed:
             where the node has no q.
     """
 
-    tokens: Int[np.ndarray, "batch node"]
-    parents: Int[np.ndarray, "batch node"]
-    valid: Bool[np.ndarray, "batch node"]
-    law: Int[np.ndarray, "batch node"]
-    counts: Int[np.ndarray, "batch node"]
+    tokens: Int[np.ndarray, "*batch node"]
+    parents: Int[np.ndarray, "*batch node"]
+    valid: Bool[np.ndarray, "*batch node"]
+    law: Int[np.ndarray, "*batch node"]
+    counts: Int[np.ndarray, "*batch node"]
     ids: Int[np.ndarray, " kept"]
     p: Float[np.ndarray, " kept"]
     q: Float[np.ndarray, " kept"]
-    rest_p: Float[np.ndarray, "batch node"]
-    rest_q: Float[np.ndarray, "batch node"]
+    rest_p: Float[np.ndarray, "*batch node"]
+    rest_q: Float[np.ndarray, "*batch node"]
 
 
 def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dropped: float = DROPPED) -> Packed:

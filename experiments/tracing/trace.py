@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 
 from experiments.tracing.compressed import DROPPED, Packed, pack
 from specdec.interfaces import Round
@@ -119,20 +119,10 @@ class TraceWriter:
 
 
 @dataclass(frozen=True, eq=False)
-class TracedRound:
-    """A row of a trace: a value per node, as in ``Packed``, and one per token that was kept at a node."""
+class TracedRound(Packed):
+    """A row of a trace, without a batch; ``ids``, ``p`` and ``q`` are empty where it was read without tables."""
 
     key: TraceKey
-    tokens: Int[np.ndarray, " node"]
-    parents: Int[np.ndarray, " node"]
-    valid: Bool[np.ndarray, " node"]
-    law: Int[np.ndarray, " node"]
-    counts: Int[np.ndarray, " node"]
-    rest_p: Float[np.ndarray, " node"]
-    rest_q: Float[np.ndarray, " node"]
-    ids: Any = None  # without tables, like p and q
-    p: Any = None
-    q: Any = None
 
     @property
     def width(self) -> int:
@@ -180,6 +170,7 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[list[TracedRoun
     if not paths:
         raise ValueError(f"{folder} has no trace: make one with experiments.run trace=true")
     newest = {key.place: number for number, path in enumerate(paths) for key in _keys(_read(path, _OF_KEY))}
+    absent = {} if tables else {name: np.empty(0, dtype) for name, dtype in _KEPT.items()}
     for number, path in enumerate(paths):
         table = _read(path, [*_OF_KEY, *_NODES, *(_KEPT if tables else ())]).combine_chunks()
         columns = {}
@@ -188,7 +179,7 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[list[TracedRoun
             values, begins = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
             columns[name] = np.split(values, begins[1:-1])
         rounds = [
-            TracedRound(key, **{name: parts[row] for name, parts in columns.items()})
+            TracedRound(key=key, **absent, **{name: parts[row] for name, parts in columns.items()})
             for row, key in enumerate(_keys(table))
             if newest[key.place] == number
         ]
