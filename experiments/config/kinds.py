@@ -165,5 +165,5 @@ Probability = Annotated[float, number("a probability from 0 to 1", lambda value:
 Share = Annotated[float, number("a share from 0 to below 1", lambda value: 0 <= value < 1)]
 Temperatures = Annotated[list[AtLeastZero], Wanted("a list of temperatures, each 0 or above", bool)]
 Duration = Annotated[Any, Wanted("seconds, or a time with its unit, such as 200ms", _is_time)] | None
-Format = Annotated[str, Wanted(f"one or several of {', '.join(FORMATS)}", lambda value: value in FORMATS)]
+Format = Annotated[str, Wanted(f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}", lambda value: value in FORMATS)]
 Runs = Annotated[OneOrMore[Text], Wanted("folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'")]

@@ -35,7 +35,8 @@ def joint(rows: Sequence[Row], name: str) -> list[str]:
     furthest = max(good, key=lambda row: (row["divergences"] > 0, row["largest_margin"] or 0))
     sums = {count: sum(row[count] for row in good) for count in ("compared_with_plain", "divergences")}
     names = list(dict.fromkeys(row[name] for row in good))
-    return [f"{', '.join(names) if len(names) <= _NAMED else f'{len(names)} methods'}: {evidence(furthest | sums)}"]
+    mark = "; " if any(", " in each for each in names) else ", "  # the names of runs may list their settings
+    return [f"{mark.join(names) if len(names) <= _NAMED else f'{len(names)} methods'}: {evidence(furthest | sums)}"]
 
 
 def say_verdict(console: Console, line: str, *, bad: bool) -> None:

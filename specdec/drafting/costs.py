@@ -211,8 +211,8 @@ class RoundCosts:
                 )
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote, such as the "
-                f"round_costs.json of a run"
+                f"{path} holds no costs of rounds ({error}): give a file of plan costs=fit, or one that "
+                f"RoundCosts.save wrote, such as the round_costs.json of a run"
             ) from error
         raise ValueError(f"the calibrated costs in {path} have no drafter's: calibrate with the drafter")
 
