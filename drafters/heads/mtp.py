@@ -69,12 +69,15 @@ class MTPHead(FeatureHead):
         owns_embeddings: bool = False,
         owns_output: bool = False,
     ):
-        config: Any = _config_like(target)
+        try:
+            config: Any = _config_like(target)
+            model = _Backbone(config, target, hidden_first=hidden_first, owns_embeddings=owns_embeddings)
+        except (AttributeError, KeyError, TypeError) as error:  # layers that are made in a way of their own
+            kind = target.config.model_type
+            raise ValueError(f"a {kind} model's layers fit no MTP module ({error}): use another drafter") from error
         super().__init__(config)
-        self.hidden_layers = (-1,)
-        self.captured, self.captured_width = 1, config.hidden_size
-        self.before_norm = before_norm
-        self.model = _Backbone(config, target, hidden_first=hidden_first, owns_embeddings=owns_embeddings)
+        self.model, self.hidden_layers = model, (-1,)
+        self.captured, self.captured_width, self.before_norm = 1, config.hidden_size, before_norm
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if owns_output else None
         self.draft_ids = None
         self.fed_back = 2  # the output after the norm
@@ -151,10 +154,8 @@ TOKENS = 3
 HIDDEN = ("auto", "after_norm", "before_norm")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-_OURS = (
-    *("model.enorm.", "model.hnorm.", "model.proj.", "model.norm.", "model.embed_tokens.", "model.layers.0."),
-    "lm_head.",
-)
+_OURS = ("model.enorm.", "model.hnorm.", "model.proj.", "model.norm.", "model.embed_tokens.")
+_OURS += ("model.layers.0.", "lm_head.")
 
 
 class Family(NamedTuple):

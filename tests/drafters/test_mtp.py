@@ -206,3 +206,9 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
     assert first.keys() == other.keys()
     for key, value in first.items():
         torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["jamba", "nanochat", "zaya"])
+def test_layers_of_other_kinds_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"a {kind} model's layers fit no MTP module .*: use another drafter"):
+        MTPHead(tiny(kind))
