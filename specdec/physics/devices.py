@@ -104,18 +104,18 @@ def _device(name: str, row: Any, where: str) -> Device:
     for key in _NEEDED:
         if row.get(key) is None:
             raise ValueError(f"{where} has no {key}")
-    for key, names in _SECTIONS.items():
-        section = row.get(key)
-        if section is not None and (not isinstance(section, Mapping) or not section or not set(section) <= set(names)):
-            raise ValueError(f"{where}.{key}={section!r}: give numbers by name, out of {', '.join(names)}")
     words = {"title": str(row.get("title") or name), "source": str(row["source"])}
-    numbers = {key: value for key, value in row.items() if key not in words and value is not None}
-    return Device(name=name, **words, **{"cache": 0.0, **_figures(numbers, where)})
+    given = [(key, value) for key, value in row.items() if key not in words and value is not None]
+    numbers = {key: _figures(value, f"{where}.{key}") for key, value in given if (key, value) != ("cache", 0)}
+    return Device(name=name, **words, **{"cache": 0.0, **numbers})
 
 
 def _figures(given: Any, where: str) -> Any:
-    """Numbers above 0, by name as far as they are given so."""
-    if isinstance(given, Mapping):
+    """A number above 0, or those of a section by name."""
+    names = _SECTIONS.get(where.rpartition(".")[2])
+    if names is not None:
+        if not isinstance(given, Mapping) or not given or not set(given) <= set(names):
+            raise ValueError(f"{where}={given!r}: give numbers by name, out of {', '.join(names)}")
         return {str(name): _figures(value, f"{where}.{name}") for name, value in given.items()}
     try:
         found = float(given)

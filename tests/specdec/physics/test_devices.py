@@ -63,6 +63,7 @@ def test_rows_that_are_wrong(tmp_path: Path) -> None:
         (ROW.replace("float32", "float8"), "give numbers by name, out of float32"),
         (ROW + "  colour: red\n", "'colour'"),
         (ROW + "  measured: 3\n", "tiny.measured"),
+        (ROW + "  measured: {flops: 3}\n", "tiny.measured.flops=3"),
         (ROW + "  chip: 3\n", "tiny.chip=3"),
         (ROW + "  chip: {processors: 3, registers: 0, shared: 1}\n", "tiny.chip.registers=0"),
     ):
