@@ -14,8 +14,8 @@ from experiments.reporting import terminal
 from experiments.reporting.audit import plan_lines, plan_table, verdict, verdict_table
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
-from experiments.results.frame import Figures
 from experiments.results.manifest import write_manifest
+from experiments.results.origin import Figures
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from experiments.results.sources import Source
+from experiments.results.records import Source
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from experiments.measuring.race import Lane
 from experiments.results.metrics import distinct_n_gram_rate
-from experiments.results.sources import Source
+from experiments.results.records import Source
 from experiments.results.texts import in_context
 
 STYLES = {Source.ACCEPTED: "#ffffff on #005a8e", Source.EITHER: "#000000 on #e8d96a", Source.TARGET: ""}

@@ -12,12 +12,11 @@ from experiments.reporting.columns import labels_of, method_cell, percent
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
 from experiments.reporting.verdicts import place
 from experiments.results.lossless import divergences_of, explained
-from experiments.results.noise import notes as noise_words
 from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
-from experiments.results.timing import MODEL_STAGES, STAGES
+from experiments.results.timing import MODEL_STAGES, STAGES, noise_words
 from specdec.drafting.calibration import Calibration
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
@@ -82,9 +81,8 @@ def category_table(run: Run) -> Table | None:
 def print_troubles(console: Console, run: Run) -> None:
     """Say where outputs leave plain decoding's and no tie explains it, and what went wrong."""
     for row in run.rows:
-        own = run.of(row)
-        if own is not None and row["not_lossless"]:
-            places = [place(parted) for parted in divergences_of(own) if not explained(parted)]
+        if row["not_lossless"]:
+            places = [place(parted) for parted in divergences_of(run.of(row)) if not explained(parted)]
             _say_first(console, [f"{row['method']} leaves plain decoding {where}" for where in places], "more places")
     for row in run.rows:
         counted = [f"on {count} of {row['planned']} prompts: {error}" for error, count in errors_of(run, row).items()]
@@ -94,7 +92,7 @@ def print_troubles(console: Console, run: Run) -> None:
 def errors_of(run: Run, row: Row) -> dict[str, int]:
     """What went wrong with a row's method, and how often."""
     own = run.of(row)
-    return {} if own is None else dict(Counter(error or "unknown" for error in own.error[own.failed]))
+    return dict(Counter(error or "unknown" for error in own.error[own.failed]))
 
 
 def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5) -> None:

@@ -291,8 +291,8 @@ def _alike(first: Mapping[str, str], second: Mapping[str, str], setting: str) ->
 
 def _differences(first: Entry, second: Entry, values: tuple[str, str], settings: dict[str, str]) -> list[Row]:
     """The second entry less the first, for all prompts and by category; none where the prompts are not the same."""
-    outputs = [own for entry in (second, first) if (own := entry.run.of(entry.row)) is not None]
-    if len(outputs) < 2 or first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
+    outputs = [entry.run.of(entry.row) for entry in (second, first)]
+    if first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
         return []
     bootstrap = Bootstrap(**second.run.manifest["config"]["bootstrap"])
     rows = []

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import pandas
 
-from experiments.results.origin import Figures as Figures
 from experiments.results.records import Record
 
 Frame = Any
@@ -68,7 +67,8 @@ def frame_of(outputs: Outputs, run: str = "") -> Frame:
     frame = frame.astype(_TYPES).assign(run=run, failed=frame.finish_reason == "error")
     for name, counted in (("tokens", "token_ids"), ("rounds", "accepted")):
         frame[name] = frame[counted].map(len).astype("int64")
-    return _with_latencies(frame)
+    length = 1 + frame.accepted.map(sum).astype("float64") / frame.rounds
+    return _with_latencies(frame.assign(mean_acceptance_length=length.where(frame.rounds > 0)))
 
 
 def _with_latencies(frame: Frame) -> Frame:

@@ -1,11 +1,12 @@
-"""Records: one JSON line per prompt, turn, sample and method. They are the rows of the frame (``frame.py``)."""
+"""Records: one JSON line per prompt, turn, sample and method, the rows of the frame; and the source of each token."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 from experiments.results.origin import replace_text
 
@@ -97,11 +98,6 @@ class Record:
     def failed(self) -> bool:
         return self.finish_reason == "error"
 
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """Emitted tokens per round of this output; None without rounds."""
-        return 1 + sum(self.accepted) / len(self.accepted) if self.accepted else None
-
 
 class RecordWriter:
     """Writes records to a file, each on the disk before the next begins.
@@ -151,9 +147,8 @@ def read_records(path: str | Path) -> list[Record]:
     # Every record ends with a line break: what stands behind the last one is empty, or not finished.
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         try:
-            row: dict[str, Any] = json.loads(line)
-            row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-            records.append(Record(**row))
+            row = json.loads(line).items()
+            records.append(Record(**{name: tuple(value) if isinstance(value, list) else value for name, value in row}))
         except (TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"{path}, line {number} is not a record, or one of another version of this program: {error}"
@@ -179,3 +174,58 @@ def finished_batches(
         done[temperature] = {number for number, wanted in enumerate(sizes) if counts[temperature, number] == wanted}
     kept = [record for record in records if record.batch in done.get(record.temperature, ())]
     return kept, done
+
+
+# ---------------------------------------------------------------- where each token came from
+
+
+class Source(StrEnum):
+    """How a token of the output came about."""
+
+    ACCEPTED = "accepted"
+    """It was drafted, and the rule kept it."""
+    RECOVERED = "recovered"
+    """It was drawn after a rejection."""
+    BONUS = "bonus"
+    """It was drawn from p after everything on its branch was accepted."""
+    EITHER = "recovered or bonus"
+    """One of these two: a record of a tree does not tell whether the accepted branch went on; a trace does."""
+    TARGET = "target"
+    """Nothing was drafted in its round: it was drawn from p, as in plain decoding."""
+
+
+class SourcedToken(NamedTuple):
+    """A token of an output, and the number of the round that emitted it, from 0.
+
+    Its depth is its place in the round, from 1: an accepted token's depth in the draft tree.
+    """
+
+    token: int
+    round: int
+    depth: int
+    source: Source
+
+
+def sourced(record: Record, at_leaf: Sequence[bool] = ()) -> list[SourcedToken]:
+    """The tokens of an output, each with its source.
+
+    A round emits its accepted tokens and one more; the last round's may be cut. ``at_leaf`` says whether each round's
+    accepted path ended at a leaf of its tree, where a trace tells.
+    """
+    sources: list[tuple[int, int, Source]] = []
+    columns = zip(record.accepted, record.proposed_depth, record.proposed_nodes, strict=True)
+    for number, (accepted, depth, nodes) in enumerate(columns):
+        sources += [(number, place, Source.ACCEPTED) for place in range(1, accepted + 1)]
+        sources.append((number, accepted + 1, _after(accepted, depth, nodes, at_leaf[number] if at_leaf else None)))
+    return [SourcedToken(token, *source) for token, source in zip(record.token_ids, sources, strict=False)]
+
+
+def _after(accepted: int, depth: int, nodes: int, leaf: bool | None) -> Source:
+    """The source of the token that ends a round."""
+    if nodes == 0:
+        return Source.TARGET
+    if leaf is not None:
+        return Source.BONUS if leaf else Source.RECOVERED
+    if accepted == depth:  # the longest branch: it cannot go on
+        return Source.BONUS
+    return Source.RECOVERED if nodes == depth else Source.EITHER  # a chain has as many nodes as its depth

@@ -3,21 +3,16 @@
 The latencies of single requests are columns of the frame (``frame.py``).
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.limits import Limits, Terms
-from experiments.results.records import MEMORY
 from experiments.results.rows import Row, ends
 from experiments.results.statistics import Bootstrap
 from experiments.results.timing import CALL, calls_of
 
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "chunk_gap", "token_gap", "e2e")
 """The columns of the frame, and figures of requests, that are distributions over requests."""
-GAPS = ("chunk_gap", "token_gap")
-"""Those of which a request has several values."""
 LEVELS = (50, 90, 95, 99)
 """The percentiles of a distribution."""
 LEAST_SECONDS = 10.0
@@ -29,15 +24,7 @@ _POINTS = 300
 def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row:
     """Return the figures of one method at one temperature as columns of its row; empty if nothing was timed.
 
-    Args:
-        outputs: The method's. One that failed counts as arrived, and in no latency.
-
-    Returns:
-        ``LATENCIES`` (``ttft.p50``, see ``spread``; ``chunk_gap`` over deliveries, ``token_gap`` over tokens),
-        ``requests`` that ended well, rates over the time of all calls, what one user sees (1 / TPOT at the median),
-        requests in slots (``concurrency``) and ``waiting``, ``goodput``, hours of the device, price and energy of
-        tokens, ``phase_share`` of e2e (queue, prefill, decode), and what caches and preemption did
-        (``memory.hit_rate``).
+    ``outputs`` are the method's. One that failed counts as arrived, and in no latency.
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna()]
@@ -48,25 +35,20 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
     told = good[good.told]
     row: Row = {}
     for name in LATENCIES:
-        values = told[["prompt", name]]
-        parts = spread((values.explode(name) if name in GAPS else values).dropna(), bootstrap)
+        parts = spread(told[["prompt", name]].explode(name).dropna(), bootstrap)
         row |= {f"{name}.{part}": value for part, value in parts.items()}
     if terms.limits is not None and len(told):
         kept, attainment = goodput(told, terms.limits, arrived=len(frame), seconds=seconds)
         row |= {"limits": str(terms.limits), "attainment": attainment, "goodput": kept}
-    in_flight = concurrency(timed) if len(told) == len(good) else None
-    if in_flight is not None:
-        row |= {"concurrency": in_flight[0], "waiting": in_flight[1]}
+    if len(told) == len(good) and (in_flight := concurrency(timed)) is not None:
+        row["concurrency"], row["waiting"] = in_flight
+    ended = told[told.e2e.notna()]
+    if whole := ended.e2e.sum():
+        row["phase_share.queue"] = float(ended.queue.sum() / whole)
+        row["phase_share.prefill"] = float((ended.prefilled - ended.admitted).sum() / whole)
+        row["phase_share.decode"] = float((ended.finished - ended.prefilled).sum() / whole)
     hours = 1e6 / (3600 * tokens / seconds) if tokens else None
     measured = calls.joules.notna().all() and tokens and seconds >= LEAST_SECONDS
-    ended = told[told.e2e.notna()]
-    phases = {
-        "queue": ended.queue.sum(),
-        "prefill": (ended.prefilled - ended.admitted).sum(),
-        "decode": (ended.finished - ended.prefilled).sum(),
-    }
-    did = {name: sum(memory.get(name, 0) for memory in good.memory) for name in MEMORY}
-    queried = int((good.prompt_tokens - 1).sum())
     return {
         **row,
         "requests": len(good),
@@ -77,9 +59,6 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Row
         "device_hours_per_million_tokens": hours,
         "price_per_million_tokens": None if hours is None or terms.price is None else hours * terms.price,
         "joules_per_token": float(calls.joules.sum() / tokens) if measured else None,
-        **_shares("phase_share", phases),
-        **{f"memory.{name}": value for name, value in did.items()},
-        "memory.hit_rate": did["reused"] / queried if queried else None,
     }
 
 
@@ -94,9 +73,9 @@ def goodput(requests: Frame, limits: Limits, *, arrived: int, seconds: float) ->
         seconds: How long all of them took together.
     """
     kept = requests.ttft.notna() & requests.e2e.notna()
-    for name in ("ttft", "tpot", "e2e"):
-        limit = getattr(limits, name)
-        kept &= True if limit is None else ~(requests[name] > limit)
+    for name, limit in vars(limits).items():
+        if limit is not None:
+            kept &= ~(requests[name] > limit)
     return (int(kept.sum()) / seconds if seconds else 0.0), int(kept.sum()) / arrived
 
 
@@ -144,16 +123,6 @@ def spread(values: Frame, bootstrap: Bootstrap) -> Row:
     row: Row = {"count": len(pooled), "mean": float(pooled.mean())}
     bounds = bootstrap.over_tables(percentiles, below) or [None] * len(LEVELS)
     for level, own in zip(LEVELS, bounds, strict=True):
-        row |= {f"p{level}": percentile(pooled, level), **ends(f"p{level}", own)}
+        row[f"p{level}"] = float(np.quantile(pooled, level / 100, method="inverted_cdf"))
+        row |= ends(f"p{level}", own)
     return row
-
-
-def percentile(values: np.ndarray, level: int) -> float:
-    """Return the smallest value that at least ``level`` percent of all values do not exceed."""
-    ordered = np.sort(values)
-    return float(ordered[-(-level * len(ordered) // 100) - 1])
-
-
-def _shares(family: str, parts: Mapping[str, float]) -> Row:
-    whole = sum(parts.values())
-    return {f"{family}.{name}": float(value / whole) for name, value in parts.items()} if whole > 0 else {}

@@ -52,7 +52,6 @@ Int64: divergences unexplained
 float64: largest_margin tie_bound
 boolean: best.*
 float64: stage_seconds.* mbu.* mfu.* of_least.*
-float64: memory.*
 float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.*
 Int64: finish.*
 float64: acceptance_at.* acceptance_low_at.* acceptance_high_at.*

@@ -16,7 +16,7 @@ from experiments.results import metrics
 from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.limits import Terms
 from experiments.results.origin import MANIFEST, flatten, json_text, read_manifest
-from experiments.results.records import PLAIN, RECORDS, Record, read_records
+from experiments.results.records import PLAIN, RECORDS, read_records
 from experiments.results.rows import ALL, PROMPTS, ROUNDS, RUNS, Row, rows_of, typed
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import SCHEMA, summarize
@@ -27,15 +27,12 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: what made the results, its rows of the frame, computed from the records, and these.
-
-    ``outputs`` is None for a run that was put together by hand.
-    """
+    """What a run's folder holds: what made the results, its rows of the frame, and the outputs that they are of."""
 
     folder: Path
     manifest: dict[str, Any]
     frame: Frame = field(repr=False, compare=False)
-    outputs: Frame | None = field(default=None, repr=False, compare=False)
+    outputs: Frame = field(repr=False, compare=False)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -81,12 +78,10 @@ class Run:
         """The methods whose outputs are not lossless at some temperature."""
         return list(dict.fromkeys(row["method"] for row in self.rows if row["not_lossless"]))
 
-    def of(self, row: Row, method: str | None = None) -> Frame | None:
+    def of(self, row: Row, method: str | None = None) -> Frame:
         """Return the outputs of a row's method, or of the method of another name, at the row's temperature."""
-        if self.outputs is None:
-            return None
-        wanted = row["method"] if method is None else method
-        return self.outputs[(self.outputs.method == wanted) & (self.outputs.temperature == row["temperature"])]
+        same = self.outputs.temperature == row["temperature"]
+        return self.outputs[same & (self.outputs.method == (method or row["method"]))]
 
     def write(self, title: str) -> Path:
         """Write ``summary.json``: the rows, and the title of the run's tables."""
@@ -98,7 +93,10 @@ class Run:
 def load_run(folder: Path) -> Run:
     """Read a run. Raises ValueError: the folder holds none, or none with a result, or one of another version."""
     manifest = read_manifest(folder)
-    outputs = frame_of(records_of(folder), folder.as_posix())
+    records = read_records(folder / RECORDS) if (folder / RECORDS).is_file() else []
+    if not records:
+        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
+    outputs = frame_of(records, folder.as_posix())
     try:
         frame = summarize(
             outputs,
@@ -112,14 +110,6 @@ def load_run(folder: Path) -> Run:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error
     return Run(folder, manifest, frame, outputs)
-
-
-def records_of(folder: Path) -> list[Record]:
-    """The records of a run."""
-    records = read_records(folder / RECORDS) if (folder / RECORDS).is_file() else []
-    if not records:
-        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
-    return records
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -275,9 +265,7 @@ def _rows(folder: Path) -> list[Row]:
 
 
 def _prompts(frame: Frame) -> Frame:
-    sums = {name: frame[name].map(sum) for name in metrics.COLUMNS}
-    length = (1 + sums["accepted"] / frame.rounds).where(frame.rounds > 0)
-    return frame.assign(**sums, mean_acceptance_length=length, batch_seconds=frame.seconds)
+    return frame.assign(**{name: frame[name].map(sum) for name in metrics.COLUMNS}, batch_seconds=frame.seconds)
 
 
 def _origin(folder: Path, manifest: Mapping[str, Any]) -> Row:

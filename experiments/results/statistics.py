@@ -98,18 +98,9 @@ class Bootstrap:
         self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]
     ) -> Interval | None:
         """The interval of a statistic of sums by prompt, of values that are not one per prompt."""
-        order = list(dict.fromkeys(prompts))
-        return self.interval(statistic, [totals(prompts, column, order) for column in columns])
-
-
-def totals(prompts: Sequence[Hashable], values: ArrayLike, order: Sequence[Hashable]) -> np.ndarray:
-    """The sum of each prompt's values, in a given order of prompts; values of other prompts are left out.
-
-    Prompts ``a b a c`` with values ``1 2 3 4`` in the order ``b a`` give ``2 4``.
-    """
-    places = pandas.Index(list(order)).get_indexer(pandas.Index(list(prompts)))
-    wanted = places >= 0
-    return np.bincount(places[wanted], weights=np.asarray(values, dtype=np.float64)[wanted], minlength=len(order))
+        codes, order = pandas.factorize(pandas.Series(list(prompts), dtype=object))
+        totals = [np.bincount(codes, np.asarray(column, dtype=np.float64), len(order)) for column in columns]
+        return self.interval(statistic, totals)
 
 
 def ratio_of_sums(numerators: np.ndarray, denominators: np.ndarray, *, axis: int = -1) -> np.ndarray | np.floating:
@@ -124,5 +115,5 @@ def throughput_ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.fl
 
 def mean_of_all(values: Sequence[float | None] | pandas.Series) -> float | None:
     """The mean; None if any value is unknown, because a mean over the others would flatter, or if there is none."""
-    known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    return float(known.mean()) if len(known) and not np.isnan(known).any() else None
+    mean = pandas.Series(list(values), dtype="float64").mean(skipna=False)
+    return None if np.isnan(mean) else float(mean)

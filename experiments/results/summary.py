@@ -10,13 +10,12 @@ from experiments.results import metrics, timing
 from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 from experiments.results.limits import Terms
 from experiments.results.lossless import DECLARED, EXACT, Verdict, judge, promises_exact
-from experiments.results.noise import noise_of
 from experiments.results.records import PLAIN
 from experiments.results.requests import request_figures
 from experiments.results.rows import ALL, FIGURES, Row, ends, typed
 from experiments.results.statistics import Bootstrap, mean_of_all, ratio_of_sums
 
-SCHEMA = 4
+SCHEMA = 5
 """Of ``summary.json``: changes with the names or the meaning of columns."""
 RANKED = ("mean_acceptance_length", "speedup")
 """Figures of which a run has a best exact method, at every temperature (``best.speedup``)."""
@@ -70,7 +69,7 @@ def summarize(
                 row[f"best.{figure}"] = number == best
     done = all(row["finished"] + row["failed"] == planned for row in wholes.values())
     shared = {"complete": len(wholes) == series and done, "planned": planned}
-    shared |= {"confidence": bootstrap.confidence, **noise_of(frame, baseline)}
+    shared |= {"confidence": bootstrap.confidence, **timing.noise_of(frame, baseline)}
     return typed([row | shared for row in rows], FIGURES)
 
 

@@ -1,4 +1,4 @@
-"""Speed: the calls that count, what follows from their times, paired comparisons of methods, use of the device.
+"""Speed: the calls that count, paired comparisons of methods, use of the device, and the noise in the timings.
 
 A call is a turn of a batch: what the engine was given together, and what was timed as one.
 """
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
+from scipy import stats
 
-from experiments.results.frame import Frame, rounds_of
+from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums, throughput_ratio
 
 STAGES = ("ingestion", "prefill", "draft", "verify", "accept", "commit", "completion")
@@ -19,12 +20,9 @@ CALL = ["batch", "turn"]
 
 
 def calls_of(own: Frame) -> Frame:
-    """Return the calls of one method at one temperature, by batch and turn.
+    """Return the calls of one method at one temperature, by batch and turn; ``failed`` says that any request did.
 
-    Returns:
-        ``requests``, ``tokens``, ``seconds``, ``failed`` (any request), ``joules``, ``stages``,
-        ``categories``, and ``prompts``: those of the batch in all of its turns, which belong together when prompts are
-        resampled.
+    ``prompts`` are those of the batch in all of its turns, which belong together when prompts are resampled.
     """
     calls = own.groupby(CALL, sort=False)
     prompts = own.groupby("batch")["prompt"].agg(frozenset)
@@ -42,13 +40,8 @@ def calls_of(own: Frame) -> Frame:
 
 def timed_calls(own: Frame, baseline: Frame | None) -> Frame:
     """Return the calls without a failure in either method, beside the baseline's tokens and seconds if it is given."""
-    calls = calls_of(own)
-    calls = calls[~calls.failed]
-    if baseline is None:
-        return calls
-    others = calls_of(baseline)
-    others = others.loc[~others.failed, ["tokens", "seconds"]].add_prefix("baseline_")
-    return calls.join(others, how="inner")
+    calls, others = (None if frame is None else calls_of(frame)[lambda made: ~made.failed] for frame in (own, baseline))
+    return calls if others is None else calls.join(others[["tokens", "seconds"]].add_prefix("baseline_"), how="inner")
 
 
 def tokens_per_second(timed: Frame) -> float | None:
@@ -89,9 +82,9 @@ class Lead(NamedTuple):
     prompts: int
 
 
-Entrant = tuple[Mapping[str, Any], Frame | None, Frame | None]
+Entrant = tuple[Mapping[str, Any], Frame, Frame | None]
 """A method that may be the best in a figure: its row, its outputs at one temperature, and plain decoding's of the same
-run; None for outputs that are not at hand."""
+run; None where it has no speedup."""
 
 
 def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> int | None:
@@ -117,11 +110,9 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
 
     ``figure`` is ``speedup``, ``tokens_per_second``, ``mean_acceptance_length`` or ``expected_mean_acceptance_length``.
     """
-    sides = [_sums(figure, each) for each in (first, second)]
-    if sides[0] is None or sides[1] is None:
-        return None
-    both = sides[0].join(sides[1].add_prefix("other_"), how="inner")
-    count, statistic = len(sides[0].columns), throughput_ratio if figure == "speedup" else ratio_of_sums
+    ours, theirs = (_sums(figure, own, plain) for _, own, plain in (first, second))
+    both = ours.join(theirs.add_prefix("other_"), how="inner")
+    count, statistic = len(ours.columns), throughput_ratio if figure == "speedup" else ratio_of_sums
     if both.empty or not both.sum().all():
         return None
 
@@ -129,16 +120,12 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
         return statistic(*columns[:count], axis=axis) - statistic(*columns[count:], axis=axis)
 
     columns: list[Any] = [both[name].to_numpy(dtype=np.float64) for name in both]
-    interval = bootstrap.interval(difference, columns)
-    ours, theirs = float(statistic(*columns[:count])), float(statistic(*columns[count:]))
-    return Lead(ours, theirs, ours - theirs, interval, len(both))
+    one, other = float(statistic(*columns[:count])), float(statistic(*columns[count:]))
+    return Lead(one, other, one - other, bootstrap.interval(difference, columns), len(both))
 
 
-def _sums(figure: str, entrant: Entrant) -> Frame | None:
-    """Numerator and denominator of a ratio, by prompt."""
-    _, own, plain = entrant
-    if own is None or (figure == "speedup" and plain is None):
-        return None
+def _sums(figure: str, own: Frame, plain: Frame | None) -> Frame:
+    """Numerators and denominators of a figure, by prompt."""
     if figure.endswith("acceptance_length"):
         counted = "expected_accepted" if figure.startswith("expected") else "accepted"
         sums = rounds_of(own).groupby("prompt", sort=False)[counted].agg(["sum", "size"])
@@ -149,11 +136,7 @@ def _sums(figure: str, entrant: Entrant) -> Frame | None:
 
 
 def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Lead | None:
-    """The lead of one method's outputs in expected mean acceptance length; None if they share no prompt.
-
-    The expectations are over the acceptance, given the drafts that were made: they have less noise than counted
-    tokens, and the same mean.
-    """
+    """The lead of one method's outputs in expected mean acceptance length; None if they share no prompt."""
     return lead("expected_mean_acceptance_length", ({}, own, None), ({}, other, None), bootstrap)
 
 
@@ -187,22 +170,97 @@ def utilization_of(own: Frame, peaks: Mapping[str, float] | None) -> dict[str, A
     work, seconds = (pandas.DataFrame(list(calls[name])).sum().to_dict() for name in ("work", "stage_seconds"))
     figures: dict[str, Any] = {}
     if peaks is not None:
+        bandwidth, peak = max(peaks["copy"], peaks["read"]), peaks["flops"]
         for name in MODEL_STAGES:
-            figures |= _use_of(name, work, seconds.get(name), peaks)
+            moved, flops, time = work.get(f"{name}_bytes"), work.get(f"{name}_flops"), seconds.get(name)
+            if moved and flops is not None and time:
+                figures[f"mbu.{name}"], figures[f"mfu.{name}"] = moved / (time * bandwidth), flops / (time * peak)
+                figures[f"of_least.{name}"] = time / max(moved / bandwidth, flops / peak)
         if "useful_flops" in work and seconds.get("verify"):
-            figures["useful_mfu"] = work["useful_flops"] / (seconds["verify"] * peaks["flops"])
+            figures["useful_mfu"] = work["useful_flops"] / (seconds["verify"] * peak)
     if work.get("verified"):
         figures["wasted"] = 1 - work.get("committed", 0.0) / work["verified"]
     return figures
 
 
-def _use_of(name: str, work: Mapping[str, float], time: float | None, peaks: Mapping[str, float]) -> dict[str, Any]:
-    moved, flops = work.get(f"{name}_bytes"), work.get(f"{name}_flops")
-    if not moved or flops is None or not time:
-        return {}
-    bandwidth, peak = max(peaks["copy"], peaks["read"]), peaks["flops"]
-    return {
-        f"mbu.{name}": moved / (time * bandwidth),
-        f"mfu.{name}": flops / (time * peak),
-        f"of_least.{name}": time / max(moved / bandwidth, flops / peak),
-    }
+# ---------------------------------------------------------------- how far timings can be trusted
+
+SPREAD_LIMIT = 0.15
+"""Timings that vary by more than this share between batches are called noisy."""
+OTHERS_LIMIT, BUSY_LIMIT = 0.1, 0.75
+"""The load of other processes is ignored while they use less than the first share of the cores, or all processes
+together less than the second: enough cores are idle."""
+_LEAST, _MOST = 4, 400
+"""Batches below which nothing is said about their spread, and batches that are looked at, at most: the time of the
+slope's estimate grows with their square."""
+
+
+def noise_of(outputs: Outputs, baseline: str) -> dict[str, Any]:
+    """The noise in the timings of a run, as columns of its rows.
+
+    Returns:
+        ``noise_spread``: how much plain decoding's time per round varies between batches: the standard deviation
+        (estimated from the quartiles, so that a single slow batch does not decide) as a share of the median, after what
+        the prompts' lengths explain has been taken out; None with fewer than four batches. ``own_cores`` and
+        ``other_cores``: those that this process and all others used while it was timed, on average; ``cores``: those
+        that it may use; None where the system does not tell. ``noisy``: the spread or the load is beyond its limit;
+        None if nothing was timed, or nothing is known about it.
+    """
+    frame = frame_of(outputs)
+    timed = frame[frame.seconds.notna() & ~frame.failed]
+    spread = _spread(timed[timed.method == baseline])
+    # What was timed together has one load: it counts once.
+    calls: Frame = timed[timed.load.map(bool).astype(bool)].drop_duplicates(["method", "temperature", "batch", "turn"])
+    load: Frame = pandas.DataFrame(list(calls.load), columns=["own", "others", "cores"])
+    own, others = (_mean(load[name], calls.seconds) for name in ("own", "others"))
+    noise = {"noise_spread": spread, "own_cores": own, "other_cores": others}
+    noise["cores"] = round(load.cores.max()) if len(load) else None
+    known = spread is not None or others is not None
+    return noise | {"noisy": bool(noise_reasons(noise)) if known else None}
+
+
+def noise_reasons(noise: Mapping[str, Any]) -> list[str]:
+    """Why the timings of a run, by a row of it, are noisy; empty if they are not."""
+    spread, own, others, cores = (noise[name] for name in ("noise_spread", "own_cores", "other_cores", "cores"))
+    said = []
+    if spread is not None and spread > SPREAD_LIMIT:
+        said.append(f"plain decoding's time per round varies by ±{spread:.0%} between batches")
+    if others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores:
+        said.append(f"other processes used {others:.1f} of the {cores:.0f} cores")
+    return said
+
+
+def noise_words(noise: Mapping[str, Any]) -> list[str]:
+    """The spread and the load in words, as far as they are known."""
+    spread, others = noise["noise_spread"], noise["other_cores"]
+    said = [] if spread is None else [f"timings vary by ±{spread:.0%} between batches"]
+    return said + ([] if others is None else [f"other processes used {others:.1f} of {noise['cores']:.0f} cores"])
+
+
+def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:
+    """The mean over time, at least 0; None without any."""
+    return max(0.0, float(np.average(values, weights=weights))) if weights.sum() else None
+
+
+def _spread(plain: Frame) -> float | None:
+    relative = np.concatenate([np.zeros(0), *(_deviations(own) for _, own in plain.groupby("temperature"))])
+    # Of a normal distribution, this is the standard deviation.
+    return float(0.7413 * stats.iqr(relative)) if len(relative) >= _LEAST else None
+
+
+def _deviations(own: Frame) -> np.ndarray:
+    """How far each batch's time per round is from what its length explains, as a share of the median."""
+    calls = own.groupby(CALL, sort=False)
+    batches = calls[["seconds", "stage_seconds"]].first()
+    batches = batches.assign(rounds=calls["rounds"].max(), prompt_tokens=calls["prompt_tokens"].mean())
+    batches = batches[:: -(-len(batches) // _MOST)]
+    batches = batches[batches.rounds > 0]
+    # Prefill is one forward of the whole prompt, and no round.
+    prefill = batches.stage_seconds.map(lambda stages: stages.get("prefill", 0.0))
+    times = ((batches.seconds - prefill) / batches.rounds).to_numpy(dtype=np.float64)
+    lengths = (batches.prompt_tokens + batches.rounds / 2).to_numpy()
+    if len(times) < _LEAST or np.median(times) <= 0:
+        return np.zeros(0)
+    slope = stats.theilslopes(times, lengths)[0] if len(set(lengths)) > 1 else 0.0
+    rest = times - slope * lengths
+    return (rest - np.median(rest)) / np.median(times)

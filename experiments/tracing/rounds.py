@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.results.records import Record
-from experiments.results.sources import SourcedToken, sourced
+from experiments.results.records import Record, SourcedToken, sourced
 from experiments.tracing.trace import LIKELY, TracedRound, read_trace
 
 MOST_LIKELY = 5

@@ -88,8 +88,7 @@ class Mirror:
         self._tracker.summary(figures)
         self._tracker.curve("position", lines)
         self._tracker.curve("accepted_tokens", counts)
-        length = (1 + frame.accepted.map(sum) / frame.rounds).where(frame.rounds > 0)
-        table = frame.assign(batch_seconds=frame.seconds, mean_acceptance_length=length)[list(_PROMPTS)]
+        table = frame.assign(batch_seconds=frame.seconds)[list(_PROMPTS)]
         self._tracker.table("prompts", _PROMPTS, without_missing(table).to_numpy().tolist())
         self._tracker.files("results", files)
         if trace:

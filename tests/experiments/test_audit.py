@@ -14,7 +14,7 @@ import torch
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from experiments.audit import audit
-from experiments.results.frame import Figures
+from experiments.results.origin import Figures
 from specdec.checks.mistakes import MISTAKES, Place
 from specdec.engine.engine import Engine
 from specdec.random import Purpose, uniforms

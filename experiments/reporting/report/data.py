@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.results.lossless import explained
-from experiments.results.records import Record
+from experiments.results.records import Record, Source
 from experiments.results.runs import Run
-from experiments.results.sources import Source
 from experiments.results.texts import in_context, read_prompts, text_of
 from experiments.tracing.rounds import DraftedRound, Odds, Output
 

@@ -35,7 +35,6 @@ def with_changes(frame: Frame, runs: Mapping[str, Run]) -> Frame:
 
 def _derived(row: Row, run: Run, shortest: Frame | None) -> Row:
     outputs = run.of(row)
-    assert outputs is not None, "runs that were read have outputs"
     good, bootstrap = outputs[~outputs.failed], Bootstrap(**run.manifest["config"]["bootstrap"])
     gain = None if shortest is None else gain_over(outputs, shortest, bootstrap)
     # The rows of a batch share their rounds.

@@ -256,7 +256,7 @@ def test_no_table_of_less_than_two_settings(jobs: list[str], made_run: Run) -> N
 def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     found = rows(made_run, *squares("a=1,2", "b=x,y"))
     # Put together by hand: without records, intervals that do not overlap make a winner.
-    made = [entry._replace(run=replace(entry.run, outputs=None)) for entry in found]
+    made = [entry._replace(run=replace(entry.run, outputs=entry.run.outputs[:0])) for entry in found]
 
     def grid_of(low: float, high: float) -> Grid:
         fast = made[0].row | {"speedup": 3.0, "speedup_low": low, "speedup_high": high}

@@ -17,9 +17,8 @@ from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category
 from experiments.reporting.run_tables import comparison_table, requests_table
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from experiments.results.limits import Limits, Terms
-from experiments.results.records import Record
+from experiments.results.records import Record, Source
 from experiments.results.runs import Run
-from experiments.results.sources import Source
 from specdec import Engine, SamplingParams, Target
 from tests.components import DRAFTERS, fitting
 from tests.experiments.made_runs import run_of

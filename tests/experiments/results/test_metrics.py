@@ -7,9 +7,8 @@ import pytest
 from experiments.reporting.run_tables import not_recorded, utilization_table
 from experiments.results import metrics
 from experiments.results.frame import frame_of
-from experiments.results.records import Record
+from experiments.results.records import Record, Source, sourced
 from experiments.results.rows import positions
-from experiments.results.sources import Source, sourced
 from experiments.results.timing import utilization_of
 from specdec.types import Step
 from tests.experiments.made_runs import run_of

@@ -63,7 +63,6 @@ def test_figures_by_hand() -> None:
     assert fast["distinct_4_gram_rate"] == 1
     assert (fast["equal_to_plain"], fast["compared_with_plain"], fast["divergences"]) == (1, 2, 1)
     outputs = run.of(fast)
-    assert outputs is not None
     assert [(d.prompt, d.index, d.margin) for d in divergences_of(outputs)] == [("b", 3, 0.001)]
     parts = {part["category"]: part["speedup"] for part in run.parts if part["method"] == "fast"}
     assert parts == {"x": 2.0, "y": 4.0}

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig
 
-from experiments.results.records import Record, read_records
-from experiments.results.sources import Source
+from experiments.results.records import Record, Source, read_records
 from experiments.run import run
 from experiments.tracing.rounds import outputs_of, read_rounds
 from experiments.tracing.scoring import find_drafts, score
