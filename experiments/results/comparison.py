@@ -42,16 +42,17 @@ class Entry(NamedTuple):
 
 def differences(runs: Sequence[Run]) -> list[str]:
     """What should be alike in all runs and is not, as parts of a sentence."""
-    found = []
+    parts = []
     for name, value in _SAME.items():
-        # Each value once, with the first run that has it.
-        first = {value(run): run for run in reversed(runs)}
+        first: dict[str, Run] = {}  # each value once, with the first run that has it
+        for run in runs:
+            first.setdefault(value(run), run)
         if len(first) > 1:
             shown = {"dataset": dataset_name, "chat template": _template_name}.get(name, value)
-            values = [f"{shown(run)} ({run.folder.name})" for run in sorted(first.values(), key=list(runs).index)]
+            values = [f"{shown(run)} ({run.folder.name})" for run in first.values()]
             more = f" and {len(values) - 3} more" if len(values) > 3 else ""
-            found.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
-    return found
+            parts.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
+    return parts
 
 
 def dataset_name(run: Run) -> str:
@@ -80,12 +81,11 @@ def title(runs: Sequence[Run]) -> str:
 def entries_of(runs: Sequence[Run]) -> list[Entry]:
     """An entry per method and temperature, by temperature; plain decoding only where a run has nothing else."""
     entries = []
-    for run, own in zip(runs, distinguishing([run.manifest for run in runs]), strict=True):
+    for run, overrides in zip(runs, distinguishing([run.manifest for run in runs]), strict=True):
         plain = {row["temperature"]: row for row in run.rows if row["method"] == PLAIN}
+        named = [text for text in overrides if not text.startswith("sampling.temperature=")]  # it has a column
         for row in [row for row in run.rows if row["method"] != PLAIN] or plain.values():
-            # The method begins the name, and temperature has a column.
-            said = (f"drafter={row['method']}", "sampling.temperature=")
-            parts = [part for part in own if part != said[0] and not part.startswith(said[1])]
+            parts = [text for text in named if text != f"drafter={row['method']}"]  # the method begins the name
             entries.append(Entry((row["label"], *parts), run, row, plain.get(row["temperature"])))
     names = [(entry.parts, entry.row["temperature"]) for entry in entries]
     if len(set(names)) < len(names):
@@ -99,14 +99,11 @@ def best_of(entries: Sequence[Entry], figure: str) -> int | None:
     Rules that are not exact do not compete, because giving up exactness buys speed, nor do outputs that turned out not
     to be lossless.
     """
-    rivals = [number for number, entry in enumerate(entries) if entry.row["competes"]]
-    entrants = [
-        (entry.row, entry.run.of(entry.row), entry.run.of(entry.row, PLAIN))
-        for entry in (entries[number] for number in rivals)
-    ]
-    settings = entries[rivals[0]].run.manifest["config"]["bootstrap"] if rivals else {}
+    rivals = [entry for entry in entries if entry.row["competes"]]
+    entrants = [(entry.row, entry.run.of(entry.row), entry.run.of(entry.row, PLAIN)) for entry in rivals]
+    settings = rivals[0].run.manifest["config"]["bootstrap"] if rivals else {}
     best = winner(figure, entrants, Bootstrap(**settings))
-    return None if best is None else rivals[best]
+    return None if best is None else next(place for place, entry in enumerate(entries) if entry is rivals[best])
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -180,33 +177,30 @@ def grids(entries: Sequence[Entry], *, by_category: bool = False) -> list[Grid]:
     made = []
     for combination in itertools.product(*(values[name] for name in others)):
         fixed = dict(zip(others, combination, strict=True))
-        chosen = [(settings, entry) for settings, entry in named if fixed.items() <= settings.items()]
+        chosen = {(own[down], own[across]): entry for own, entry in named if fixed.items() <= own.items()}
         if chosen:
-            places = [(settings[down], settings[across]) for settings, _ in chosen]
-            cells = {place: entry.row for place, (_, entry) in zip(places, chosen, strict=True)}
-            best = None if by_category else best_of([entry for _, entry in chosen], "speedup")
-            best_place = None if best is None else places[best]
+            best = None if by_category else best_of([*chosen.values()], "speedup")
+            cells = {place: entry.row for place, entry in chosen.items()}
+            best_place = None if best is None else [*chosen][best]
             made.append(Grid(down, across, values[down], values[across], fixed, cells, best_place))
     return made if len(named) >= _FILLED * len(values[down]) * len(values[across]) * len(made) else []
 
 
 def settings_of(entries: Sequence[Entry]) -> list[dict[str, str]]:
     """For every entry, the settings in which any two differ, by name."""
-    runs = list({entry.run.folder: entry.run for entry in entries}.values())
-    given = distinguishing([run.manifest for run in runs])
-    overrides = {
-        run.folder: {name: value for name, _, value in (text.lstrip("+").partition("=") for text in own)}
-        for run, own in zip(runs, given, strict=True)
-    }
-    names = list(dict.fromkeys(name for own in overrides.values() for name in own))
+    given = [
+        {name: value for name, _, value in (text.lstrip("+").partition("=") for text in overrides)}
+        for overrides in distinguishing([entry.run.manifest for entry in entries])
+    ]
+    names = dict.fromkeys(name for overrides in given for name in overrides)
     names = [name for name in names if name not in (DRAFTER, f"sampling.{TEMPERATURE}", "method")]
     return [
         {
             DRAFTER: entry.row["label"],
-            **{n: overrides[entry.run.folder].get(n) or _value(entry.run.manifest["config"], n) for n in names},
+            **{name: overrides.get(name) or _value(entry.run.manifest["config"], name) for name in names},
             TEMPERATURE: f"{entry.row['temperature']:g}",
         }
-        for entry in entries
+        for entry, overrides in zip(entries, given, strict=True)
     ]
 
 
@@ -220,18 +214,17 @@ def _value(config: Mapping[str, Any], name: str) -> str:
 
 def axes_of(named: Sequence[Mapping[str, str]]) -> list[str]:
     """Settings of at least two values, the one with the most values first."""
-    names = list(dict.fromkeys(name for settings in named for name in settings))
-    sizes = {name: len({settings.get(name) for settings in named}) for name in names}
-    return sorted((name for name in names if sizes[name] > 1), key=lambda name: -sizes[name])
+    sizes = {name: len({settings[name] for settings in named}) for name in (named[0] if named else ())}
+    return sorted((name for name, size in sizes.items() if size > 1), key=lambda name: -sizes[name])
 
 
 def _ordered(values: Sequence[str]) -> tuple[str, ...]:
     """Each value once: numbers by size, anything else as it came."""
-    distinct = list(dict.fromkeys(values))
+    distinct = tuple(dict.fromkeys(values))
     try:
         return tuple(sorted(distinct, key=float))
     except ValueError:
-        return tuple(distinct)
+        return distinct
 
 
 # ---------------------------------------------------------------- paired differences
@@ -273,11 +266,11 @@ def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> 
             rows += _differences(first, second, (reference, compared[setting]), others)
     if rows:
         return setting, rows
-    by_temperature = itertools.groupby(
-        sorted(entries, key=lambda e: e.row["temperature"]), lambda e: e.row["temperature"]
-    )
-    pairs = [pair for _, listed in by_temperature if len(pair := list(listed)) == 2]
-    return METHOD, [row for one, two in pairs for row in _differences(one, two, (one.name, two.name), {})]
+    for temperature in sorted({entry.row["temperature"] for entry in entries}):
+        first, *others = [entry for entry in entries if entry.row["temperature"] == temperature]
+        if len(others) == 1:
+            rows += _differences(first, others[0], (first.name, others[0].name), {})
+    return METHOD, rows
 
 
 def _alike(first: Mapping[str, str], second: Mapping[str, str], setting: str) -> bool:
@@ -302,6 +295,5 @@ def _differences(first: Entry, second: Entry, values: tuple[str, str], settings:
         if found is not None and found.interval is not None:  # one prompt says nothing of its category
             row = {"category": category, "reference": values[0], "compared": values[1], "length": found.first}
             row |= {"reference_length": found.second, "difference": found.difference}
-            row |= {**ends("difference", found.interval), "prompts": found.prompts}
-            rows.append(settings | row)
+            rows.append({**settings, **row, **ends("difference", found.interval), "prompts": found.prompts})
     return rows

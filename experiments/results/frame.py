@@ -1,25 +1,8 @@
 """The frame: a row for every output with its record's fields as columns. All figures are computed from it.
 
-``frame_of`` adds what follows from one row alone: how many tokens and rounds it has, and its latencies. With the
-example of a request that arrived at 0, was admitted at 1 and prefilled at 2, whose host saw 1 token at 3, 3 tokens at
-4 and the last 2 at 6:
-
-============== =============================== ==================================================================
-column         example                         meaning
-============== =============================== ==================================================================
-queue          1                               admitted - arrived
-ttft           3                               first token - arrived: time to first token, the queue included
-engine_ttft    2                               first token - admitted
-tpot           3 / 5                           (finished - first token) / (tokens - 1); empty with one token, where 0
-                                               would flatter
-e2e            6                               finished - arrived; with two tokens or more it is
-                                               ttft + (tokens - 1) · tpot
-chunk_gap      1, 2                            gaps between deliveries (inter-token latency by chunk)
-token_gap      1/3, 1/3, 1/3, 1, 1             each delivery's gap in equal parts for its tokens; those of the first
-                                               delivery have none before them
-============== =============================== ==================================================================
-
-Latencies are empty where the engine does not tell its moments; those that need the end, where the request failed.
+``frame_of`` adds what follows from one row alone: how many tokens and rounds it has, and its latencies, which
+docs/measurements.md defines. Latencies are empty where the engine does not tell its moments; those that need the end,
+where the request failed.
 """
 
 from collections.abc import Iterable

@@ -67,18 +67,17 @@ def judge(outputs: Outputs) -> dict[str, Any] | None:
         the other goes on, which no dtype explains.
     """
     compared = _judged(outputs)
-    divergent = compared[~compared.equals_plain.astype(bool)]
-    if compared.empty or (divergent.margin.notna() & divergent.tie_bound.isna()).any():
+    divergent, furthest = divergences_of(compared), worst(outputs)
+    if compared.empty or any(each.margin is not None and each.tie_bound is None for each in divergent):
         return None
-    unexplained = sum(not explained(each) for each in divergences_of(divergent))
-    found = worst(outputs)
+    unexplained = sum(not explained(each) for each in divergent)
     differing = Verdict.NOT_LOSSLESS if unexplained else Verdict.TIES
     return {
-        "lossless": str(Verdict.EQUAL if divergent.empty else differing),
+        "lossless": str(differing if divergent else Verdict.EQUAL),
         "divergences": len(divergent),
         "unexplained": unexplained,
-        "largest_margin": None if found is None else found.margin,
-        "tie_bound": None if found is None else found.tie_bound,
+        "largest_margin": furthest and furthest.margin,
+        "tie_bound": furthest and furthest.tie_bound,
     }
 
 

@@ -8,11 +8,9 @@ figure that has nothing to be computed from is None.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas
 
 from experiments.results.frame import Frame
-from experiments.results.statistics import Bootstrap, Interval
 
 if TYPE_CHECKING:
     from specdec.types import Step  # for types only: results are read where specdec and torch are not installed
@@ -59,44 +57,25 @@ def proposed_per_round(proposed: "pandas.Series") -> float | None:
     return float(proposed.mean()) or None if len(proposed) else None
 
 
-def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) -> dict[str, float | None]:
+def acceptance_by_position(rounds: Frame) -> dict[str, float | None]:
     """Acceptance at positions 1, 2, … of the draft, as far as any round proposed.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,
     position 2 in 1 of 2; of the rounds that proposed it, only the first had accepted position 1: conditionally 1 of 1.
 
-    Args:
-        rounds: With the column ``prompt`` where intervals are wanted.
-
     Returns:
-        ``acceptance_at.i``: rounds that accepted at least i tokens, over rounds that proposed a depth of at least i;
-        ``conditional_acceptance_at.i``: the same among rounds that accepted at least i-1 tokens, None where there is no
-        such round; ``rounds_at.i``: rounds that proposed a depth of at least i; and the ends of the intervals
-        (``acceptance_low_at.i``), None where too few prompts have any.
+        ``rounds_at.i``: rounds that proposed a depth of at least i; ``acceptance_at.i``: the share of these that
+        accepted at least i tokens; ``conditional_acceptance_at.i``: the same among those that accepted at least i-1,
+        None where there is no such round.
     """
-    depth, accepted = (rounds[name].to_numpy()[:, None] for name in ("proposed_depth", "accepted"))
-    places = np.arange(1, 1 + (int(depth.max()) if len(rounds) else 0))
-    drafted = depth >= places
-    counts = np.concatenate([drafted, drafted & (accepted >= places - 1), drafted & (accepted >= places)], axis=1)
-
-    def shares(sums: np.ndarray) -> np.ndarray:
-        of_all, reached, kept = np.split(sums.astype(np.float64).T, 3)
-        unknown = np.full_like(kept, np.nan)
-        return np.concatenate([np.divide(kept, base, out=unknown.copy(), where=base > 0) for base in (of_all, reached)])
-
-    values = shares(counts.sum(0, keepdims=True))[:, 0]
-    bounds: Sequence[Interval | None] | None = None
-    if bootstrap is not None and len(places):
-        by_prompt: Frame = pandas.DataFrame(counts).groupby(rounds.prompt.to_numpy(), sort=False).sum()
-        bounds = bootstrap.over_tables(shares, by_prompt.to_numpy())
     by_position: dict[str, float | None] = {}
-    for number, value in enumerate(values):
-        kind, place = ("" if number < len(places) else "conditional_"), number % len(places) + 1
-        low, high = bounds[number] or (None, None) if bounds else (None, None)
-        by_position[f"{kind}acceptance_at.{place}"] = None if np.isnan(value) else float(value)
-        by_position |= {f"{kind}acceptance_low_at.{place}": low, f"{kind}acceptance_high_at.{place}": high}
-    drafted_this_far = counts[:, : len(places)].sum(0).tolist()
-    return by_position | {f"rounds_at.{place}": count for place, count in enumerate(drafted_this_far, start=1)}
+    for place in range(1, 1 + (int(rounds.proposed_depth.max()) if len(rounds) else 0)):
+        accepted = rounds.accepted[rounds.proposed_depth >= place]
+        before, kept = int((accepted >= place - 1).sum()), int((accepted >= place).sum())
+        by_position[f"acceptance_at.{place}"] = kept / len(accepted)
+        by_position[f"conditional_acceptance_at.{place}"] = kept / before if before else None
+        by_position[f"rounds_at.{place}"] = len(accepted)
+    return by_position
 
 
 def stage_seconds(steps: "Iterable[Step]") -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple
 
 from experiments.results.origin import replace_text
 
@@ -99,42 +99,21 @@ class Record:
         return self.finish_reason == "error"
 
 
-class RecordWriter:
-    """Writes records to a file, each on the disk before the next begins.
+def begin_records(path: Path, kept: Sequence[Record] | None = None) -> None:
+    """Begin a file with the records that an interrupted attempt has left; without such an attempt it must be new."""
+    if kept is None and path.exists():
+        raise ValueError(f"{path} exists, from another run: write to another folder, or remove it")
+    replace_text(path, "".join(map(_line, kept or ())))
 
-    Args:
-        append: Go on with a file that exists; else it must be new.
 
-    Raises:
-        ValueError: The file exists, and would be lost.
-    """
-
-    def __init__(self, path: Path, *, append: bool = False):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._file = path.open("a" if append else "x", encoding="utf-8")
-        except FileExistsError as error:
-            raise ValueError(f"{path} exists, from another run: write to another folder, or remove it") from error
-
-    def write(self, record: Record) -> None:
-        """Append a line."""
-        self._file.write(_line(record))
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+def keep_record(path: Path, record: Record) -> None:
+    """Append a record, which is on the disk before the next one begins."""
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(_line(record))
 
 
 def _line(record: Record) -> str:
     return json.dumps(asdict(record), ensure_ascii=False) + "\n"
-
-
-def replace_records(path: Path, records: Iterable[Record]) -> None:
-    """Replace a file's records; whatever happens, it has the old ones or the new ones."""
-    replace_text(path, "".join(_line(record) for record in records))
 
 
 def read_records(path: str | Path) -> list[Record]:
@@ -147,8 +126,9 @@ def read_records(path: str | Path) -> list[Record]:
     # Every record ends with a line break: what stands behind the last one is empty, or not finished.
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         try:
-            row = json.loads(line).items()
-            records.append(Record(**{name: tuple(value) if isinstance(value, list) else value for name, value in row}))
+            row: dict[str, Any] = json.loads(line)
+            row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            records.append(Record(**row))
         except (TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"{path}, line {number} is not a record, or one of another version of this program: {error}"

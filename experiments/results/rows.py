@@ -54,8 +54,7 @@ boolean: best.*
 float64: stage_seconds.* mbu.* mfu.* of_least.*
 float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.*
 Int64: finish.*
-float64: acceptance_at.* acceptance_low_at.* acceptance_high_at.*
-float64: conditional_acceptance_at.* conditional_acceptance_low_at.* conditional_acceptance_high_at.*
+float64: acceptance_at.* conditional_acceptance_at.*
 Int64: rounds_at.*
 """)
 

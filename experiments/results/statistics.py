@@ -72,27 +72,19 @@ class Bootstrap:
         """The interval of a single statistic, likewise."""
         return (self.intervals(statistic, columns) or [None])[0]
 
-    def over_tables(
-        self, statistic: Callable[[np.ndarray], np.ndarray], tables: np.ndarray
-    ) -> Sequence[Interval | None] | None:
+    def over_tables(self, statistic: Callable[[np.ndarray], np.ndarray], tables: np.ndarray) -> list[Interval] | None:
         """The intervals of several statistics of counts that are added up over prompts; None with fewer than two.
-
-        A statistic has none, either, where it is not defined (NaN) for some choice of the prompts that was drawn.
 
         Args:
             statistic: Computes ``[statistic, resample]`` from the sums ``[resample, count]``.
             tables: Counts of each prompt: ``[prompt, count]``.
         """
-        undefined: list[Any] = []
 
         def of_drawn(drawn: np.ndarray, *, axis: int) -> np.ndarray:
             times = [np.bincount(row.astype(int), minlength=len(tables)) for row in np.atleast_2d(drawn)]
-            values = statistic(np.stack(times) @ tables)
-            undefined.append(np.isnan(values).any(-1))
-            return np.nan_to_num(values)
+            return statistic(np.stack(times) @ tables)
 
-        found = self.intervals(of_drawn, [np.arange(len(tables))])
-        return found and [None if bad else own for own, bad in zip(found, np.any(undefined, 0), strict=True)]
+        return self.intervals(of_drawn, [np.arange(len(tables))])
 
     def over_prompts(
         self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]

@@ -161,7 +161,7 @@ def _figures(good: Frame, rounds: Frame, timed: Frame, bootstrap: Bootstrap) -> 
         "rounds": len(rounds),
         "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
         **ends("mean_acceptance_length", bounds),
-        **metrics.acceptance_by_position(rounds, bootstrap),
+        **metrics.acceptance_by_position(rounds),
         "timed_prompts": int(timed.requests.sum()),
         "seconds": float(timed.seconds.sum()),
         "tokens_per_second": timing.tokens_per_second(timed),

@@ -40,8 +40,11 @@ def calls_of(own: Frame) -> Frame:
 
 def timed_calls(own: Frame, baseline: Frame | None) -> Frame:
     """Return the calls without a failure in either method, beside the baseline's tokens and seconds if it is given."""
-    calls, others = (None if frame is None else calls_of(frame)[lambda made: ~made.failed] for frame in (own, baseline))
-    return calls if others is None else calls.join(others[["tokens", "seconds"]].add_prefix("baseline_"), how="inner")
+    calls = calls_of(own)[lambda made: ~made.failed]
+    if baseline is None:
+        return calls
+    others = calls_of(baseline)[lambda made: ~made.failed]
+    return calls.join(others[["tokens", "seconds"]].add_prefix("baseline_"), how="inner")
 
 
 def tokens_per_second(timed: Frame) -> float | None:

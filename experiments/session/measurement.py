@@ -26,7 +26,7 @@ from experiments.results.frame import frame_of
 from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.origin import read_manifest
-from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
+from experiments.results.records import RECORDS, Record, begin_records, keep_record
 from experiments.results.runs import Run
 from experiments.results.summary import summarize
 from experiments.session.engines import better_peaks
@@ -109,26 +109,24 @@ class Measurement:
         records: list[Record] = []
         exit_code = 1
         path = self.folder / RECORDS
-        if self.kept is not None:
-            records += self.kept
-            replace_records(path, records)
-        with RecordWriter(path, append=self.kept is not None) as writer:
+        begin_records(path, self.kept)
+        records += self.kept or ()
 
-            def write(record: Record) -> None:
-                writer.write(record)
-                records.append(record)
+        def write(record: Record) -> None:
+            keep_record(path, record)
+            records.append(record)
 
-            try:
-                with Progress(steps, passed=self.passed) as progress:
-                    for done in work(write):
-                        progress.update(done)
-                        self.mirror.progress(records, done, steps)
-                exit_code = 0
-            except KeyboardInterrupt:
-                exit_code = 130
-                raise
-            finally:
-                run = self._report(records, exit_code)
+        try:
+            with Progress(steps, passed=self.passed) as progress:
+                for done in work(write):
+                    progress.update(done)
+                    self.mirror.progress(records, done, steps)
+            exit_code = 0
+        except KeyboardInterrupt:
+            exit_code = 130
+            raise
+        finally:
+            run = self._report(records, exit_code)
         check_finished(run)
         check_lossless(run)
         return run

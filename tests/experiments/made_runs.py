@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.results.frame import frame_of
-from experiments.results.records import Record, replace_records
+from experiments.results.records import Record, begin_records
 from experiments.results.runs import Run, load_run
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
@@ -43,7 +43,7 @@ def made(
         written.append(output(f"p{number}", "plain", seconds=2.0, accepted=(0,) * 6, **shared))
         drafted = {"accepted": (2, 1, number % 2), "proposed_depth": (2,) * 3, "proposed_nodes": (4,) * 3}
         written.append(output(f"p{number}", "model", seconds=1.0 + number / 10, **drafted, **shared))
-    replace_records(folder / "records.jsonl", written)
+    begin_records(folder / "records.jsonl", written)
     return folder
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from experiments.results.records import Record, RecordWriter
+from experiments.results.records import Record, begin_records
 from experiments.results.texts import TOKENS, write_prompts
 from experiments.tracing.trace import TraceKey, TraceWriter
 from specdec import DraftSampling, DraftTree, Verdict
@@ -48,12 +48,9 @@ def write_run(folder: Path, *, prompts: int = 3, trace: bool = True, temperature
     ids = [f"p{number}" for number in range(prompts - 1)] + [f"last {HOSTILE}"]
     write_prompts(folder, [_Prompt(name, f"say {name}") for name in ids])
     writer = TraceWriter(folder, dropped=0.0)
-    with RecordWriter(folder / "records.jsonl") as records:
-        for number, name in enumerate(ids):
-            for record in _records(name, number, temperature):
-                records.write(record)
-            if trace:
-                _trace(writer, name, temperature)
+    begin_records(folder / "records.jsonl", [r for n, name in enumerate(ids) for r in _records(name, n, temperature)])
+    for name in ids if trace else ():
+        _trace(writer, name, temperature)
     writer.flush()
     return folder
 

@@ -16,7 +16,7 @@ from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import render, template_facts
 from experiments.reporting.comparison import report_comparison
 from experiments.results.comparison import paired_differences
-from experiments.results.records import read_records, replace_records
+from experiments.results.records import begin_records, read_records
 from experiments.results.runs import find_folders, load_run
 from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.made_runs import loaded, made
@@ -61,7 +61,7 @@ def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         made(tmp_path / "runs" / name, "drafter=model", f"drafter.shape={name}")
     records = read_records(tmp_path / "runs" / "b" / "records.jsonl")  # a method that takes twice the time
     slow = [each if each.method == "plain" else dataclasses.replace(each, seconds=2 * each.seconds) for each in records]
-    replace_records(tmp_path / "runs" / "b" / "records.jsonl", slow)
+    begin_records(tmp_path / "runs" / "b" / "records.jsonl", slow)
     command(monkeypatch, tmp_path, f"runs={tmp_path / 'runs'}", "format=[md,csv,latex,parquet]")
     out = tmp_path / "out"
     assert {path.name for path in out.glob("comparison.*")} == {

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job, fit, needed_tokens, prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
-from experiments.results.records import PLAIN, Record, RecordWriter, read_records
+from experiments.results.records import PLAIN, Record, keep_record, read_records
 from experiments.results.rows import rows_of
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
@@ -139,14 +140,13 @@ def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     engine = FakeEngine()
     engine.raise_at[3] = KeyboardInterrupt()
     path = tmp_path / "records.jsonl"
-    with RecordWriter(path) as writer:
-        running = measure(contenders(engine), jobs(5), write=writer.write)
-        for done in (1, 2):
-            # On the disk before the next prompt begins, not when the file is closed.
-            assert next(running) == done
-            assert len(path.read_text().splitlines()) == 2 * done
-        with pytest.raises(KeyboardInterrupt):
-            next(running)
+    running = measure(contenders(engine), jobs(5), write=partial(keep_record, path))
+    for done in (1, 2):
+        # On the disk before the next prompt begins, not when the file is closed.
+        assert next(running) == done
+        assert len(path.read_text().splitlines()) == 2 * done
+    with pytest.raises(KeyboardInterrupt):
+        next(running)
     assert [record.prompt for record in read_records(path)] == ["p0", "p0", "p1", "p1"]
 
 

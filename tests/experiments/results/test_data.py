@@ -15,7 +15,7 @@ from experiments import results
 from experiments.results import texts as files
 from experiments.results.lossless import stated_exactness
 from experiments.results.manifest import _PIECE, _PIECES, revision_of
-from experiments.results.records import Record, RecordWriter
+from experiments.results.records import Record, keep_record
 from experiments.results.rows import PROMPTS, ROUNDS, RUNS
 from experiments.results.runs import load_run
 from experiments.results.summary import SCHEMA
@@ -65,8 +65,7 @@ def lossy_round(folder: Path, **more: Any) -> None:
         arrived=0.0, admitted=0.1, prefilled=0.2, finished=0.4, emitted_at=(0.3, 0.4),
         emitted=(2, 1),
     )  # fmt: skip
-    with RecordWriter(folder / "records.jsonl", append=True) as writer:
-        writer.write(dataclasses.replace(record, **more))
+    keep_record(folder / "records.jsonl", dataclasses.replace(record, **more))
 
 
 @pytest.fixture(scope="module")
