@@ -39,12 +39,18 @@ class Clock:
         self.now += max(seconds, 1e-9) + self.late  # a sleep too short to count would never end
 
 
+Rounds = Callable[[int], Sequence[tuple[float, int]]]
+
+
 class OneServer:
-    """Serves in the order of arrival: a turn is a round of the first request, as many (seconds, tokens) as it has."""
+    """Serves in the order of arrival: a turn is a round of the first request, as many (seconds, tokens) as it has.
+
+    A round of no token is Ctrl-C.
+    """
 
     max_batch_size, page_counts = 1, PageCounts()
 
-    def __init__(self, clock: Clock, rounds: Callable[[int], Sequence[tuple[float, int]]]):
+    def __init__(self, clock: Clock, rounds: Rounds):
         self._clock, self._rounds = clock, rounds
         self.queue: list[int] = []
         self.left: dict[int, list[tuple[float, int]]] = {}
@@ -55,10 +61,8 @@ class OneServer:
     def unfinished(self) -> int:
         return len(self.queue)
 
-    def submit(
-        self, prompt: Any, sampling: SamplingParams, *, speculate: bool = True, arrived: float | None = None
-    ) -> int:
-        assert sampling.stream is not None and arrived is not None and arrived <= self._clock.now
+    def submit(self, prompt: Any, sampling: SamplingParams, *, speculate: bool, arrived: float) -> int:
+        assert sampling.stream is not None and arrived <= self._clock.now
         self.queue.append(sampling.stream)
         self.left[sampling.stream] = list(self._rounds(sampling.stream))
         return sampling.stream
@@ -67,23 +71,15 @@ class OneServer:
         request = self.queue[0]
         entered = self.entered.setdefault(request, self._clock.now)
         seconds, tokens = self.left[request].pop(0)
+        if not tokens:
+            raise KeyboardInterrupt
         self._clock.now += seconds
         ended = not self.left[request]
         if ended:
             self.queue.pop(0)
-        return [
-            Step(
-                request=request,
-                round=0,
-                token_ids=(1,) * tokens,
-                proposed_nodes=4,
-                proposed_depth=4,
-                accepted=tokens - 1,
-                elapsed=self._clock.now - entered,
-                visible=self._clock.now,
-                finish_reason="length" if ended else None,
-            )
-        ]
+        known: Any = {"request": request, "round": 0, "proposed_nodes": 4, "proposed_depth": 4, "accepted": tokens - 1}
+        times = {"elapsed": self._clock.now - entered, "visible": self._clock.now}
+        return [Step(token_ids=(1,) * tokens, finish_reason="length" if ended else None, **known, **times)]
 
     def abort(self, request_id: int) -> None:
         self.queue.remove(request_id)
@@ -91,31 +87,23 @@ class OneServer:
 
 
 def requests(count: int, klass: Callable[[int], str] = lambda number: "any") -> list[Asked]:
-    return [
-        Asked(
-            planned=Planned(klass=klass(number), pieces=((number, 10),), output_tokens=4),
-            prompt_ids=(1,) * 10,
-            sampling=SamplingParams(stream=number),
-        )
-        for number in range(count)
-    ]
+    planned = [Planned(klass=klass(number), pieces=((number, 10),), output_tokens=4) for number in range(count)]
+    return [Asked(one, (1,) * 10, SamplingParams(stream=number)) for number, one in enumerate(planned)]
+
+
+def made(times: Times | Sequence[float], rounds: Rounds, late: float = 0.0, **more: Any) -> tuple[Driver, OneServer]:
+    clock = Clock(late)
+    server = OneServer(clock, rounds)
+    engine = RealEngine(server, clock=clock, sleep=clock.sleep)
+    given: Any = {"asked": requests(len(times)), "times": np.asarray(times, dtype=np.float64), "loop": OPEN} | more
+    return Driver(engine, **given), server
 
 
 def driven(
-    times: Times | Sequence[float],
-    rounds: Callable[[int], Sequence[tuple[float, int]]],
-    *,
-    asked: Sequence[Asked] | None = None,
-    late: float = 0.0,
-    method: str = "m",
-    rate: float = 1.0,
-    **more: Any,
+    times: Times | Sequence[float], rounds: Rounds, *, method: str = "m", rate: float = 1.0, **more: Any
 ) -> LoadRun:
     """A run of a driver with one server."""
-    clock = Clock(late)
-    engine = RealEngine(OneServer(clock, rounds), clock=clock, sleep=clock.sleep)
-    asked = requests(len(times)) if asked is None else asked
-    driver = Driver(engine, asked, np.asarray(times, dtype=np.float64), **{"loop": OPEN, **more})
+    driver, _ = made(times, rounds, **more)
     driver.run()
     return driver.result(method=method, rate=rate, slots=1)
 
@@ -124,8 +112,7 @@ def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float 
     rng = np.random.default_rng(3)
     times = arrivals.times(rng, count)
     seconds = more + (rng.exponential(1.0, count) if exponential else np.ones(count))
-    run = driven(times, lambda number: [(float(seconds[number]), 1)])
-    return float(latencies(run).queue.mean())
+    return float(latencies(driven(times, lambda number: [(float(seconds[number]), 1)])).queue.mean())
 
 
 @pytest.mark.parametrize(
@@ -140,26 +127,23 @@ def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float 
 def test_queues_of_the_textbook(load: float, exponential: bool, expected: float, count: int, tolerance: float) -> None:
     """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less, slower service more."""
     assert mean_wait(Gaps(rate=load), count, exponential=exponential) == pytest.approx(expected, rel=tolerance)
-    assert mean_wait(Gaps(rate=load, cv=0), count, exponential=exponential) < (1 - 2 * tolerance) * expected
-    assert load > 0.8 or mean_wait(Gaps(rate=load), count, exponential=exponential, more=0.5) > 2 * expected
-
-
-def moments(run: LoadRun, *names: str) -> list[list[float]]:
-    return [[round(value, 6) for value in row] for row in run.requests[list(names)].to_numpy().tolist()]
+    few = count // 4
+    assert mean_wait(Gaps(rate=load, cv=0), few, exponential=exponential) < (1 - 2 * tolerance) * expected
+    assert load > 0.8 or mean_wait(Gaps(rate=load), few, exponential=exponential, more=0.5) > 2 * expected
 
 
 def test_moments_of_requests_one_by_one() -> None:
     """The second comes during the first one's turn, and the third to an idle engine."""
     run = driven([1.0, 2.0, 10.0], lambda number: [(3.0, 1), (2.0, 3)])
-    assert moments(run, "arrived", "admitted", "first_token", "finished") == [
-        [1, 1, 4, 6],
-        [2, 6, 9, 11],
-        [10, 11, 14, 16],
-    ]
+    moments = run.requests[["arrived", "admitted", "first_token", "finished"]].to_numpy().tolist()
+    np.testing.assert_allclose(moments, [[1, 1, 4, 6], [2, 6, 9, 11], [10, 11, 14, 16]], atol=1e-6)
     assert run.requests[["outcome", "output_tokens", "rounds", "accepted"]].to_numpy().tolist() == [[DONE, 4, 2, 2]] * 3
     assert run.seconds == pytest.approx(16) and run.late == pytest.approx(0, abs=1e-9), "waiting for a turn is not late"
     assert run.turns.running.tolist() == [1] * 6 and run.turns.waiting.tolist() == [0, 1, 0, 0, 0, 0]
     assert run.facts["complete"]
+    run = driven([1.0, 2.0, 10.0], lambda number: [(3.0, 1), (2.0, 3)] if number < 2 else [(3.0, 1)])
+    found = latencies(run)[["queue", "ttft", "tpot", "e2e"]].to_numpy().tolist()
+    np.testing.assert_allclose(found, [[0, 3, 2 / 3, 5], [4, 7, 2 / 3, 9], [1, 4, np.nan, 4]], atol=1e-6)
 
 
 @pytest.mark.parametrize("users", [1, 3])
@@ -200,23 +184,8 @@ def test_a_generator_that_is_late_says_so(late: float, warned: bool) -> None:
     assert any(text.startswith("LATE") for text in warnings_of(run)) == warned
 
 
-class Broken(OneServer):
-    """Is interrupted at its fourth turn."""
-
-    turns = 0
-
-    def step(self) -> list[Step]:
-        self.turns += 1
-        if self.turns == 4:
-            raise KeyboardInterrupt
-        return super().step()
-
-
 def test_an_interruption_keeps_what_was_seen_and_lets_the_others_go() -> None:
-    clock = Clock()
-    server = Broken(clock, lambda number: [(1.0, 1), (1.0, 2)])
-    engine = RealEngine(server, clock=clock, sleep=clock.sleep)
-    driver = Driver(engine, requests(9), np.arange(9.0), loop=OPEN)
+    driver, server = made(np.arange(9.0), lambda number: [(1.0, 1), (1.0, 0 if number else 2)])
     with pytest.raises(KeyboardInterrupt):
         driver.run()
     run = driver.result(method="m", rate=1.0)
@@ -227,13 +196,6 @@ def test_an_interruption_keeps_what_was_seen_and_lets_the_others_go() -> None:
 
 def figures(run: LoadRun, terms: Terms = LIMITS) -> Any:
     return figures_of([run], terms, BOOTSTRAP).iloc[0]
-
-
-def test_latencies_are_those_of_the_definitions() -> None:
-    run = driven([1.0, 2.0, 10.0], lambda number: [(3.0, 1), (2.0, 3)] if number < 2 else [(3.0, 1)])
-    found = latencies(run)[["queue", "ttft", "tpot", "e2e"]].to_numpy().tolist()
-    expected = [[0, 3, 2 / 3, 5], [4, 7, 2 / 3, 9], [1, 4, np.nan, 4]]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_a_request_lasts_its_first_token_and_the_others() -> None:
@@ -296,12 +258,12 @@ def test_classes_are_told_apart() -> None:
 
 
 def test_the_knee_is_the_highest_rate_below_which_limits_are_kept() -> None:
-    def at(*shares: tuple[float, float | None]) -> pandas.DataFrame:
-        return pandas.DataFrame(shares, columns=["rate", "attained"])
+    def at(shares: dict[float, float | None], least: float = 0.9) -> float | None:
+        return knee(pandas.DataFrame(shares.items(), columns=["rate", "attained"]), least)
 
-    assert knee(at((4, 0.95), (1, 1.0), (2, 0.92))) == 4
-    assert knee(at((1, 1.0), (2, 0.5), (4, 1.0))) == 1, "what comes behind a miss does not count"
-    assert knee(at((1, 0.95)), 0.99) is None and knee(at((1, None))) is None
+    assert at({4: 0.95, 1: 1.0, 2: 0.92}) == 4
+    assert at({1: 1.0, 2: 0.5, 4: 1.0}) == 1, "what comes behind a miss does not count"
+    assert at({1: 0.95}, 0.99) is at({1: None}) is None
 
 
 def loads(loop: str, *rates: float) -> list[LoadRun]:
@@ -320,8 +282,7 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
     terms = Terms(limits=Limits(ttft=0.5, tpot=0.1))
     report = LoadReport(folder=tmp_path, terms=terms, bootstrap=BOOTSTRAP, title="T", notes=["A note."], spare=0.5)
     found, written = report_load(loads(OPEN, 1.0, 4.0), report)
-    names = {path.name for path in written}
-    assert {"knee.png", "load.png"} < names
+    assert {"knee.png", "load.png"} < {path.name for path in written}
     assert all(path.is_file() and path.stat().st_size > 500 for path in written)
     text = (tmp_path / "load.md").read_text()
     assert text.count("open loop: ") == text.count("## ") == 4, "under every table"
@@ -336,8 +297,7 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
 def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     runs = loads(CLOSED, 3.0)
     _, written = report_load(runs, LoadReport(folder=tmp_path, terms=Terms(), bootstrap=BOOTSTRAP, title="T"))
-    names = {path.name for path in written}
-    assert not names & {"knee.png", "load.png"}, "one rate is no line"
+    assert not {path.name for path in written} & {"knee.png", "load.png"}, "one rate is no line"
     text = (tmp_path / "load.md").read_text()
     assert "no limits were given" in text and "closed loop: " in text and "open loop" not in text
     runs[0].save(tmp_path / "run")
@@ -349,8 +309,7 @@ def test_preemption_and_swap_stand_beside_goodput() -> None:
     run = ten(late=0)
     totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
     frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9])
-    run = replace(run, totals=totals, requests=frame)
-    found = figures(run)
+    found = figures(replace(run, totals=totals, requests=frame))
     assert (found.swapped_tokens, found.swap_seconds) == (120, 0.25)
     report = LoadReport(folder=Path(), terms=LIMITS, bootstrap=BOOTSTRAP, title="T")
     cells = [cell.text for cell in load_tables([found.to_dict()], report)[1].rows[0]]

@@ -1,7 +1,7 @@
 """Every head's training forward against a slow one: draft by draft, and for EAGLE-3 step by step, as it is served."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,20 +36,18 @@ FULL = pytest.mark.full
 LM = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def packed(lengths: Sequence[Sequence[int]] = ((14,), (6, 5), (8, 4))) -> TextBatch:
+def packed(*lengths: tuple[int, ...], supervised: float = 0.9) -> TextBatch:
     """Rows of documents of some lengths, with a hole in what is supervised."""
     generator = torch.Generator().manual_seed(3)
+    lengths = lengths or ((14,), (6, 5), (8, 4))
     shape = (len(lengths), LENGTH)
     tokens = torch.randint(VOCAB_SIZE, shape, generator=generator)
     documents, positions = torch.full(shape, -1), torch.arange(LENGTH).repeat(len(lengths), 1)
-    for row, each in enumerate(lengths):
-        at = 0
-        for number, length in enumerate(each):
-            documents[row, at : at + length] = number
-            positions[row, at : at + length] = torch.arange(length)
-            at += length
-    supervised = torch.rand(shape, generator=generator) < 0.9
-    return TextBatch(tokens, supervised, documents, positions)
+    for row, documents_of_row in enumerate(lengths):
+        used = sum(documents_of_row)
+        documents[row, :used] = torch.repeat_interleave(torch.tensor(documents_of_row))
+        positions[row, :used] = torch.cat([torch.arange(length) for length in documents_of_row])
+    return TextBatch(tokens, torch.rand(shape, generator=generator) < supervised, documents, positions)
 
 
 def alone(batch: TextBatch, root: int) -> tuple[TextBatch, int]:
@@ -67,13 +65,35 @@ def logits(head: TrainedHead, batch: TextBatch, target: FrozenTarget, anchors: A
     return torch.stack([head.logits(states, previous[:, d], d + 1) for d, states in enumerate(prediction.states)], 1)
 
 
+def check(
+    found: Tensor, anchors: Anchors, slowly: Callable[[int], Tensor], *, least: int = 20, atol: float = 1e-4
+) -> None:
+    """Compare the logits of every anchor's draft with those of the draft alone, as far as the text goes on."""
+    compared = 0
+    for row, root in enumerate(anchors.index.tolist()):
+        if valid := int(anchors.valid[row].sum()):
+            wanted = slowly(root)[:valid].to(found.dtype)
+            torch.testing.assert_close(found[row, :valid], wanted, rtol=1e-4, atol=atol)
+            compared += valid
+    assert compared >= least
+
+
+def begun(head: Any, target: Target, counts: Tensor | None = None, std: float | None = None) -> Any:
+    """A head whose weights are the same each time; with ``std`` its matrices are as if they were trained."""
+    torch.manual_seed(1)
+    head.begin(target, counts)
+    for parameter in head.parameters() if std else ():
+        if parameter.ndim >= 2:
+            torch.nn.init.normal_(parameter, std=std)
+    return head
+
+
 @pytest.mark.parametrize("architecture", ["qwen2_mixed_sliding", "qwen3_5_text", pytest.param("gpt2", marks=FULL)])
 def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
     """States and logits of packed documents are those of the documents alone; recurrent layers need them apart."""
     recurrent = architecture not in ARCHITECTURES
     model = (tiny if recurrent else tiny_model)(architecture, vocab_size=VOCAB_SIZE)
-    target = Target(model, name=architecture)
-    layers = (1, 2)
+    target, layers = Target(model, name=architecture), (1, 2)
     frozen, batch = FrozenTarget(target, layers), packed()
     assert frozen.packs is not recurrent
     states = frozen(batch)
@@ -107,19 +127,16 @@ def unrolled_slowly(head: FeatureHead, batch: TextBatch, frozen: FrozenTarget, r
     for depth in range(depths):
         done = head.model(inputs_embeds=embed(tokens).to(head.dtype), features=features, output_hidden_states=True)
         found.append(output(done.hidden_states[-1][0, -1].to(output.weight.dtype)))
-        if at + depth + 1 < own.tokens.shape[1]:
-            tokens = torch.cat([tokens, own.tokens[:, at + depth + 1, None]], 1)
-            features = torch.cat([features, done.hidden_states[head.fed_back][:, -1:]], 1)
-        else:
+        if at + depth + 1 == own.tokens.shape[1]:
             break
+        tokens = torch.cat([tokens, own.tokens[:, at + depth + 1, None]], 1)
+        features = torch.cat([features, done.hidden_states[head.fed_back][:, -1:]], 1)
     return torch.stack(found)
 
 
 EAGLE3: dict[str, Any] = {"depths": 4, "hidden_layers": [1, 2, 3]}
 UNROLLED: dict[str, Callable[[], TrainedFeatureHead]] = {
-    "eagle3_two_layers_3_1": lambda: TrainedEagle3(
-        **EAGLE3, layers=2, norm_each=True, feeds_normed=True, norm_before_residual=True
-    ),
+    "eagle3": lambda: TrainedEagle3(**EAGLE3, layers=2, norm_each=True, feeds_normed=True, norm_before_residual=True),
     "mtp": lambda: TrainedMTP(depths=3, hidden_state="after_norm"),
     "eagle3_reduced": lambda: TrainedEagle3(**EAGLE3, draft_vocabulary=50),
     "mtp_before_norm": lambda: TrainedMTP(depths=3, hidden_state="before_norm"),
@@ -129,35 +146,22 @@ UNROLLED: dict[str, Callable[[], TrainedFeatureHead]] = {
 @pytest.mark.parametrize("name", [*list(UNROLLED)[:2], *(pytest.param(n, marks=FULL) for n in list(UNROLLED)[2:])])
 def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Target) -> None:
     """All steps of all drafts at once equal each draft run alone, step after step; so do the gradients."""
-    torch.manual_seed(1)
-    head = UNROLLED[name]()
-    head.begin(target, torch.arange(VOCAB_SIZE))
+    head = begun(UNROLLED[name](), target, torch.arange(VOCAB_SIZE))
     assert head.columns is None or head.columns.tolist() == list(range(VOCAB_SIZE - 50, VOCAB_SIZE))
     double = head.double()
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors = Anchors.everywhere(batch, head.depths)
     mine = logits(double, batch, frozen, anchors)
     slow = double.copied().requires_grad_(True)
-    wanted = [unrolled_slowly(slow, batch, frozen, root, head.depths, target) for root in anchors.index.tolist()]
-    compared = 0
-    for row, each in enumerate(wanted):
-        valid = int(anchors.valid[row].sum())
-        torch.testing.assert_close(mine[row, :valid].double(), each[:valid].double(), rtol=1e-4, atol=1e-5)
-        compared += valid
-    assert compared > 40
-    mask = anchors.valid[:, :, None]
-    (mine.tanh() * mask).sum().backward()
-    sum(
-        (each[: int(valid.sum())].tanh().sum() for each, valid in zip(wanted, anchors.valid, strict=True)),
-        torch.zeros(()),
-    ).backward()
-    made = double.head
-    assert made is not None
-    trained = dict(made.named_parameters())
+    drafts = {root: unrolled_slowly(slow, batch, frozen, root, head.depths, target) for root in anchors.index.tolist()}
+    check(mine, anchors, drafts.__getitem__, least=41, atol=1e-5)
+    (mine.tanh() * anchors.valid[:, :, None]).sum().backward()
+    valid = anchors.valid.sum(1).tolist()
+    sum(alone[:count].tanh().sum() for alone, count in zip(drafts.values(), valid, strict=True)).backward()
+    trained = dict(double.head.named_parameters())
     for key, parameter in slow.named_parameters():
         assert parameter.grad is not None, key
         found = trained[key].grad
-        assert found is not None
         # The norms of transformers' layers compute in float32.
         assert (found - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), key
 
@@ -220,10 +224,9 @@ BLOCKS: dict[str, dict] = {
 
 
 def test_further_fields_of_a_block_head(target: Target) -> None:
-    head = TrainedBlock(config={"sliding_window": 3}, layers=3)
-    head.begin(target, None)
-    assert head.head.config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
-    assert head.head.config.sliding_window == 3
+    config = begun(TrainedBlock(config={"sliding_window": 3}, layers=3), target).head.config
+    assert config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert config.sliding_window == 3
     for wrong in ("markov_rnk", "block_size", "hidden_layers", "draft_vocab_size"):
         with pytest.raises(ValueError, match=rf"head\.config\.{wrong} is no further field"):
             TrainedBlock(config={wrong: 3})
@@ -233,24 +236,13 @@ def test_further_fields_of_a_block_head(target: Target) -> None:
 
 @pytest.mark.parametrize("name", [*list(BLOCKS)[:6], *(pytest.param(n, marks=FULL) for n in list(BLOCKS)[6:])])
 def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator: torch.Generator) -> None:
-    torch.manual_seed(1)
     head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
-    head.begin(target, torch.arange(VOCAB_SIZE))
+    head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.3)
     assert head.depths == head.head.config.tokens == 4
-    for parameter in head.parameters():  # as if they were trained: new ones change little
-        if parameter.ndim >= 2:
-            torch.nn.init.normal_(parameter, std=0.3)
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors = head.anchors(batch, generator)
     mine = logits(head, batch, frozen, anchors)
-    compared = 0
-    for row, root in enumerate(anchors.index.tolist()):
-        valid = int(anchors.valid[row].sum())
-        if valid:
-            wanted = block_slowly(head.head.eval(), batch, frozen, root, target)
-            torch.testing.assert_close(mine[row, :valid], wanted[:valid].float(), rtol=1e-4, atol=1e-4)
-            compared += valid
-    assert compared >= 20
+    check(mine, anchors, lambda root: block_slowly(head.head.eval(), batch, frozen, root, target))
     mine.sum().backward()
     without = [name for name, each in head.named_parameters() if each.grad is None and "confidence" not in name]
     assert not without
@@ -258,12 +250,8 @@ def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator
 
 def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, generator: torch.Generator) -> None:
     """The further predictions are the slots' own logits, and those after one pass and after two."""
-    torch.manual_seed(1)
     head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS["xpress"])
-    head.begin(target, torch.arange(VOCAB_SIZE))
-    refiner = head.head.refiner_head
-    for parameter in refiner.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.3)
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors, flat, states = head.anchors(batch, generator), batch.tokens.flatten(), frozen(batch)
     previous = flat[anchors.places(batch)]
@@ -277,7 +265,7 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, genera
     read = [states.hidden[layer] for layer in head.hidden_layers]
     whole = packed_blocks(head.head, target.model.get_input_embeddings(), read, batch, anchors)
     for count, found in enumerate(passes, 1):
-        served = Refinement(refiner, count, head.head.draft_ids)
+        served = Refinement(head.head.refiner_head, count, head.head.draft_ids)
         wanted = served(base, whole, flat[anchors.index], flat[anchors.index - 1])
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -289,11 +277,8 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, genera
 def test_losses_of_all_predictions_are_added_by_their_weights(
     name: str, progress: float, weights: tuple[float, float], target: Target, generator: torch.Generator
 ) -> None:
-    torch.manual_seed(1)
     head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS[name])
-    head.begin(target, torch.arange(VOCAB_SIZE))
-    for parameter in head.head.place_head.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+    head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.5)
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors, states = head.anchors(batch, generator), frozen(batch)
     given, totals = head(batch, states, anchors), torch.ones(head.depths)
@@ -310,8 +295,7 @@ def test_losses_of_all_predictions_are_added_by_their_weights(
 
 def test_sampled_anchors(generator: torch.Generator) -> None:
     """As many per row, those that are there first, each as likely as any other."""
-    batch = packed(((14,), (2,)))
-    batch = TextBatch(batch.tokens, torch.ones_like(batch.supervised), batch.documents, batch.positions)
+    batch = packed((14,), (2,), supervised=1.0)
     every = Anchors.everywhere(batch, 2)
     assert every.index.tolist() == list(range(1, 13)), "a draft begins after a state, and before the last token"
     assert every.valid.tolist() == [[True, True]] * 11 + [[True, False]]
@@ -339,30 +323,29 @@ def test_anchors_stay_within_documents_and_supervised_text() -> None:
 
 
 def test_medusa_heads_read_the_state_before_the_root(target: Target) -> None:
-    head = TrainedMedusa(depths=3)
-    head.begin(target, None)
-    torch.nn.init.normal_(head.head.heads[1][0].linear.weight)
-    frozen, batch = FrozenTarget(target), packed()
+    head, frozen, batch = begun(TrainedMedusa(depths=3), target, std=0.3), FrozenTarget(target), packed()
     anchors = Anchors.everywhere(batch, 3)
     hidden = frozen(batch).hidden[-1].flatten(0, 1)
     wanted = head.head(hidden[anchors.index - 1]).transpose(0, 1)
     torch.testing.assert_close(logits(head, batch, frozen, anchors), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_5_text"])
+RECURRENT = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(("architecture", "more"), [("llama", {}), ("qwen3_5_text", RECURRENT)])
 def test_a_small_model_is_run_over_packed_documents(
-    architecture: str, target: Target, generator: torch.Generator
+    architecture: str, more: dict[str, Any], target: Target, generator: torch.Generator
 ) -> None:
-    recurrent = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    head = TrainedLM(architecture=architecture, config=LM if architecture == "llama" else LM | recurrent)
-    head.begin(target, None)
+    head = begun(TrainedLM(architecture=architecture, config=LM | more), target)
     frozen, batch = FrozenTarget(target), packed()
     anchors = head.anchors(batch, generator)
-    mine = logits(head.eval(), batch, frozen, anchors)[:, 0]
-    for row, root in list(enumerate(anchors.index.tolist()))[::3]:
+
+    def slowly(root: int) -> Tensor:
         own, at = alone(batch, root)
-        torch.testing.assert_close(mine[row], head.head(own.tokens).logits[0, at], rtol=1e-4, atol=1e-4)
+        return head.head(own.tokens).logits[0, at : at + 1]
+
+    check(logits(head.eval(), batch, frozen, anchors), anchors, slowly, least=20)
 
 
 def test_a_hybrid_begins_with_the_weights_that_fit() -> None:

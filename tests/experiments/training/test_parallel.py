@@ -14,7 +14,7 @@ from drafters.peagle import TrainedPEagle
 from experiments.training.states import FrozenTarget
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
-from tests.experiments.training.test_heads import LM, alone, logits, packed
+from tests.experiments.training.test_heads import LM, alone, begun, check, logits, packed
 
 HEADS: dict[str, Callable[[], Any]] = {
     "peagle": lambda: TrainedPEagle(depths=4, layers=2, hidden_layers=[1, 2, 3], keeps=0.5, mask_token_id=7),
@@ -38,26 +38,20 @@ def slowly(head: Any, batch: TextBatch, frozen: FrozenTarget, root: int) -> Tens
 
 @pytest.mark.parametrize("name", HEADS)
 def test_masks_behind_packed_text_are_each_draft_alone(name: str, target: Target, generator: torch.Generator) -> None:
-    torch.manual_seed(1)
-    head = HEADS[name]()
-    head.begin(target, None)
+    head = begun(HEADS[name](), target)
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors = head.anchors(batch, generator)
     every = head.eval().anchors(batch, generator)
     assert torch.equal(every.index, anchors.index) and 0 < anchors.valid[:, 1:].sum() < every.valid[:, 1:].sum()
     mine = logits(head, batch, frozen, anchors)
-    for row, root in enumerate(anchors.index.tolist()):
-        valid = int(anchors.valid[row].sum())
-        torch.testing.assert_close(mine[row, :valid], slowly(head, batch, frozen, root)[:valid], rtol=1e-4, atol=1e-4)
+    check(mine, anchors, lambda root: slowly(head, batch, frozen, root))
     mine.tanh().mul(anchors.valid[:, :, None]).sum().backward()
     assert not [name for name, each in head.named_parameters() if each.grad is None or not each.grad.any()]
 
 
 def test_a_mask_that_sees_another_draft_is_told(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: masks see those of all drafts of their row that are no deeper."""
-    head = HEADS["pard"]()
-    head.begin(target, None)
-    frozen, batch = FrozenTarget(target), packed()
+    head, frozen, batch = begun(HEADS["pard"](), target), FrozenTarget(target), packed()
     anchors = head.eval().anchors(batch, torch.Generator())
     behind = Masked.behind
 
@@ -70,16 +64,13 @@ def test_a_mask_that_sees_another_draft_is_told(target: Target, monkeypatch: pyt
     monkeypatch.setattr(Masked, "behind", leaky)
     mine = logits(head, batch, frozen, anchors)
     wanted = torch.stack([slowly(head, batch, frozen, root) for root in anchors.index.tolist()])
-    same = [
-        torch.allclose(mine[:, d][anchors.valid[:, d]], wanted[:, d][anchors.valid[:, d]], atol=1e-4) for d in (0, 2)
-    ]
-    assert same == [True, False]
+    far = (mine - wanted).abs().amax(-1) * anchors.valid
+    assert far[:, 0].max() < 1e-4 and far[:, 2].max() > 1e-2
 
 
 def test_drafts_are_dropped_from_depth_to_depth(generator: torch.Generator) -> None:
     """As many as the shares say, each draft as likely as any other, and none that was dropped comes back."""
-    batch = packed(((14,), (14,)))
-    batch = TextBatch(batch.tokens, torch.ones_like(batch.supervised), batch.documents, batch.positions)
+    batch = packed((14,), (14,), supervised=1.0)
     every, seen = Anchors.everywhere(batch, 5, before=0), torch.zeros(13)
     for _ in range(800):
         found = dropped(every, batch, 0.5, 0.2, generator)
