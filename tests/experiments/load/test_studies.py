@@ -31,15 +31,12 @@ def test_plain_decoding_and_a_method_get_the_same_requests_at_the_same_moments(
     configure: Configure, tiny: list[str], tmp_path: Path
 ) -> None:
     runs = load(configure("load", *tiny, *QUICK, *SMALL, "rates=[200,500]", "sla.ttft=100"))
-    assert [(run.method, run.rate) for run in runs] == [
-        (name, rate) for rate in (200.0, 500.0) for name in ("plain", "ngram")
-    ]
+    assert [(run.method, run.rate) for run in runs] == [(m, r) for r in (200, 500) for m in ("plain", "ngram")]
     asked = ["request", "klass", "arrived", "prompt_tokens", "output_tokens", "outcome"]
     for plain, other in zip(runs[::2], runs[1::2], strict=True):
         assert plain.requests[asked].equals(other.requests[asked]) and (plain.requests.outcome == DONE).all()
-        assert len(plain.requests) == 6 and plain.requests.nodes.sum() == 0 < other.requests.nodes.sum(), (
-            "no warm-up counts"
-        )
+        assert len(plain.requests) == 6, "no warm-up counts"
+        assert plain.requests.nodes.sum() == 0 < other.requests.nodes.sum()
         assert plain.requests.tokens.map(tuple).equals(other.requests.tokens.map(tuple)), "greedy outputs are the same"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {"config", "git", "versions", "prompts_hash", "device", "dtype", "loop"} <= manifest.keys()
@@ -124,8 +121,10 @@ def test_a_killed_study_goes_on_run_by_run(saved: Path, tmp_path: Path, monkeypa
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Driver, "run", stopped)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # a job that Slurm restarts before it had begun begins
     with pytest.raises(KeyboardInterrupt):
         load(composed("load", *given))
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
     found = {path.parent.name: path.read_bytes() for path in (tmp_path / "out").glob("*/load.json")}
     assert sorted(found) == ["ngram_100", "plain_100", "plain_200"]
     assert "INCOMPLETE: 2 runs of" in "".join(_compared(tmp_path / "out", tmp_path / "table"))
@@ -143,11 +142,6 @@ def test_a_killed_study_goes_on_run_by_run(saved: Path, tmp_path: Path, monkeypa
     assert "2 of the runs are from an earlier attempt" in " ".join(capsys.readouterr().out.split())
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert len(manifest["resumed"]) == 1 and manifest["target"]["name"] and manifest["machine"]["host"]
-
-
-def test_a_job_that_slurm_restarts_before_it_had_begun_begins(saved: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert len(load(composed("load", *words(saved), "rates=[200]", f"out={tmp_path / 'out'}"))) == 2
 
 
 def _compared(*given: Path, **settings: Any) -> list[str]:
@@ -185,35 +179,23 @@ def test_methods_are_called_by_what_studies_differ_in(study: Path, tmp_path: Pat
     ]
 
 
-MIXED = {"dtype": "bfloat16", "prompts_hash": "x"}
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"loop": "closed"}, r"differ in their loop \(open or closed\), or in .* one of each: compare them apart"),
-        (MIXED, "differ in their texts and in their dtype: allow_mixed=true compares"),
-    ],
-)
-def test_unlike_studies_are_refused(facts: dict[str, Any], message: str, study: Path, tmp_path: Path) -> None:
-    other = copied(study, tmp_path / "1", **facts)
-    with pytest.raises(ValueError, match=message):
-        _compared(study, other, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    if facts is MIXED:
-        lines = _compared(study, other, tmp_path / "out", allow_mixed=True)
-        assert "MIXED: the studies differ in their dtype" in "".join(lines)
-
-
-def test_other_folders_are_refused(study: Path, tmp_path: Path) -> None:
-    run = made(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"0 is a study of load, and .*run is none: compare them apart"):
-        _compared(study, run, tmp_path / "out")
+def test_unlike_studies_are_refused(study: Path, tmp_path: Path) -> None:
     empty = copied(study, tmp_path / "empty")
-    for each in empty.glob("*/load.json"):
-        each.unlink()
-    with pytest.raises(ValueError, match="empty has no results: no run of that study has ended"):
-        _compared(empty, tmp_path / "out")
+    for kept in empty.glob("*/load.json"):
+        kept.unlink()
+    closed = copied(study, tmp_path / "closed", loop="closed")
+    mixed = copied(study, tmp_path / "mixed", dtype="bfloat16", prompts_hash="x")
+    for folders, message in (
+        ((study, closed), r"differ in their loop \(open or closed\), or in .* one of each: compare them apart"),
+        ((study, mixed), "differ in their texts and in their dtype: allow_mixed=true compares"),
+        ((study, made(tmp_path / "run")), r"0 is a study of load, and .*run is none: compare them apart"),
+        ((empty,), "empty has no results: no run of that study has ended"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _compared(*folders, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    lines = _compared(study, mixed, tmp_path / "out", allow_mixed=True)
+    assert "MIXED: the studies differ in their dtype" in "".join(lines)
 
 
 def test_a_sweep_of_studies_ends_with_one_table(saved: Path, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
@@ -232,37 +214,27 @@ def test_a_sweep_of_studies_ends_with_one_table(saved: Path, tmp_path: Path, mon
 
 
 VLLM = {
-    "model_id": "m",
-    "request_rate": 2.0,
-    "max_concurrency": None,
-    "start_times": [100.0, 100.5, 101.0],
-    "ttfts": [0.5, 0.25, 0.0],
-    "itls": [[0.25, 0.25], [0.5], []],
-    "input_lens": [7, 8, 9],
-    "output_lens": [5, 2, 0],
+    "model_id": "m", "request_rate": 2.0, "max_concurrency": None, "start_times": [100.0, 100.5, 101.0],
+    "ttfts": [0.5, 0.25, 0.0], "itls": [[0.25, 0.25], [0.5], []], "input_lens": [7, 8, 9], "output_lens": [5, 2, 0],
     "errors": ["", "", "gone"],
-}
+}  # fmt: skip
 
 
-def written(told: Any, path: Path) -> Path:
-    path.write_text(json.dumps(told))
+def written(content: Any, path: Path) -> Path:
+    path.write_text(json.dumps(content))
     return path
 
 
 def test_moments_and_tokens_of_vllm(tmp_path: Path) -> None:
-    (run,) = load_runs(import_results(written(VLLM, tmp_path / "vllm.json"), tmp_path / "study"))
+    files = [written(VLLM, tmp_path / name) for name in ("a.json", "b.json")]
+    (run,) = load_runs(imported := import_results(files[1], tmp_path / "study"))
     found = latencies(run)
-    assert (run.method, run.rate, run.loop, run.seconds) == ("vllm", 2.0, "open", 1.25)
+    assert (run.method, run.rate, run.loop, run.seconds) == ("b", 2.0, "open", 1.25)
     assert found.outcome.tolist() == ["done", "done", "failed"] and found.reason[2] == "gone"
     assert found.ttft.dropna().tolist() == [0.5, 0.25] and found.e2e.dropna().tolist() == [1.0, 0.75]
     assert found.tpot.dropna().tolist() == [0.5 / 4, 0.5], "over tokens, not over chunks"
     assert found.prompt_tokens.tolist() == [7, 8, 9]
-
-
-def test_studies_of_another_load_generator_are_one_table(tmp_path: Path) -> None:
-    paths = [written(VLLM, tmp_path / "a.json"), import_results(written(VLLM, tmp_path / "b.json"), tmp_path / "study")]
-    compare(composed("compare", f"runs=[{paths[0]},{paths[1]}]", f"out={tmp_path / 'out'}"))
-    text = (tmp_path / "out" / "load.md").read_text()
+    text = "\n".join(_compared(files[0], imported, tmp_path / "out"))
     assert "| a" in text and "| b" in text and "another load generator" in text
 
 
