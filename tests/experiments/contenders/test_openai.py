@@ -16,7 +16,7 @@ from transformers.generation import candidate_generator
 
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.hf import HfGenerate
-from experiments.contenders.openai import KEY, OpenAIServer
+from experiments.contenders.openai import KEY, OpenAIServer, ServerError
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -43,13 +43,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self, target: Target):
         super().__init__(("127.0.0.1", 0), Handler)
         self.engine = Engine(target, max_length=128)
-        self.lock = threading.Lock()
+        self.lock, self.models, self.refuse, self.owner, self.parts = threading.Lock(), ["tiny"], False, "", 0
         self.seen: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        self.models = ["tiny"]
-        self.refuse = False
-        self.owner = ""
-        self.parts = 0
 
     @property
     def url(self) -> str:
@@ -75,24 +71,24 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"data": [{"id": name, "owned_by": self.server.owner, **own} for name in self.server.models]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.seen.append(body)
-            self.server.keys.append(self.headers.get("Authorization"))
-            if self.server.refuse or (self.server.owner == "sglang" and body.get("top_k") == 0):
+        body, server = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server
+        with server.lock:
+            server.seen.append(body)
+            server.keys.append(self.headers.get("Authorization"))
+            if server.refuse or (server.owner == "sglang" and body.get("top_k") == 0):
                 self.answer(400, {"error": "no such parameter"})
                 return
             sampling = SamplingParams(max_new_tokens=body["max_tokens"], ignore_eos=body.get("ignore_eos", False))
-            done = self.server.engine.generate([body["prompt"]], sampling)[0]
+            done = server.engine.generate([body["prompt"]], sampling)[0]
         choice: dict[str, Any] = {"text": done.text, "finish_reason": done.finish_reason}
         tokens = list(done.token_ids)
-        if self.path == "/completion" and self.server.owner == "llamacpp":
+        if self.path == "/completion" and server.owner == "llamacpp":
             self.answer(200, {"content": done.text, "tokens": tokens if body.get("return_tokens") else []})
             return
-        if self.server.owner != "llamacpp" and body.get("return_token_ids"):
+        if server.owner != "llamacpp" and body.get("return_token_ids"):
             choice["token_ids"] = tokens
         if body.get("logprobs") is not None:
-            choice["logprobs"] = {"content": [{"id": token} for token in tokens[self.server.parts :]]}
+            choice["logprobs"] = {"content": [{"id": token} for token in tokens[server.parts :]]}
         if body.get("return_tokens_as_token_ids"):
             choice["logprobs"] = {"tokens": [f"token_id:{token}" for token in tokens]}
         self.answer(200, {"choices": [choice], "usage": {"completion_tokens": len(tokens)}})
@@ -110,7 +106,7 @@ def server(target: Target) -> Iterator[Server]:
 
 
 def bound(target: Target, server: Server, **options: Any) -> OpenAIServer:
-    made = OpenAIServer(base_url=server.url, **options)
+    made = OpenAIServer(**{"base_url": server.url} | options)
     made.bind(target, max_batch_size=3, max_length=128)
     return made
 
@@ -126,10 +122,8 @@ def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypat
     done = bound(target, server, extra={"return_token_ids": True}).generate(PROMPTS, [sampling] * 3)
     assert [each.token_ids for each in done] == expected
     assert [each.prompt_ids for each in done] == [tuple(prompt) for prompt in PROMPTS]
-    assert {each.finish_reason for each in done} == {"length"}
-    assert all(each.steps == () for each in done)
-    assert set(server.keys) == {"Bearer secret"}
-    assert {body["model"] for body in server.seen} == {"tiny"}
+    assert {(each.finish_reason, each.steps) for each in done} == {("length", ())}
+    assert set(server.keys) == {"Bearer secret"} and {body["model"] for body in server.seen} == {"tiny"}
     assert all("top_k" not in body for body in server.seen)  # OpenAI's own server knows no such field
 
 
@@ -142,9 +136,7 @@ def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypat
         ("specdec", {"return_token_ids": True, "min_p": 0.1}),
     ],
 )
-def test_known_servers_name_their_tokens_and_draw_by_the_law(
-    target: Target, server: Server, owner: str, sent: dict[str, Any]
-) -> None:
+def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, owner: str, sent: dict[str, Any]) -> None:
     server.owner, sampling = owner, SamplingParams(max_new_tokens=9, ignore_eos=True, min_p=0.1)
     expected = server.engine.generate(PROMPTS, sampling)
     contender = bound(target, server)
@@ -157,9 +149,7 @@ def test_known_servers_name_their_tokens_and_draw_by_the_law(
 
 
 @pytest.mark.parametrize("extra", [{"logprobs": 1}, {"return_tokens_as_token_ids": True}])
-def test_tokens_beside_their_log_probabilities_are_taken_if_none_is_missing(
-    target: Target, server: Server, extra: dict[str, Any]
-) -> None:
+def test_tokens_beside_their_log_probabilities_are_taken_if_none_is_missing(target, server, extra) -> None:
     sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
     contender = bound(target, server, extra=extra)
     done = contender.generate(PROMPTS[:1], [sampling])
@@ -171,31 +161,28 @@ def test_tokens_beside_their_log_probabilities_are_taken_if_none_is_missing(
 
 def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
     # What a server that stops by itself knows of its output.
-    server.engine.generate = lambda prompts, sampling: [  # type: ignore[method-assign,assignment]
-        SimpleNamespace(text="ab", finish_reason="stop", token_ids=())
-        if prompts[0] == PROMPTS[0]
-        else SimpleNamespace(text="abc", finish_reason="length", token_ids=())
+    texts = {len(PROMPTS[0]): ("ab", "stop"), len(PROMPTS[1]): ("abc", "length")}
+    server.engine.generate = lambda prompts, _: [  # type: ignore[method-assign,assignment]
+        SimpleNamespace(**dict(zip(("text", "finish_reason"), texts[len(prompts[0])], strict=True)), token_ids=())
     ]
     done = bound(target, server).generate(PROMPTS[:2], [SamplingParams(max_new_tokens=3)] * 2)
     letters = byte_tokenizer()("abc")["input_ids"]
-    eos = byte_tokenizer().eos_token_id
-    assert [each.token_ids for each in done] == [(*letters[:2], eos), tuple(letters)]
-    assert [(each.text, each.finish_reason) for each in done] == [("ab", "stop"), ("abc", "length")]
+    assert [each.token_ids for each in done] == [(*letters[:2], byte_tokenizer().eos_token_id), tuple(letters)]
+    assert [(each.text, each.finish_reason) for each in done] == list(texts.values())
 
 
 def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
-    with pytest.raises(ValueError, match="localhost:8000"):
-        OpenAIServer(base_url="localhost:8000")
-    with pytest.raises(ValueError, match="extra has 'n': a request is answered by one output"):
-        OpenAIServer(base_url=server.url, extra={"n": 2})
-    server.models, server.refuse = ["a", "b"], True
-    for model, said in (("big", r"'big': choose among \['a', 'b'\]"), (None, r"has 2 models: give model=…")):
-        with pytest.raises(ValueError, match=said):
-            bound(target, server, model=model)
-    with pytest.raises(RuntimeError, match=r"refused a request.*no such parameter"):
-        bound(target, server, model="b").generate(PROMPTS[:1], [SamplingParams()])
-    with pytest.raises(ValueError, match="no OpenAI-compatible server answers at"):
-        OpenAIServer(base_url="http://127.0.0.1:9/v1").bind(target, max_batch_size=1, max_length=64)
+    server.models, server.refuse, sampling, nowhere = ["a", "b"], True, [SamplingParams()], "http://127.0.0.1:9/v1"
+    for message, call in (
+        ("localhost:8000", lambda: OpenAIServer(base_url="localhost:8000")),
+        ("extra has 'n': a request is answered by one output", lambda: bound(target, server, extra={"n": 2})),
+        (r"'big': choose among \['a', 'b'\]", lambda: bound(target, server, model="big")),
+        ("has 2 models: give model=…", lambda: bound(target, server)),
+        ("no OpenAI-compatible server answers at", lambda: bound(target, server, base_url=nowhere)),
+        ("refused a request.*no such param", lambda: bound(target, server, model="b").generate(PROMPTS[:1], sampling)),
+    ):
+        with pytest.raises((ValueError, ServerError), match=message):
+            call()
 
 
 def bound_hf(target: Target, size: int = 1, made: OtherEngine | None = None) -> OtherEngine:
@@ -219,8 +206,7 @@ def test_a_ragged_batch_equals_our_plain_decoding_and_the_models_own_defaults_ar
             done = bound_hf(target, 3).generate(PROMPTS, [sampling] * 3)
             assert [each.token_ids for each in done] == plain(target, sampling)
             for each in done:
-                assert len(each.steps) == len(each.token_ids)
-                assert {step.accepted for step in each.steps} == {0}
+                assert [step.accepted for step in each.steps] == [0] * len(each.token_ids)
                 assert each.text == byte_tokenizer().decode(each.token_ids, skip_special_tokens=True)
         assert target.model.generation_config is config, "they come back"
     finally:
@@ -248,9 +234,7 @@ def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, sa
         ("mtp", "MTPCandidateGenerator", {"use_mtp": True}),
     ],
 )
-def test_what_reads_the_targets_states_drafts_too(
-    kind: str, generator: str, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_reads_the_targets_states_drafts_too(kind, generator, options, tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
     example = __import__("audit_transformers")
     torch.manual_seed(0)
@@ -294,17 +278,17 @@ def test_stop_strings_and_processors_arrive(target: Target) -> None:
             kept[:, 66] = 0.0
             return kept
 
-    letter = byte_tokenizer().decode([66])
-    only = SamplingParams(max_new_tokens=6, logits_processor=Only())
-    assert bound_hf(target).generate([PROMPTS[0]], [only])[0].token_ids == (66,) * 6
-    stopped = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=(letter * 2,))
-    done = bound_hf(target).generate([PROMPTS[0]], [stopped])[0]
-    assert (done.token_ids, done.text, done.finish_reason) == ((66, 66), "", "stop")
-    tokenizer = copy.deepcopy(byte_tokenizer())
+    letter, tokenizer = byte_tokenizer().decode([66]), copy.deepcopy(byte_tokenizer())
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(letter, special=True)]})
-    unseen = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=(letter,))
-    done = bound_hf(Target(target.model, tokenizer)).generate([PROMPTS[0]], [unseen])[0]
-    assert (done.token_ids, done.text, done.finish_reason) == ((66,), "", "stop")
+    special = Target(target.model, tokenizer)
+    for model, stop, wanted in (
+        (target, (), ((66,) * 6, letter * 6, "length")),
+        (target, (letter * 2,), ((66, 66), "", "stop")),
+        (special, (letter,), ((66,), "", "stop")),
+    ):
+        sampling = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=stop)
+        done = bound_hf(model).generate([PROMPTS[0]], [sampling])[0]
+        assert (done.token_ids, done.text, done.finish_reason) == wanted
 
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:

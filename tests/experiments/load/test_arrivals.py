@@ -132,9 +132,7 @@ def test_a_window_and_a_rate(tmp_path: Path) -> None:
     ("name", "requests", "rate", "cv", "inputs", "outputs"),
     [("azure_code", 8819, 2.57, 13.2, 2048, 28), ("azure_conversation", 19366, 5.53, 1.09, 1155, 211)],
 )
-def test_the_bundled_traces_are_the_published_ones(
-    name: str, requests: int, rate: float, cv: float, inputs: int, outputs: int
-) -> None:
+def test_the_bundled_traces_are_the_published_ones(name, requests, rate, cv, inputs, outputs) -> None:
     trace = Trace(path=name)
     gaps = np.diff(trace.recorded.time)
     assert len(trace.recorded) == requests and trace.rate == pytest.approx(rate, abs=0.005)
@@ -162,9 +160,7 @@ NO_FILE = "cannot be read (", ", give a file or one of azure_code, azure_convers
         (None, "", NO_FILE),
     ],
 )
-def test_what_is_wrong_with_a_trace_is_said_with_its_line(
-    content: str | bytes | None, name: str, parts: list[str], tmp_path: Path
-) -> None:
+def test_what_is_wrong_with_a_trace_is_said_with_its_line(content, name, parts, tmp_path) -> None:
     path = tmp_path / name if content is None else written(tmp_path, content, name)
     with pytest.raises(ValueError, match=r"^arrival\.path=") as raised:
         read(path)

@@ -27,9 +27,7 @@ QUICK = ["drafter=ngram", "method=ngram", "requests=6", "arrival.rate=500", "tit
 SMALL = ["workload.classes.chat={input: 12, output: 6, spread: 0.5}"]
 
 
-def test_plain_decoding_and_a_method_get_the_same_requests_at_the_same_moments(
-    configure: Configure, tiny: list[str], tmp_path: Path
-) -> None:
+def test_plain_decoding_and_a_method_get_the_same_requests_at_the_same_moments(configure, tiny, tmp_path) -> None:
     runs = load(configure("load", *tiny, *QUICK, *SMALL, "rates=[200,500]", "sla.ttft=100"))
     assert [(run.method, run.rate) for run in runs] == [(m, r) for r in (200, 500) for m in ("plain", "ngram")]
     asked = ["request", "klass", "arrived", "prompt_tokens", "output_tokens", "outcome"]
@@ -61,9 +59,7 @@ def test_chats_find_their_beginnings_in_the_cache(configure: Configure, tiny: li
     assert both[0].equals(both[1])
 
 
-def test_an_interruption_keeps_all_that_was_seen(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_an_interruption_keeps_all_that_was_seen(tiny, tmp_path, monkeypatch, capsys) -> None:
     step, drafted = Engine.step, []
 
     def interrupted(engine: Engine) -> Any:

@@ -70,18 +70,14 @@ def test_what_a_client_has_left_is_dropped(stream: bool) -> None:
     made = engine(max_batch_size=1)
     gate = Gate(made)
     with serving(made) as server:
-        address = server.url.removeprefix("http://").split(":")
-        connections = []
-        for _ in range(3):  # one runs and two wait
-            body = json.dumps(LONG | {"stream": stream, "n": 2}).encode()
-            connections.append(socket.create_connection((address[0], int(address[1]))))
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-            connections[-1].sendall(head.encode() + body)
-        wait_for(lambda: server.open == 6)
-        half = socket.create_connection((address[0], int(address[1])))
-        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        host, port = server.url.removeprefix("http://").split(":")
+        body = json.dumps(LONG | {"stream": stream, "n": 2}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        connections = [socket.create_connection((host, int(port))) for _ in range(4)]
+        for number, sent in enumerate((head + body, head + body, head + body, head + body[:1])):
+            connections[number].sendall(sent)  # one runs and two wait, and half of a request is there
         wait_for(lambda: server.open == 7)
-        for each in (*connections, half):
+        for each in connections:
             each.close()
         wait_for(lambda: server.open == 0)
         gate.open.set()
@@ -116,9 +112,7 @@ def test_a_failed_turn_ends_its_own_requests(pool: ThreadPoolExecutor, monkeypat
 
 
 @pytest.mark.parametrize("temperatures", [None, (0.0,), (1.0,)], ids=["as it is", "mutant: greedy", "mutant: sampled"])
-def test_greedy_and_sampled_requests_come_to_a_warm_engine(
-    temperatures: tuple[float, ...] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_and_sampled_requests_come_to_a_warm_engine(temperatures: tuple[float, ...] | None, monkeypatch) -> None:
     made = engine(max_batch_size=1, recording="rounds")
     if temperatures is not None:
         kinds = [replace(DEFAULTS, temperature=each) for each in temperatures]

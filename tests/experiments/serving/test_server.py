@@ -48,10 +48,9 @@ def test_greedy_completions_are_the_engines_token_for_token(client: openai.OpenA
     more = {"ignore_eos": True, "return_token_ids": True}
     for prompt, own in (("abcabc", expected[:1]), (IDS[0], expected[1:2]), (IDS, expected[1:])):
         answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0, extra_body=more)
-        assert [each.text for each in answer.choices] == [done.text for done in own]
-        assert [tuple(each.token_ids) for each in answer.choices] == [done.token_ids for done in own]
-        assert {each.finish_reason for each in answer.choices} == {"length"}
-        assert answer.usage is not None and answer.usage.completion_tokens == 24 * len(own)
+        found = [(each.text, tuple(each.token_ids), each.finish_reason) for each in answer.choices]
+        assert found == [(done.text, done.token_ids, "length") for done in own]
+        assert answer.usage.completion_tokens == 24 * len(own)
         assert answer.usage.prompt_tokens == sum(len(done.prompt_ids) for done in own)
 
 
@@ -78,9 +77,7 @@ def test_a_seed_gives_the_engines_samples_streamed_and_not(client: openai.OpenAI
     assert first != second, "without a seed each request has a new one; equal by chance at most once in 2**12"
 
 
-def test_chats_follow_the_template_and_stream_a_round_per_event(
-    server: Server, client: openai.OpenAI, reference: Engine
-) -> None:
+def test_chats_follow_the_template_and_stream_a_round_per_event(server, client, reference) -> None:
     (done,) = reference.generate([CHAT], GREEDY)
     ask: dict[str, Any] = {"model": "tiny", "messages": CHAT, "max_completion_tokens": 24, "temperature": 0}
     answer = client.chat.completions.create(**ask, extra_body={"ignore_eos": True})
@@ -100,17 +97,17 @@ def test_chats_follow_the_template_and_stream_a_round_per_event(
 
 def test_counters_of_speculation_are_vllms(server: Server, reference: Engine) -> None:
     (done,) = reference.generate(["abcabc"], GREEDY)
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    before = [metric(server, f"spec_decode_num_{name}_total") for name in names]
-    httpx.post(
-        f"{server.url}/v1/completions",
-        json={"prompt": "abcabc", "max_tokens": 24, "temperature": 0, "ignore_eos": True},
-    )
+
+    def counters() -> list[float]:
+        names = ("drafts", "draft_tokens", "accepted_tokens")
+        return [metric(server, f"spec_decode_num_{name}_total") for name in names]
+
+    before, asked = counters(), {"prompt": "abcabc", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    httpx.post(f"{server.url}/v1/completions", json=asked)
     drafted = [(step.proposed_depth, step.accepted) for step in done.steps if step.proposed_depth]
-    counted = [metric(server, f"spec_decode_num_{name}_total") for name in names]
     depths, accepted = (sum(column) for column in zip(*drafted, strict=True))
     assert accepted, "the drafter is near to the target"
-    assert np.subtract(counted, before).tolist() == [len(drafted), depths, accepted]
+    assert np.subtract(counters(), before).tolist() == [len(drafted), depths, accepted]
 
 
 def test_stop_strings_and_tokens_end_an_output(client: openai.OpenAI, reference: Engine) -> None:
@@ -123,7 +120,7 @@ def test_stop_strings_and_tokens_end_an_output(client: openai.OpenAI, reference:
         assert expected.finish_reason == "stop"
         answer = client.completions.create(**ask, **more)
         assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected.text, "stop")
-        assert answer.usage is not None and answer.usage.completion_tokens == len(expected.token_ids)
+        assert answer.usage.completion_tokens == len(expected.token_ids)
         streamed = [event.choices[0] for event in client.completions.create(**ask, **more, stream=True)]
         assert "".join(each.text for each in streamed) == expected.text and streamed[-1].finish_reason == "stop"
 
@@ -133,22 +130,17 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, reference: Engine) -
     (done,) = reference.generate(["abcabc"], params)
     ask: dict[str, Any] = {"model": "tiny", "prompt": "abcabc", "max_tokens": 9, "temperature": 0.7, "seed": 3}
     found = client.completions.create(**ask, logprobs=2).choices[0].logprobs
-    assert found is not None and found.tokens is not None and found.top_logprobs is not None
     np.testing.assert_allclose(np.array(found.token_logprobs, float), done.raw_logprobs, atol=1e-5)
-    pairs = zip(found.tokens, found.top_logprobs, strict=True)
-    assert all(token in each and len(each) in (2, 3) for token, each in pairs)
+    assert all(t in best and len(best) in (2, 3) for t, best in zip(found.tokens, found.top_logprobs, strict=True))
     streamed = [event.choices[0].logprobs for event in client.completions.create(**ask, logprobs=2, stream=True)]
     assert [value for each in streamed for value in each.token_logprobs] == found.token_logprobs
     (done,) = reference.generate([CHAT], params)
-    chat = {**ask, "messages": CHAT}
-    del chat["prompt"]
-    told = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2).choices[0].logprobs
-    assert told is not None and told.content is not None
+    chat = {name: value for name, value in ask.items() if name != "prompt"} | {"messages": CHAT, "logprobs": True}
+    told = client.chat.completions.create(**chat, top_logprobs=2).choices[0].logprobs
     np.testing.assert_allclose([each.logprob for each in told.content], done.raw_logprobs, atol=1e-5)
     best = [[pair.logprob for pair in each.top_logprobs] for each in told.content]
     np.testing.assert_allclose(best, [[value for _, value in pairs] for pairs in done.top_logprobs], atol=1e-5)
-    told = client.chat.completions.create(**chat, logprobs=True).choices[0].logprobs
-    assert told is not None and told.content is not None and told.content[0].top_logprobs == []
+    assert client.chat.completions.create(**chat).choices[0].logprobs.content[0].top_logprobs == []
 
 
 def test_the_bodies_of_load_generators_are_understood(server: Server) -> None:
@@ -202,12 +194,8 @@ def test_errors_have_openais_form(server: Server, client: openai.OpenAI) -> None
     for body in (b"", b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 50_000):
         answer = httpx.post(url, content=body)
         assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", body
-    for ask in (
-        {"prompt": [999]},
-        {"prompt": "a" * 200},
-        {"prompt": "abc", "max_tokens": 126},
-        {"prompt": [[1], [999]]},
-    ):
+    for prompt, tokens in (([999], 8), ("a" * 200, 8), ("abc", 126), ([[1], [999]], 8)):
+        ask = {"prompt": prompt, "max_tokens": tokens}
         answer = httpx.post(url, json=ask)  # what only the engine can tell
         assert answer.status_code == 400 and answer.json()["error"]["message"], ask
     assert httpx.post(url, json={"prompt": "a" * 200_000}).status_code == 413
@@ -217,6 +205,11 @@ def test_errors_have_openais_form(server: Server, client: openai.OpenAI) -> None
 
 TOKENIZER = tokenizer()
 MESSAGES = [{"role": "user", "content": "abc"}]
+
+
+def understood(chat: bool = False, **body: Any) -> Any:
+    return understand(body, TOKENIZER, DEFAULTS, chat=chat, most=8)
+
 
 WRONG: dict[str, list[Any]] = {
     **{name: [0.5, -1] for name in ("presence_penalty", "frequency_penalty")},
@@ -266,7 +259,7 @@ def test_what_is_wrong_is_refused_by_name(field: str, chat: bool) -> None:
     asked: dict[str, Any] = {"messages": MESSAGES} if chat else {"prompt": "abc"}
     for value in (WRONG_IN_CHATS if chat else WRONG)[field]:
         with pytest.raises(RequestError) as refused:
-            understand(asked | {field: value}, TOKENIZER, DEFAULTS, chat=chat, most=8)
+            understood(chat, **asked | {field: value})
         assert refused.value.status == 400 and refused.value.param == field, value
         assert field in str(refused.value) or field == ("messages" if chat else "prompt"), "the sentence names it"
 
@@ -274,16 +267,14 @@ def test_what_is_wrong_is_refused_by_name(field: str, chat: bool) -> None:
 def test_what_changes_nothing_is_accepted() -> None:
     body: dict[str, Any] = {name: values[0] for name, values in NEUTRAL.items() if values}
     body |= {"prompt": "abc", "model": "other", "metadata": {"a": "b"}, "user": "me", "best_of": 1, "logprobs": None}
-    asked = understand(body, TOKENIZER, DEFAULTS, chat=False, most=8)
-    plain = understand({"prompt": "abc", "user": "me"}, TOKENIZER, DEFAULTS, chat=False, most=8)
-    off = understand({"prompt": "abc", "top_k": -1, "user": "me"}, TOKENIZER, DEFAULTS, chat=False, most=8)
-    assert all((each.prompts, each.sampling) == (plain.prompts, plain.sampling) for each in (asked, off))
+    plain = understood(prompt="abc", user="me")
+    for asked in (understood(**body), understood(prompt="abc", top_k=-1, user="me")):
+        assert (asked.prompts, asked.sampling) == (plain.prompts, plain.sampling)
 
 
 def test_a_response_format_is_a_grammar() -> None:
     def grammar_of(**body: Any) -> Any:
-        (sampling,) = understand({"messages": MESSAGES, **body}, TOKENIZER, DEFAULTS, chat=True, most=8).sampling
-        return sampling.grammar
+        return understood(chat=True, messages=MESSAGES, **body).sampling[0].grammar
 
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
@@ -297,15 +288,16 @@ def test_a_response_format_is_a_grammar() -> None:
 
 def test_every_choice_has_a_stream_of_its_own() -> None:
     body = {"prompt": ["ab", [5, 6]], "n": 2, "max_tokens": 3, "seed": 4, "priority": 2}
-    asked = understand(body, TOKENIZER, DEFAULTS, chat=False, most=8)
+    asked = understood(**body)
     assert [(each.stream, each.seed, each.n) for each in asked.sampling] == [(k, 4, 1) for k in range(4)]
     assert {(each.temperature, each.max_new_tokens, each.priority) for each in asked.sampling} == {(1.0, 3, 2)}
     assert len(asked.prompts) == 2 and asked.prompts[1] == [5, 6]
-    named = understand(body | {"stream_id": 9, "prompt": "ab"}, TOKENIZER, DEFAULTS, chat=False, most=8)
+    named = understood(**body | {"stream_id": 9, "prompt": "ab"})
     assert [each.stream for each in named.sampling] == [9, 9 + (1 << 40)]
-    with pytest.raises(RequestError, match="differ"):
-        understand(body | {"max_completion_tokens": 4}, TOKENIZER, DEFAULTS, chat=False, most=8)
-    with pytest.raises(RequestError, match="stream"):
-        understand(body | {"prompt": "ab", "stream_id": 2**63 - 1}, TOKENIZER, DEFAULTS, chat=False, most=8)
-    with pytest.raises(RequestError, match="at most 8"):
-        understand({"prompt": ["a"] * 9}, TOKENIZER, DEFAULTS, chat=False, most=8)
+    for message, wrong in (
+        ("differ", {"max_completion_tokens": 4}),
+        ("stream", {"prompt": "ab", "stream_id": 2**63 - 1}),
+        ("at most 8", {"prompt": ["a"] * 9, "n": 1}),
+    ):
+        with pytest.raises(RequestError, match=message):
+            understood(**body | wrong)

@@ -74,9 +74,7 @@ def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) ->
         ([{"messages": TALK}], TEMPLATE, "1 document is too few"),
     ],
 )
-def test_bad_conversations_are_one_sentence(
-    rows: list[Any], template: str | None, message: str, chatting: Target, tmp_path: Path
-) -> None:
+def test_bad_conversations_are_one_sentence(rows, template: str | None, message: str, chatting, tmp_path) -> None:
     assert chatting.tokenizer is not None
     chatting.tokenizer.chat_template = template
     source = Chat(lines(tmp_path / "talks.jsonl", *rows))

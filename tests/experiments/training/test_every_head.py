@@ -63,9 +63,7 @@ def drafter_of(name: str, path: Path) -> Drafter:
 @pytest.mark.parametrize(
     "name", [name if name == "dspark" else pytest.param(name, marks=pytest.mark.full) for name in HEADS]
 )
-def test_a_head_learns_and_loads(
-    name: str, configure: Configure, tiny_training: list[str], saved: Path, tmp_path: Path
-) -> None:
+def test_a_head_learns_and_loads(name: str, configure, tiny_training, saved, tmp_path) -> None:
     """The loss falls on a text that repeats itself; the finished drafter loads, and is lossless."""
     overrides, kind, _ = HEADS[name]
     given = [each for each in tiny_training if not each.startswith("head.")]

@@ -274,9 +274,7 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, genera
     ("name", "progress", "weights"),
     [("domino", 0.0, (0, 1)), ("domino", 0.25, (0.5, 0.5)), ("domino", 0.8, (1, 0)), ("dflash2", 0.3, (1, 1))],
 )
-def test_losses_of_all_predictions_are_added_by_their_weights(
-    name: str, progress: float, weights: tuple[float, float], target: Target, generator: torch.Generator
-) -> None:
+def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, weights, target, generator) -> None:
     head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS[name])
     head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.5)
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
@@ -334,9 +332,7 @@ RECURRENT = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 
 
 
 @pytest.mark.parametrize(("architecture", "more"), [("llama", {}), ("qwen3_5_text", RECURRENT)])
-def test_a_small_model_is_run_over_packed_documents(
-    architecture: str, more: dict[str, Any], target: Target, generator: torch.Generator
-) -> None:
+def test_a_small_model_is_run_over_packed_documents(architecture: str, more: dict[str, Any], target, generator) -> None:
     head = begun(TrainedLM(architecture=architecture, config=LM | more), target)
     frozen, batch = FrozenTarget(target), packed()
     anchors = head.anchors(batch, generator)

@@ -61,9 +61,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 @pytest.mark.parametrize("stop", [6, pytest.param(8, marks=pytest.mark.full)])
-def test_a_resumed_training_ends_as_the_uninterrupted_one(
-    stop: int, training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_training_ends_as_the_uninterrupted_one(stop: int, training, tmp_path, monkeypatch) -> None:
     """Interrupted where it is measured next, and right after a checkpoint."""
     train(training(f"out={tmp_path / 'whole'}"))
     step = Training._step
@@ -102,9 +100,7 @@ def test_sigterm_saves_a_checkpoint(training: Configure, tmp_path: Path, monkeyp
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_loss_that_is_not_finite_stops_and_names_the_batch(
-    training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_finite_stops_and_names_the_batch(training, tmp_path, monkeypatch) -> None:
     forward = Comparison.forward
     calls = []
 
@@ -143,9 +139,7 @@ def test_a_folder_of_another_training_is_refused(training: Configure, tmp_path: 
             train(training(*given, *more))
 
 
-def test_the_best_weights_are_those_of_the_greatest_served_length(
-    training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_weights_are_those_of_the_greatest_served_length(training, tmp_path, monkeypatch) -> None:
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr("experiments.commands.train.served", lambda *_, **__: {"served_length": next(lengths)})
     train(training("evaluate_every=4"))
@@ -278,9 +272,7 @@ main()
 
 
 @pytest.mark.full
-def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(
-    tiny_training: list[str], tmp_path: Path
-) -> None:
+def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(tiny_training, tmp_path) -> None:
     """It goes on from its checkpoint, to the last bit. The adapter's layers read the parts that FSDP puts together."""
     given = [each for each in tiny_training if not each.startswith("head.")]
     given += ["head=uno", "head.rank=4", "head.depths=2", "sharded=true", "fit.muon_lr=null"]

@@ -223,9 +223,7 @@ REDUCED = torch.tensor([0, 2, 3, 6])
         ("text", Power(0.8), REDUCED, True, 100),
     ],
 )
-def test_the_loss_is_the_sum_of_the_depths_means(
-    loss: str, weights: Weights, columns: Tensor | None, confident: bool, chunk: int
-) -> None:
+def test_the_loss_is_the_sum_of_the_depths_means(loss, weights, columns, confident, chunk) -> None:
     torch.manual_seed(2)
     head, (batch, states) = Linear(columns, confident=confident), example()
     rule: Loss = ForwardKL() if loss == "kl" else CrossEntropy()
