@@ -1,6 +1,7 @@
 """Prompts: where they come from, which are chosen, what is wrong with a file; the benchmarks' files as they ship."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,126 +11,178 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from experiments.config.sections import build
 from experiments.datasets import files
+from experiments.datasets.context import Context
+from experiments.datasets.joined import Joined
 from experiments.datasets.jsonl import Jsonl
-from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, choose, licenses, warmup_texts
+from experiments.datasets.prompt import (
+    CHARACTERS_PER_TOKEN,
+    Prompt,
+    Selection,
+    choose,
+    fingerprint,
+    licenses,
+    warmup_texts,
+)
 from experiments.datasets.stdlib import HELD_OUT, Stdlib, stdlib_root
 from experiments.datasets.text import Text
+from experiments.measuring.jobs import render
+from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.runs import Configure
 
 
-@pytest.fixture(scope="module")
-def windows() -> list[Prompt]:
-    return Stdlib(prompt_tokens=100).load()
-
-
-def test_windows_end_with_a_docstring_of_a_held_out_module(windows: list[Prompt]) -> None:
+def test_windows_end_with_a_docstring_of_a_held_out_module() -> None:
+    windows = Stdlib(prompt_tokens=100).load()
     assert len(windows) > 300
     for prompt in windows:
         name, _, line = prompt.id.rpartition(":")
-        assert prompt.category in HELD_OUT
-        assert name.split("/")[0].removesuffix(".py") == prompt.category
+        assert name.split("/")[0].removesuffix(".py") == prompt.category and prompt.category in HELD_OUT
         text = prompt.turns[0]
-        assert 0 < len(text) <= 100 * CHARACTERS_PER_TOKEN
-        assert text == text.rstrip("\n")
-        assert not prompt.chat
+        assert 0 < len(text) <= 100 * CHARACTERS_PER_TOKEN and text == text.rstrip("\n") and not prompt.chat
         source = (stdlib_root() / name).read_text(encoding="utf-8", errors="replace").split("\n")
         lines = text.split("\n")
         assert lines == source[int(line) - len(lines) : int(line)], "a window is whole lines of its file"
 
 
-class Numbers:
-    def __init__(self, size: int, count: int | None, seed: int = 0):
-        self.size, self.count, self.seed = size, count, seed
+@dataclass(frozen=True)
+class Given:
+    """A dataset of prompts that a test gives it."""
+
+    prompts: tuple[Prompt, ...]
+    count: int | None = None
+    seed: int = 0
 
     def load(self) -> list[Prompt]:
-        return [Prompt(id=str(number), turns=(f"{number} one\ntwo",)) for number in range(self.size)]
+        return list(self.prompts)
+
+
+def given(*texts: str, category: str = "", chat: bool = False) -> tuple[Prompt, ...]:
+    return tuple(Prompt(f"{category}{i}", (text,), category, chat) for i, text in enumerate(texts))
+
+
+def numbers(size: int) -> tuple[Prompt, ...]:
+    return given(*(f"{number} one\ntwo" for number in range(size)))
 
 
 def test_choice_is_seeded_ordered_and_independent_of_the_spare_ones() -> None:
-    measured, spare = choose(Numbers(100, 10), spare=3)
-    assert measured == choose(Numbers(100, 10), spare=0)[0]
-    assert measured != choose(Numbers(100, 10, seed=1))[0]
+    measured, spare = choose(Given(numbers(100), 10), spare=3)
+    assert measured == choose(Given(numbers(100), 10), spare=0)[0]
+    assert measured != choose(Given(numbers(100), 10, seed=1))[0]
     assert [int(prompt.id) for prompt in measured] == sorted(int(prompt.id) for prompt in measured)
     assert (len(measured), len(spare)) == (10, 3)
     assert not {prompt.id for prompt in measured} & {prompt.id for prompt in spare}
 
 
 def test_warm_up_never_repeats_what_is_measured() -> None:
-    measured, spare = choose(Numbers(6, 4), spare=3)
+    measured, spare = choose(Given(numbers(6), 4), spare=3)
     texts = warmup_texts(measured, spare, 3)
-    assert len(texts) == 3
-    assert not set(texts) & {prompt.turns[0] for prompt in measured}
-    assert texts[2] == "two\n0 one " or texts[2].startswith("two\n")
+    assert len(texts) == 3 and not set(texts) & {prompt.turns[0] for prompt in measured}
+    assert texts[2].startswith("two\n")
     assert warmup_texts(measured, spare, 0) == []
 
 
-def test_each_file_is_a_prompt(tmp_path: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Letters(Selection):
+    """Twelve prompts of category a, six of b, two of c."""
+
+    def load(self) -> list[Prompt]:
+        names = "ab" * 6 + "a" * 6 + "cc"
+        return [Prompt(id=str(number), turns=("x",), category=name) for number, name in enumerate(names)]
+
+
+def categories(**settings: object) -> str:
+    return "".join(sorted(prompt.category for prompt in choose(Letters(**settings))[0]))  # type: ignore[arg-type]
+
+
+def test_as_many_of_every_category() -> None:
+    assert categories(per_category=2) == "aabbcc"
+    assert categories(per_category=4) == "aaaabbbbcc", "a category that has fewer gives all"
+    assert categories(per_category=3, count=2) == "aaabbbcc", "in place of the count"
+    assert categories(per_category=2, only=["a", "c"]) == "aacc"
+
+
+def test_a_categorys_prompts_do_not_depend_on_the_others() -> None:
+    everything = choose(Letters(per_category=3, seed=4))[0]
+    alone = choose(Letters(per_category=3, seed=4, only=["a"]))[0]
+    assert [prompt for prompt in everything if prompt.category == "a"] == alone
+    assert alone != choose(Letters(per_category=3, seed=5, only=["a"]))[0]
+
+
+def test_files_are_prompts_whole_or_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("second\n\n")
-    (tmp_path / "a.txt").write_text("first\n")
+    (tmp_path / "a.txt").write_text("".join(f"line number {number}\n" for number in range(20)))
     (tmp_path / "c.md").write_text("no\n")
+    text = "\n".join(f"line number {number}" for number in range(20))
     prompts = Text(files=str(tmp_path / "*.txt")).load()
-    assert [prompt.turns for prompt in prompts] == [("first",), ("second",)]
-    assert prompts[0].id.endswith("a.txt")
+    assert [prompt.turns for prompt in prompts] == [(text,), ("second",)] and prompts[0].id.endswith("a.txt")
     # Several patterns that find the same file take it once.
     assert len(Text(files=[str(tmp_path / "*"), str(tmp_path / "a.txt")]).load()) == 3
-
-
-def test_files_in_pieces(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"line number {number}\n" for number in range(20)))
     prompts = Text(files=str(tmp_path / "a.txt"), prompt_tokens=10).load()
     assert [prompt.id.rpartition("#")[2] for prompt in prompts] == [str(n + 1) for n in range(len(prompts))]
     assert all(len(prompt.turns[0]) <= 36 for prompt in prompts)
-    joined = "\n".join(prompt.turns[0] for prompt in prompts)
-    assert joined == "\n".join(f"line number {number}" for number in range(20))
+    assert "\n".join(prompt.turns[0] for prompt in prompts) == text
+
+
+def written(folder: Path, *rows: object, between: str = "\n") -> str:
+    path = folder / "rows.jsonl"
+    path.write_text(between.join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
+    return str(path)
 
 
 def test_turns_and_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
     rows = [
         {"turns": ["hello", "and then?"], "question_id": 81, "category": "writing", "reference": [1]},
         {"prompt": "once upon", "id": "x"},
         {"turns": ["ä ö"]},
     ]
-    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
-    assert Jsonl(file=str(path)).load() == [
+    assert Jsonl(file=written(tmp_path, *rows, between="\n\n")).load() == [
         Prompt(id="81", turns=("hello", "and then?"), category="writing", chat=True),
         Prompt(id="x", turns=("once upon",)),
         Prompt(id="5", turns=("ä ö",), chat=True),
     ]
+    path = written(tmp_path, {"question": "How many {}?"}, {"turns": ["As it is"]})
+    prompts = Jsonl(file=path, fields=["question"], chat=True, template="Q: {}\nA:").load()
+    assert [prompt.turns[0] for prompt in prompts] == ["Q: How many {}?\nA:", "As it is"]
 
 
-BAD: list[tuple[type[Text | Jsonl], bytes, str]] = [
-    (Text, b" \n", "is empty"),
-    (Text, b"\xff\xfe\x00", "not a UTF-8 text file"),
-    (Jsonl, b"\n", "no prompts"),
-    (Jsonl, b'{"prompt": "\xff"}\n', "not UTF-8"),
-    (Jsonl, b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON"),
-    (Jsonl, b'{"turns": ["fine"]}\n{"turns": []}\n', 'line 2: "turns" must be'),
-    (Jsonl, b'{"turns": ["fine"]}\n{"text": "a"}\n', 'line 2 has neither "turns" nor "prompt"'),
+BAD: list[tuple[type[Text | Jsonl], bytes, str, dict[str, Any]]] = [
+    (Text, b" \n", "is empty", {}),
+    (Text, b"\xff\xfe\x00", "not a UTF-8 text file", {}),
+    (Text, b"text", "prompt_tokens=2", {"prompt_tokens": 2}),
+    (Jsonl, b"\n", "no prompts", {}),
+    (Jsonl, b'{"prompt": "\xff"}\n', "not UTF-8", {}),
+    (Jsonl, b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON", {}),
+    (Jsonl, b'{"turns": ["fine"]}\n{"turns": []}\n', 'line 2: "turns" must be', {}),
+    (Jsonl, b'{"turns": ["fine"]}\n{"text": "a"}\n', 'line 2 has neither "turns" nor "prompt"', {}),
+    (Jsonl, b'{"text": 1}', 'line 1 has neither "turns", "a" nor "b"', {"fields": ["a", "b"]}),
+    (Jsonl, b'{"prompt": [1]}', 'line 1: "prompt" must be a list of non-empty strings', {}),
+    (Jsonl, b"{}", r"dataset\.template='Q:': write {} where", {"template": "Q:"}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "content", "message"), BAD)
-def test_bad_files(kind: type[Text | Jsonl], content: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "content", "message", "options"), BAD)
+def test_bad_files(kind, content: bytes, message: str, options: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(content)
+    options = options | {"files" if kind is Text else "file": str(path)}
     with pytest.raises(ValueError, match=message):
-        (Text(files=str(path)) if kind is Text else Jsonl(file=str(path))).load()
+        kind(**options).load()
 
 
-def test_bad_choices() -> None:
-    with pytest.raises(ValueError, match="prompt_tokens=2"):
-        Text(files="x", prompt_tokens=2)
-    twice = Numbers(3, None)
-    twice.load = lambda: Numbers(3, None).load() * 2  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="ids must be unique"):
-        choose(twice)
-
-
-def written(folder: Path, *rows: object) -> str:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Letters(only=["d"]), "no category 'd': choose among a, b, c"),
+        (lambda: Letters(only=[3]), r"dataset\.only=\[3\]"),
+        (lambda: Letters(per_category=0), r"dataset\.per_category=0"),
+        (lambda: Letters(too_long="drop"), r"dataset\.too_long='drop'"),
+        (lambda: Context(tokens=0, longest=8), r"dataset\.tokens=0"),
+        (lambda: Context(tokens=9, longest=8), r"dataset\.longest=8: give at least dataset\.tokens=9"),
+        (lambda: Given(numbers(3) * 2), "ids must be unique"),
+    ],
+)
+def test_bad_choices(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose(make())
 
 
 # Of every dataset: rows in the hub's form and others, and what the prompts are: id, turns, category, chat.
@@ -205,31 +258,10 @@ def test_licences_of_sources_and_texts_that_are_not_there(configure: Configure, 
     assert [each.license for each in Jsonl(file=path, licenses={"some/": "MIT"}).load()] == ["some/where: MIT", ""]
 
 
-def test_a_template_around_the_text_and_what_a_row_lacks_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path, {"question": "How many {}?"}, {"turns": ["As it is"]})
-    prompts = Jsonl(file=path, fields=["question"], chat=True, template="Q: {}\nA:").load()
-    assert [prompt.turns[0] for prompt in prompts] == ["Q: How many {}?\nA:", "As it is"]
-    with pytest.raises(ValueError, match=r"dataset\.template='Q:': write {} where"):
-        Jsonl(file=path, template="Q:")
-    path = written(tmp_path, {"text": "a"})
-    with pytest.raises(ValueError, match='line 1 has neither "turns", "question" nor "prompt"'):
-        Jsonl(file=path, fields=["question", "prompt"]).load()
-    with pytest.raises(ValueError, match='line 1: "prompt" must be a list of non-empty strings'):
-        Jsonl(file=written(tmp_path, {"prompt": [1]})).load()
-
-
 def parquet(folder: Path) -> Path:
     path = folder / "test-00000-of-00001.parquet"
     pandas.DataFrame({"question": ["How many?", "Why?"], "turns": [["a", "b"], ["c"]]}).to_parquet(path)
     return path
-
-
-def test_parquet(tmp_path: Path) -> None:
-    prompts = Jsonl(file=str(parquet(tmp_path))).load()
-    assert [prompt.turns for prompt in prompts] == [("a", "b"), ("c",)]
-    (tmp_path / "bad.parquet").write_text("no")
-    with pytest.raises(ValueError, match="cannot be read as Parquet"):
-        Jsonl(file=str(tmp_path / "bad.parquet")).load()
 
 
 def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,21 +276,22 @@ def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         files, "list_repo_files", lambda name, repo_type: ["README.md", "x/train.parquet", "x/test.parquet"]
     )
     for name in ("hf://datasets/openai/gsm8k/main/t.parquet", "hf://datasets/o/n@v1/t.parquet", "owner/name"):
-        assert len(Jsonl(file=name).load()) == 2
+        assert [prompt.turns for prompt in Jsonl(file=name).load()] == [("a", "b"), ("c",)]
     assert asked == [
         ("openai/gsm8k", "main/t.parquet", "dataset", None),
         ("o/n", "t.parquet", "dataset", "v1"),
         ("owner/name", "x/test.parquet", "dataset", None),
     ]
-    with pytest.raises(ValueError, match="write a file on the hub as hf://datasets/OWNER/NAME/PATH"):
-        Jsonl(file="hf://owner/name").load()
-    for listed, words in (
-        (["a/test.parquet", "b/test.parquet"], r"several files: .* a/test\.parquet, b"),
-        (["x"], "no JSONL"),
+    (tmp_path / "bad.parquet").write_text("no")
+    for name, listed, words in (
+        (str(tmp_path / "bad.parquet"), [], "cannot be read as Parquet"),
+        ("hf://owner/name", [], "write a file on the hub as hf://datasets/OWNER/NAME/PATH"),
+        ("owner/name", ["a/test.parquet", "b/test.parquet"], r"several files: .* a/test\.parquet, b"),
+        ("owner/name", ["x"], "no JSONL"),
     ):
         monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type, listed=listed: listed)
         with pytest.raises(ValueError, match=words):
-            Jsonl(file="owner/name").load()
+            Jsonl(file=name).load()
 
 
 @pytest.mark.parametrize("name", ["owner/name", "hf://datasets/owner/name/a.jsonl"])
@@ -270,3 +303,78 @@ def test_a_hub_out_of_reach_is_one_sentence(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(files, "list_repo_files", refuse)
     with pytest.raises(ValueError, match=r"cannot get .* from the Hugging Face hub .*: no connection$"):
         Jsonl(file=name).load()
+
+
+def test_the_length_of_the_context_is_exact_and_the_places_stay() -> None:
+    tokenizer = byte_tokenizer()
+    chosen = {size: choose(Context(tokens=size, longest=64, count=5))[0] for size in (8, 64)}
+    assert [prompt.id for prompt in chosen[8]] == [prompt.id for prompt in chosen[64]]
+    for short, long in zip(chosen[8], chosen[64], strict=True):
+        ids, more = render(short, tokenizer), render(long, tokenizer)
+        assert (len(ids), len(more)) == (8, 64)
+        assert more[-8:] == ids
+    assert fingerprint(chosen[8]) != fingerprint(chosen[64])
+
+
+def test_context_of_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(100)))
+    prompts = Context(tokens=20, longest=30, files=str(tmp_path / "*.txt"), count=None).load()
+    assert len(prompts) > 1
+    assert all(len(prompt.turns[0]) >= 180 for prompt in prompts)
+    assert {len(render(prompt, byte_tokenizer())) for prompt in prompts} == {20}
+    with pytest.raises(ValueError, match=r"dataset\.longest=3000: no text of 18000 characters"):
+        Context(longest=3000, files=str(tmp_path / "*.txt")).load()
+
+
+def test_hashes_of_whole_prompts_are_those_of_earlier_runs() -> None:
+    # Pinned: a change would keep earlier runs from being compared with new ones.
+    assert fingerprint([Prompt(id="a", turns=("x", "y"), category="c", chat=True)]) == "bb2e9956140efbf9"
+
+
+def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **more: Any) -> Joined:
+    return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
+
+
+def test_prompts_of_a_category_are_joined_in_their_order_each_once() -> None:
+    # 6 characters per token: 24 are wanted. Ten characters and the blank line are 12.
+    prompts = (*given(*("abcdefghi" + str(i) for i in range(5)), category="x"), *given("y" * 30, category="y"))
+    made = joined(prompts).load()
+    assert [prompt.turns for prompt in made] == [
+        ("abcdefghi0\n\nabcdefghi1",), ("abcdefghi2\n\nabcdefghi3",), ("y" * 30,)
+    ]  # fmt: skip
+    assert [prompt.id for prompt in made] == ["x1 behind 1 others", "x3 behind 1 others", "y0"]
+    assert [prompt.category for prompt in made] == ["x", "x", "y"], "what is left over at the end makes none"
+
+
+def test_repeated_text_is_passed_over() -> None:
+    line = "a line that is long enough to tell"
+    prompts = given("first\n" + line, "  " + line + "\nsecond", "third, without the line, but long")
+    (made,) = joined(prompts, longest=10).load()
+    assert "second" not in made.turns[0] and made.turns[0].count(line) == 1
+    assert made.turns[0].endswith("third, without the line, but long")
+
+
+def test_runs_of_one_study_end_with_the_same_words() -> None:
+    prompts = given(*(f"prompt {i} says something of its own" for i in range(8)))
+    short, long = (joined(prompts, tokens=tokens, longest=8).load() for tokens in (3, 8))
+    tokenizer = byte_tokenizer()
+    for one, other in zip(short, long, strict=True):
+        assert one.id == other.id
+        few, many = render(one, tokenizer), render(other, tokenizer)
+        assert (len(few), len(many)) == (3, 8) and many[-3:] == few
+
+
+def test_what_a_user_says_is_cut_and_the_template_comes_on_top() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    (made,) = joined(given("abcdefghijklmnopqrstuvwxyz", chat=True)).load()
+    assert tokenizer.decode(list(render(made, tokenizer))) == "<wxyz>"
+
+
+def test_too_few_prompts_are_refused_with_what_to_give() -> None:
+    prompts = given(*(f"prompt {i} says something of its own" for i in range(4)))
+    with pytest.raises(ValueError, match=r"make 4 joined prompts of 24 characters.*and 5 are wanted.*dataset.count=4"):
+        choose(joined(prompts, count=5))
+    with pytest.raises(ValueError, match="make 0 joined prompts of 6000 characters"):
+        joined(prompts, longest=1000).load()
+    assert len(choose(joined(prompts, count=4))[0]) == 4
