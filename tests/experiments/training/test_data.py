@@ -44,8 +44,7 @@ def lines(path: Path, *rows: Any) -> str:
 
 
 def said(document: Document, *, supervised: bool) -> str:
-    tokens = document.tokens[document.supervised == supervised].tolist()
-    return byte_tokenizer().decode(tokens)
+    return byte_tokenizer().decode(document.tokens[document.supervised == supervised].tolist())
 
 
 def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) -> None:
@@ -74,17 +73,11 @@ def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) ->
         ([{"messages": TALK}], TEMPLATE, "1 document is too few"),
     ],
 )
-def test_bad_conversations_are_one_sentence(rows, template: str | None, message: str, chatting, tmp_path) -> None:
-    assert chatting.tokenizer is not None
+def test_bad_conversations_are_one_sentence(rows, template, message: str, chatting: Target, tmp_path: Path) -> None:
     chatting.tokenizer.chat_template = template
     source = Chat(lines(tmp_path / "talks.jsonl", *rows))
-
-    def read() -> None:
-        source.check()
-        source.load(chatting)
-
     with pytest.raises(ValueError, match=message):
-        read()
+        source.check() or source.load(chatting)
 
 
 def test_files_are_documents(tmp_path: Path, chatting: Target) -> None:
@@ -93,8 +86,6 @@ def test_files_are_documents(tmp_path: Path, chatting: Target) -> None:
     found = TextFiles(f"{tmp_path}/*.txt", held_out=0.3).load(chatting)
     assert [byte_tokenizer().decode(d.tokens.tolist()[1:-1]) for d in found.training] == ["aaaaa", "bbbbb"]
     assert found.training[0].tokens[0] == found.training[0].tokens[-1] == 0, "between two ends of text"
-    with pytest.raises(ValueError, match=r"data\.files: no file is '.*nothing\.\*'"):
-        TextFiles(f"{tmp_path}/nothing.*").check()
 
 
 def test_some_documents_are_held_out() -> None:
@@ -102,9 +93,6 @@ def test_some_documents_are_held_out() -> None:
     found = held_apart(documents, 0.2)
     assert [d.name for d in found.held_out] == ["4", "9"] and len(found.training) == 8
     assert len(held_apart(documents[:3], 0.01).held_out) == 1
-    for share, message in ((0.0, "held_out=0.0"), (0.6, "held_out=0.6")):
-        with pytest.raises(ValueError, match=message):
-            held_apart(documents, share)
 
 
 def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
@@ -117,8 +105,6 @@ def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
     assert epochs[0] != epochs[1], "each epoch has an order of its own"
     halves = rows.numbers(1, 0, 2), rows.numbers(1, 1, 2)
     assert sorted(halves[0] + halves[1]) == sorted(rows.numbers(1)) and len(halves[0]) == 2
-    with pytest.raises(ValueError, match="96 tokens in 12 documents make 12 rows of 8, fewer than one batch of 13"):
-        Rows(documents, length=8, batch_size=13, seed=0)
     assert token_counts(documents[:2], 3).tolist() == [8, 8, 0]
 
 
@@ -204,7 +190,6 @@ def files(tmp_path: Path) -> str:
 
 
 def loss(target: Target) -> float:
-    assert target.tokenizer is not None
     tokens = torch.tensor([target.tokenizer(WORDS * 2)["input_ids"]])
     with torch.no_grad():
         return float(target.model(tokens, labels=tokens).loss)
@@ -217,21 +202,24 @@ def test_a_lora_of_its_rank_is_in_the_weights_and_knows_the_text(saved: Path, fi
         adapted(name, rank=2, files=files, steps=12, length=32, lr=0.02, dtype="float32", device="cpu") for _ in "ab"
     )
     before, after, repeated = (each.model.state_dict() for each in (plain, made, again))
-    ranks = {
-        int(torch.linalg.matrix_rank(after[key] - before[key], rtol=1e-4))
-        for key in before
-        if not torch.equal(after[key], before[key])
-    }
-    assert ranks == {2} and all(torch.equal(after[key], repeated[key]) for key in after)
+    changes = [after[key] - before[key] for key in before if not torch.equal(after[key], before[key])]
+    assert {int(torch.linalg.matrix_rank(change, rtol=1e-4)) for change in changes} == {2}
+    assert all(torch.equal(after[key], repeated[key]) for key in after)
     assert loss(made) < 0.8 * loss(plain)
     assert "a LoRA of rank 2: loss" in capsys.readouterr().out and made.name.endswith("with a LoRA of rank 2")
 
 
 def test_what_it_cannot_be_trained_on_is_refused(saved: Path, files: str) -> None:
-    for message, given in (
-        (r"target\.files: no file matches", {"files": "nowhere/*.md"}),
-        (r"target\.files have \d+ tokens and target\.length=99999: give more text", {"length": 99999}),
-        (r"target\.rank=-1", {"rank": -1}),
+    documents, target = [Document.whole(str(n), [n] * 8) for n in range(12)], str(saved / "target")
+    sizes = {"length": 8, "batch_size": 13, "seed": 0}
+    for message, call in (
+        (r"target\.files: no file matches", lambda: adapted(target, rank=1, files="nowhere/*.md")),
+        (r"have \d+ tokens and target\.length=99999: give", lambda: adapted(target, rank=1, files=files, length=99999)),
+        (r"target\.rank=-1", lambda: adapted(target, rank=-1, files=files)),
+        (r"data\.files: no file is '.*nothing\.\*'", lambda: TextFiles("/nothing.*").check()),
+        ("held_out=0.0", lambda: held_apart(documents, 0.0)),
+        ("held_out=0.6", lambda: held_apart(documents, 0.6)),
+        ("96 tokens in 12 .* make 12 rows of 8, fewer than one batch of 13", lambda: Rows(documents, **sizes)),
     ):
         with pytest.raises(ValueError, match=message):
-            adapted(str(saved / "target"), **{"rank": 1, "files": files} | given)
+            call()

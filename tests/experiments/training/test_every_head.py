@@ -22,6 +22,7 @@ from tests.experiments.runs import Configure
 from tests.experiments.training.conftest import LM
 from verifiers.rejection import RejectionVerifier
 
+READS = ["head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"]
 HEADS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
     "lm": ([f"head.config={LM}", "head.depths=3"], ModelDrafter, {"dtype": "float32"}),
     "lora": (["head.name={saved}/drafter", "head.rank=4", "head.depths=3"], ModelDrafter, {"dtype": "float32"}),
@@ -29,22 +30,14 @@ HEADS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
     "hydra": (["head.depths=3"], HydraDrafter, {"shape": 3}),
     "hydra, prefixed": (["head.depths=3", "head.prefix_attention=true"], HydraDrafter, {"shape": 3}),
     "redrafter": (["head.depths=3"], ReDrafter, {}),
-    "eagle3": (["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"], EagleDrafter, {"shape": 3}),
-    "peagle": (
-        ["head.depths=3", "head.layers=2", "head.hidden_layers=[1,2,3]", "head.draft_vocabulary=64"],
-        PEagleDrafter,
-        {},
-    ),
+    "eagle3": (["head.depths=3", *READS], EagleDrafter, {"shape": 3}),
+    "peagle": (["head.depths=3", "head.layers=2", *READS], PEagleDrafter, {}),
     "pard": ([f"head.config={LM}", "head.depths=3"], PARDDrafter, {"shape": 3, "dtype": "float32"}),
     "uno": (["head.depths=3", "head.rank=4"], UnoDrafter, {"shape": 3}),
     "mtp": (["head.depths=2"], MTPDrafter, {"shape": 2}),
     "dflash": (["head.block_size=4"], BlockDrafter, {}),
-    "dflash2": (
-        ["head.block_size=4", "head.config.selector_rank=8", "head.config.conv_group_size=8"],
-        BlockDrafter,
-        {},
-    ),
-    "domino": (["head.block_size=3", "head.config.gru_hidden_dim=8", "head.config.emb_dim=8"], BlockDrafter, {}),
+    "dflash2": (["head.block_size=4", "head.config={selector_rank: 8, conv_group_size: 8}"], BlockDrafter, {}),
+    "domino": (["head.block_size=3", "head.config={gru_hidden_dim: 8, emb_dim: 8}"], BlockDrafter, {}),
     "xpress": (["head.block_size=4", "head.config.xpress_rank=8"], BlockDrafter, {}),
     "dspark": (["head.block_size=3", "head.config.markov_rank=8"], BlockDrafter, {}),
 }

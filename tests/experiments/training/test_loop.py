@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +21,12 @@ from drafters.eagle import TrainedEagle3
 from drafters.heads.training import TargetStates
 from drafters.model import TrainedLM
 from experiments.train import train
+from experiments.training import loop
 from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
 from experiments.training.fitting import FitConfig
-from experiments.training.loop import (
-    LOG,
-    DivergedError,
-    Training,
-    _summed,
-    newest_checkpoint,
-    save_checkpoint,
-    write_folder,
-)
+from experiments.training.loop import LOG, Training, newest_checkpoint
 from experiments.training.losses import ForwardKL
 from experiments.training.sharding import check_processes
 from experiments.training.states import STATES, FrozenTarget, StoredTarget
@@ -62,19 +56,21 @@ def equal(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("stop", [6, pytest.param(8, marks=pytest.mark.full)])
 def test_a_resumed_training_ends_as_the_uninterrupted_one(stop: int, training, tmp_path, monkeypatch) -> None:
-    """Interrupted where it is measured next, and right after a checkpoint."""
+    """Ended by SIGTERM, which saves a checkpoint, where it is measured next, and right after a checkpoint."""
     train(training(f"out={tmp_path / 'whole'}"))
-    step = Training._step
+    step, handler = Training._step, signal.getsignal(signal.SIGTERM)
 
     def interrupted(self: Training, number: int) -> None:
         if number == stop:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
         step(self, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(training(f"out={tmp_path / 'parts'}"))
+    assert newest_checkpoint(tmp_path / "parts" / "checkpoints").name == f"step-{stop:08d}.pt"
+    assert signal.getsignal(signal.SIGTERM) is handler
     train(training(f"out={tmp_path / 'parts'}", "resume=true"))
     assert equal(final(tmp_path / "parts"), final(tmp_path / "whole"))
     logs = [(tmp_path / name / LOG).read_text() for name in ("parts", "whole")]
@@ -82,22 +78,6 @@ def test_a_resumed_training_ends_as_the_uninterrupted_one(stop: int, training, t
     for name in ("best", "last"):
         weights = [(tmp_path / each / name / "model.safetensors").read_bytes() for each in ("parts", "whole")]
         assert weights[0] == weights[1]
-
-
-def test_sigterm_saves_a_checkpoint(training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, before = Training._step, signal.getsignal(signal.SIGTERM)
-
-    def ended(self: Training, number: int) -> None:
-        if number == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        step(self, number)
-
-    monkeypatch.setattr(Training, "_step", ended)
-    with pytest.raises(KeyboardInterrupt):
-        train(training())
-    newest = newest_checkpoint(tmp_path / "out" / "checkpoints")
-    assert newest is not None and newest.name == "step-00000006.pt"
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_batch(training, tmp_path, monkeypatch) -> None:
@@ -110,7 +90,8 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_batch(training, tmp_path,
         return loss * (float("nan") if calls.count(True) == 6 else 1.0), places
 
     monkeypatch.setattr(Comparison, "forward", poisoned)
-    with pytest.raises(DivergedError, match=r"the loss is nan in step 6, on rows \[.*\] \(.*\.txt.*step-00000004\.pt"):
+    message = r"the loss is nan in step 6, on rows \[.*\] \(.*\.txt.*step-00000004\.pt"
+    with pytest.raises(loop.DivergedError, match=message):
         train(training())
     saved = torch.load(tmp_path / "out" / "checkpoints" / "step-00000004.pt", weights_only=True)
     assert all(value.isfinite().all() for value in saved["head"].values())
@@ -127,30 +108,27 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Configure, tm
         torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_folder_of_another_training_is_refused(training: Configure, tmp_path: Path) -> None:
-    given = ["fit.steps=2", "served.prompts=0"]
-    train(training(*given))
-    for more, message in (
-        ([], "another training: give another out"),
-        (["fit.lr=0.5", "resume=true"], r"had fit\.lr=0\.01, and this one has fit\.lr=0\.5"),
-        (["resume=true", f"out={tmp_path / 'elsewhere'}"], r"resume=true: there is no training in .*elsewhere"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            train(training(*given, *more))
-
-
-def test_the_best_weights_are_those_of_the_greatest_served_length(training, tmp_path, monkeypatch) -> None:
+def test_the_best_weights_have_the_greatest_served_length_and_another_training_is_refused(
+    training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr("experiments.commands.train.served", lambda *_, **__: {"served_length": next(lengths)})
     train(training("evaluate_every=4"))
     told = json.loads((tmp_path / "out" / "best" / "training.json").read_text())
     assert told["step"] == 8 and told["figures"]["served_length"] == 2.5
     assert json.loads((tmp_path / "out" / "last" / "training.json").read_text())["step"] == 12
+    for more, message in (
+        ([], "another training: give another out"),
+        (["fit.lr=0.5", "resume=true"], r"had fit\.lr=0\.01, and this one has fit\.lr=0\.5"),
+        (["resume=true", f"out={tmp_path / 'elsewhere'}"], r"resume=true: there is no training in .*elsewhere"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(training("evaluate_every=4", *more))
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
-        save_checkpoint(tmp_path, step, {"step": step})
+        loop.save_checkpoint(tmp_path, step, {"step": step})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt", "step-00000003.pt"]
 
     def half(path: Path) -> None:
@@ -160,26 +138,25 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda state, path: half(path))
         with pytest.raises(OSError, match="no space"):
-            save_checkpoint(tmp_path, 4, {"step": 4})
-    newest = newest_checkpoint(tmp_path)
-    assert newest is not None and torch.load(newest, weights_only=True) == {"step": 3}
+            loop.save_checkpoint(tmp_path, 4, {"step": 4})
+    assert torch.load(newest_checkpoint(tmp_path), weights_only=True) == {"step": 3}
 
-    write_folder(tmp_path / "best", lambda folder: (folder / "a").write_text("1"))
+    loop.write_folder(tmp_path / "best", lambda folder: (folder / "a").write_text("1"))
     with pytest.raises(OSError, match="no space"):
-        write_folder(tmp_path / "best", half)
+        loop.write_folder(tmp_path / "best", half)
     assert (tmp_path / "best" / "a").read_text() == "1"
-    write_folder(tmp_path / "best", lambda folder: (folder / "b").write_text("2"))
+    loop.write_folder(tmp_path / "best", lambda folder: (folder / "b").write_text("2"))
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["b"]
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    config = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4)
-    assert [config.factor(step) for step in (0, 3, 6, 9)] == [0.25, 1.0, 4 / 7, 1 / 7]
-    cosine = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4, decay="cosine")
-    assert cosine.factor(3) == 1.0 and cosine.factor(9) < 0.06
-    late = [FitConfig(steps=steps, batch_size=1, length=8, lr=1.0, warmup=4, decay="late") for steps in (16, 24)]
-    assert [late[0].factor(step) for step in (11, 12, 14, 15)] == [1.0, 1.0, 0.5, 0.25]
-    assert all(late[0].factor(step) == late[1].factor(step) for step in range(13)), "its length may be chosen late"
+    def factors(steps: int, at: Iterable[int], decay: str = "linear") -> list[float]:
+        return [FitConfig(steps=steps, batch_size=1, length=8, lr=1.0, warmup=4, decay=decay).factor(n) for n in at]
+
+    assert factors(10, (0, 3, 6, 9)) == [0.25, 1.0, 4 / 7, 1 / 7]
+    assert factors(10, [3], "cosine") == [1.0] and factors(10, [9], "cosine")[0] < 0.06
+    assert factors(16, (11, 12, 14, 15), "late") == [1.0, 1.0, 0.5, 0.25]
+    assert factors(16, range(13), "late") == factors(24, range(13), "late"), "its length may be chosen late"
 
 
 class Share:
@@ -210,7 +187,7 @@ def test_sums_are_divided_by_the_places_of_all_processes() -> None:
         batch = rows.batch(rows.numbers(0, rank, world))
         anchors = head.anchors(batch, torch.Generator())
         totals = anchors.counted.sum(0).float()
-        totals = _summed(share, totals) if world > 1 else totals  # type: ignore[arg-type]
+        totals = loop._summed(share, totals) if world > 1 else totals  # type: ignore[arg-type]
         loss, _ = comparison(batch, frozen(batch), anchors, totals, 0.0)
         (loss * world).backward()
         return torch.cat([each.grad.flatten() for each in head.parameters() if each.grad is not None]), share.said
@@ -239,22 +216,18 @@ def test_two_processes_train_as_one(way: str, tiny_training: list[str], tmp_path
 
     With FSDP each keeps a part of the head; the target's states come from a disk then.
     """
-    given = [*tiny_training, "evaluate_every=4", "served.prompts=1", f"hydra.run.dir={tmp_path}/h"]
+    given = [*tiny_training, "evaluate_every=4", "served.prompts=1", f"hydra.run.dir={tmp_path}/h", "fit.steps=4"]
     given += ["fit.muon_lr=null"] if way == "FSDP" else []
-    more = {"1": [], "2": ["sharded=true", f"states={tmp_path / 'states'}"] if way == "FSDP" else []}
-    for count in ("1", "2"):
-        done = launched([*given, "fit.steps=4", *more[count]], int(count), tmp_path / count)
+    sharded = ["sharded=true", f"states={tmp_path / 'states'}"] if way == "FSDP" else []
+    for count, more in (("1", []), ("2", sharded)):
+        done = launched([*given, *more], int(count), tmp_path / count)
         assert done.returncode == 0, done.stderr[-3000:]
     logs = [[json.loads(line) for line in (tmp_path / each / LOG).read_text().splitlines()] for each in ("1", "2")]
     for one, two in zip(*logs, strict=True):
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
     states = [torch.load(tmp_path / each / "checkpoints/step-00000004.pt", weights_only=True) for each in "12"]
-    for name, value in states[0]["head"].items():
-        torch.testing.assert_close(states[1]["head"][name], value, rtol=1e-3, atol=1e-5)
-    for one, two in zip(*(state["optimizers"] for state in states), strict=True):
-        for number, values in one["state"].items():
-            for key, value in values.items():
-                torch.testing.assert_close(two["state"][number][key], value, rtol=1e-3, atol=1e-5)
+    parts = [[state["head"], *(optimizer["state"] for optimizer in state["optimizers"])] for state in states]
+    torch.testing.assert_close(*parts, rtol=1e-3, atol=1e-5)
     for count in ("1", "2"):
         said = json.loads((tmp_path / count / "best" / "training.json").read_text())
         assert said["processes"] == int(count), "a launcher may start fewer than it was told to"
@@ -282,8 +255,7 @@ def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(tiny_t
     for more, out, program in (([], whole, ()), ([], parts, (f"{tmp_path}/killed.py",)), (["resume=true"], parts, ())):
         done = launched([*given, *more], 2, out, *program)
         assert (done.returncode == 0) == (not program), done.stderr[-3000:]
-        newest = newest_checkpoint(out / "checkpoints")
-        assert newest is not None and newest.name == ("step-00000004.pt" if program else "step-00000012.pt")
+        assert newest_checkpoint(out / "checkpoints").name == f"step-{4 if program else 12:08d}.pt"
     assert equal(final(parts), final(whole))
     assert (parts / LOG).read_text() == (whole / LOG).read_text()
     assert all(weight.any() for weight in final(whole)["head"].values()), "every layer of the adapter has learnt"
@@ -359,9 +331,7 @@ def test_the_size_is_said_and_a_full_disk_and_other_states_are_refused(
     size = len(rows) * 2 * 16 * target.model.config.hidden_size * 4
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=size - 1))
-        with pytest.raises(
-            ValueError, match=r"the target's states of .* rows take .* GB .*, and the disk has .* GB left"
-        ):
+        with pytest.raises(ValueError, match=r"states of .* rows take .* GB .*, and the disk has .* GB left"):
             StoredTarget(frozen, rows, tmp_path)
         assert not (tmp_path / STATES).exists()
     StoredTarget(frozen, rows, tmp_path)
