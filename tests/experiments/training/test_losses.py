@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
@@ -81,10 +80,8 @@ def some_logits() -> Tensor:
 def test_a_loss_and_its_gradient_are_the_formulas(name: str) -> None:
     loss, formula = LOSSES[name]
     given = compared(some_logits())
-    wanted = [
-        formula(p, q, int(label))
-        for p, q, label in zip(given.p.numpy(), given.q.numpy(), given.labels.numpy(), strict=True)
-    ]
+    places = zip(given.p.numpy(), given.q.numpy(), given.labels.tolist(), strict=True)
+    wanted = [formula(p, q, label) for p, q, label in places]
     np.testing.assert_allclose(loss(given).numpy(), wanted, rtol=1e-12, atol=1e-14)
     if name != "hybrid":
         assert torch.autograd.gradcheck(lambda logits: loss(compared(logits)), some_logits().requires_grad_())
@@ -97,24 +94,22 @@ def test_a_loss_and_its_gradient_are_the_formulas(name: str) -> None:
 
 
 def test_no_gradient_goes_through_the_hybrids_share() -> None:
-    logits = some_logits().requires_grad_()
-    HybridLK()(compared(logits)).sum().backward()
-    given = compared(logits.detach())
-    share = (-3 * given.acceptance).exp()
-    other = some_logits().requires_grad_()
-    again = compared(other)
-    (share * ForwardKL()(again) + (1 - share) * TotalVariation()(again)).sum().backward()
-    torch.testing.assert_close(logits.grad, other.grad)
+    one, other = (some_logits().requires_grad_() for _ in "ab")
+    share = (-3 * compared(one.detach()).acceptance).exp()
+    HybridLK()(compared(one)).sum().backward()
+    (share * ForwardKL()(compared(other)) + (1 - share) * TotalVariation()(compared(other))).sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_weights_by_depth() -> None:
-    losses, valid = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    assert Power(1.0)(losses, valid).tolist() == [[1.0] * 3] * 2
-    torch.testing.assert_close(Power(0.5)(losses, valid), torch.tensor([[1.0, 0.5, 0.25]] * 2))
-    torch.testing.assert_close(
-        Power(0.6, normalized=True)(losses, valid)[0], torch.tensor([1 / 1.96, 0.6 / 1.96, 0.36 / 1.96])
-    )
-    torch.testing.assert_close(Exponential(4.0)(losses, valid)[0], torch.tensor([1.0, math.exp(-0.25), math.exp(-0.5)]))
+    for weights, wanted in (
+        (Power(1.0), [1.0, 1.0, 1.0]),
+        (Power(0.5), [1.0, 0.5, 0.25]),
+        (Power(0.6, normalized=True), [1 / 1.96, 0.6 / 1.96, 0.36 / 1.96]),
+        (Exponential(4.0), [1.0, math.exp(-0.25), math.exp(-0.5)]),
+    ):
+        found = weights(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
+        torch.testing.assert_close(found, torch.tensor([wanted] * 2))
 
 
 def test_d_pace_weighs_by_what_is_reached() -> None:
@@ -147,9 +142,7 @@ class Linear(TrainedHead):
         hidden = states.hidden[-1].flatten(0, 1)[anchors.index - 1]
         return Prediction([hidden] * DEPTHS, self.judge(hidden) if self.confidence_weight else None)
 
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
+    def logits(self, states: Tensor, previous: Tensor, depth: int) -> Tensor:
         return self.layers[depth - 1](states)
 
     def drafter(self) -> Any: ...
@@ -232,10 +225,8 @@ def test_the_loss_is_the_sum_of_the_depths_means(loss, weights, columns, confide
     value, _ = comparison(batch, states, anchors, anchors.counted.sum(0).double(), 0.0)
     wanted = slow_loss(head, batch, states, loss, weights, columns)
     torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
-    mine = torch.autograd.grad(value, list(head.layers.parameters()))
-    slow = torch.autograd.grad(wanted, list(head.layers.parameters()))
-    for one, other in zip(mine, slow, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    mine, slow = (torch.autograd.grad(loss, list(head.layers.parameters())) for loss in (value, wanted))
+    torch.testing.assert_close(mine, slow, rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
@@ -246,7 +237,15 @@ def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     assert float(value) == 0 and places.acceptance.shape == (0, DEPTHS)
 
 
-def found(alpha: list, agrees: list, valid: list, confidence: list | None = None) -> Places:
+def figures_of(places: Places, documents: Tensor | None = None, **options: Any) -> dict[str, float]:
+    documents = torch.zeros(1, 9) if documents is None else documents
+    positions = torch.arange(documents.shape[1])[None]  # of one row, whatever document it is in
+    tally = Tally(2, torch.device("cpu"))
+    tally.add(places, TextBatch(documents, documents >= 0, documents, positions), **options)
+    return tally.figures()
+
+
+def places_of(alpha: list, agrees: list, valid: list, confidence: list | None = None) -> Places:
     there = torch.tensor(valid).bool()
     anchors = Anchors(torch.arange(len(valid)) + 1, there, there)
     judged = None if confidence is None else torch.tensor(confidence)
@@ -255,40 +254,28 @@ def found(alpha: list, agrees: list, valid: list, confidence: list | None = None
 
 def test_figures_of_two_drafts() -> None:
     """The second draft is one token long: its depth 2 says nothing."""
-    _, (batch, _) = Linear(), example()
-    tally = Tally(2, torch.device("cpu"))
-    tally.add(found([[0.8, 0.5], [0.4, 9.0]], [[1, 0], [1, 1]], [[1, 1], [1, 0]]), batch)
-    figures = tally.figures()
-    assert figures["acceptance/1"] == pytest.approx(0.6) and figures["acceptance/2"] == pytest.approx(0.5)
-    assert figures["reached/1"] == pytest.approx(0.6) and figures["reached/2"] == pytest.approx(0.4)
-    assert figures["simulated_length"] == pytest.approx(1 + 0.6 + 0.4)
-    assert figures["accuracy/1"] == 1.0 and figures["accuracy/2"] == 0.0
-    assert figures["simulated_length_greedy"] == pytest.approx(2.0) and figures["coverage"] == 1.0
+    figures = figures_of(places_of([[0.8, 0.5], [0.4, 9.0]], [[1, 0], [1, 1]], [[1, 1], [1, 0]]))
+    wanted = {"acceptance/1": 0.6, "acceptance/2": 0.5, "reached/1": 0.6, "reached/2": 0.4, "accuracy/1": 1.0}
+    wanted |= {"simulated_length": 1 + 0.6 + 0.4, "accuracy/2": 0.0, "simulated_length_greedy": 2.0, "coverage": 1.0}
+    assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_a_draft_of_a_small_model_is_a_walk_along_the_text() -> None:
-    """Depth 2 at an anchor is depth 1 at the next one, within the document."""
-    documents = torch.tensor([[0, 0, 0, 1, 1]])
-    batch = TextBatch(documents, documents >= 0, documents, torch.tensor([[0, 1, 2, 0, 1]]))
-    anchors = Anchors(torch.tensor([0, 1, 3]), torch.ones(3, 1).bool(), torch.ones(3, 1).bool())
+    """Depth 2 at an anchor is depth 1 at the next one, within the document: only the first one has two behind it."""
     ones = torch.ones(3, 1).bool()
+    anchors = Anchors(torch.tensor([0, 1, 3]), ones, ones)
     places = Places(anchors, torch.tensor([[0.5], [0.25], [0.8]]), ones, ones, None)
-    tally = Tally(2, torch.device("cpu"))
-    tally.add(places, batch, autoregressive=True)
-    figures = tally.figures()
-    assert figures["acceptance/1"] == pytest.approx((0.5 + 0.25 + 0.8) / 3)
-    assert figures["acceptance/2"] == pytest.approx(0.25), "only the first anchor has two tokens behind it"
-    assert figures["reached/2"] == pytest.approx(0.125)
+    figures = figures_of(places, torch.tensor([[0, 0, 0, 1, 1]]), autoregressive=True)
+    wanted = {"acceptance/1": (0.5 + 0.25 + 0.8) / 3, "acceptance/2": 0.25, "reached/2": 0.125}
+    assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_the_calibration_error_is_of_getting_that_far() -> None:
     """Both drafts predict 0.9 and 0.9 · 0.5; they get there with 0.8, 0.6 and with 0.4, 0.3 (the products of α)."""
-    _, (batch, _) = Linear(), example()
-    tally = Tally(2, torch.device("cpu"))
-    tally.add(found([[0.8, 0.5], [0.6, 0.5]], [[1, 1], [1, 1]], [[1, 1], [1, 1]], [[0.9, 0.5], [0.9, 0.5]]), batch)
-    figures = tally.figures()
-    assert figures["calibration_error/1"] == pytest.approx(0.9 - 0.7)
-    assert figures["calibration_error/2"] == pytest.approx(0.45 - 0.35)
+    both = [[1, 1], [1, 1]]
+    figures = figures_of(places_of([[0.8, 0.5], [0.6, 0.5]], both, both, [[0.9, 0.5], [0.9, 0.5]]))
+    wanted = {"calibration_error/1": 0.9 - 0.7, "calibration_error/2": 0.45 - 0.35}
+    assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
     counts = torch.tensor([[[2.0, 2.0]], [[0.2, 1.8]], [[0.6, 1.4]]])
     assert calibration_errors(counts).tolist() == pytest.approx([(0.4 + 0.4) / 4])
 
