@@ -51,10 +51,7 @@ PLUGINS = {
 """Choices that exist only where an extra is installed."""
 MOST_LINES = 150
 """What a visitor reads of a README."""
-SHORT = {
-    "experiments.replay": ("trace", True),
-    "experiments.compare": ("runs", True),
-}
+SHORT = {"experiments.replay": ("trace", True), "experiments.compare": ("runs", True)}
 """Commands that take bare folders: the setting that these stand for, and whether it takes several."""
 
 
@@ -88,12 +85,11 @@ WITH_PYTHON = [document for document in DOCUMENTS if any(language == "python" fo
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
     for line, language, _ in blocks(document):
-        place = f"{document}:{line}"
+        place, title = f"{document}:{line}", text_of(document).splitlines()[line - 1]
         assert language in ("python", "bash", "text", "yaml"), f"{place}: a block of {language!r} is not checked"
-        if language == "yaml":
-            title = text_of(document).splitlines()[line - 1]
-            file = re.fullmatch(r'```yaml title="((?:(?:examples/project/)?conf|sweeps)/[\w/]+\.yaml)"', title)
-            assert file and (ROOT / file[1]).is_file(), f"{place}: yaml shows a file of conf/ or sweeps/"
+        file = re.fullmatch(r'```yaml title="((?:(?:examples/project/)?conf|sweeps)/[\w/]+\.yaml)"', title)
+        shown = file and (ROOT / file[1]).is_file()
+        assert language != "yaml" or shown, f"{place}: yaml shows a file of conf/ or sweeps/"
 
 
 def two_runs(folder: Path) -> None:
@@ -237,9 +233,8 @@ def test_the_readme_and_the_results_page_show_the_same_figures() -> None:
 
 def test_every_group_of_the_configuration_is_named() -> None:
     _, _, rest = text_of("docs/experiments.md").partition("## Configuration\n")
-    named = set(
-        re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`.*?) \|", rest.partition("\n## ")[0], re.MULTILINE)))
-    )
+    cells = re.findall(r"^\| (`.*?) \|", rest.partition("\n## ")[0], re.MULTILINE)
+    named = set(re.findall(r"`([\w/]+)`", "".join(cells)))
     there = {path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {".", "options"} | {*TABLES}
     assert named == there, f"docs/experiments.md and conf/ differ in {sorted(named ^ there)}"
 
@@ -255,16 +250,12 @@ def test_every_public_name_is_in_the_api_reference() -> None:
         assert there, f"docs/api/ has {entry}, which does not exist"
 
 
-NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 
 
-def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.read(path, as_version=4)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_kept(path: Path) -> None:
-    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+def test_outputs_of_the_notebook_are_kept() -> None:
+    assert list((ROOT / "examples").glob("*.ipynb")) == [NOTEBOOK]
+    code = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run from top to bottom"
     outputs = [output for cell in code for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
@@ -272,23 +263,21 @@ def test_outputs_are_kept(path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq")  # it asks asyncio for a policy that is to go
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
-def test_it_runs_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell again, in a new kernel; the rules' total variations are numbers without chance."""
     from nbclient import NotebookClient
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     # Its process runs beside other tests: where threads outnumber free cores, each waits for one that does not run.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = read(path)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     kept = [texts(cell) for cell in notebook.cells]
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": ROOT}}).execute()
-    made = [texts(cell) for cell in notebook.cells]
-    checked = [(old, new) for old, new in zip(kept, made, strict=True) if "total variation" in old]
-    assert len(checked) == 1
-    for line_old, line_new in zip(*(each.splitlines() for each in checked[0]), strict=True):
+    checked = [(old, texts(cell)) for old, cell in zip(kept, notebook.cells, strict=True) if "total variation" in old]
+    ((old, new),) = checked
+    for line_old, line_new in zip(old.splitlines(), new.splitlines(), strict=True):
         assert line_old.split()[-4:] == line_new.split()[-4:], "accepted per round"
 
 
