@@ -1,5 +1,6 @@
 """Mistakes that a new user makes in Python: each gets one sentence, before any work."""
 
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -7,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
 
-from drafters import MedusaDrafter, MedusaHeads, ModelDrafter, NGramDrafter
+from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from specdec import Engine, ModelRunner, SamplingParams, Scheduler, Target, TreeShape
 from specdec.generation import from_generation_config
-from tests.components import medusa_heads, perturbed
+from tests.components import perturbed
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
@@ -36,16 +36,9 @@ def _as_users_run_it() -> Iterator[None]:
 def at_hand() -> SimpleNamespace:
     """What a user has in the notebook."""
     model, tokenizer = tiny_model(vocab_size=VOCAB_SIZE), byte_tokenizer()
-    target, silent = Target(model, tokenizer), Target(model)
-    return SimpleNamespace(
-        model=model,
-        tokenizer=tokenizer,
-        target=target,
-        engine=Engine(target, max_length=64),
-        silent=Engine(silent, max_length=64),
-        heads=medusa_heads(model),
-        small=perturbed(model, 0.1),
-    )
+    target, known = Target(model, tokenizer), {"model": model, "tokenizer": tokenizer, "small": perturbed(model, 0.1)}
+    engines = {"engine": Engine(target, max_length=64), "silent": Engine(Target(model), max_length=64)}
+    return SimpleNamespace(target=target, **known, **engines)
 
 
 def outgrown(model: Any) -> Engine:
@@ -63,11 +56,9 @@ def closed(target: Target) -> Engine:
 MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: Engine(x.model), "target is the model LlamaForCausalLM itself"),
     (lambda x: Engine("gpt2"), "target is the text 'gpt2'"),
-    (lambda x: Engine(None), "target is None"),
     (lambda x: Engine(x.target, NGramDrafter, RejectionVerifier()), "drafter is the class NGramDrafter itself"),
     (lambda x: Engine(x.target, NGramDrafter(), RejectionVerifier), "verifier is the class RejectionVerifier itself"),
     (lambda x: Engine(x.target, RejectionVerifier(), NGramDrafter()), "drafter is the verifier RejectionVerifier"),
-    (lambda x: Engine(x.target, x.small, RejectionVerifier()), "drafter is the model LlamaForCausalLM itself"),
     (lambda x: Engine(x.target, NGramDrafter()), "NGramDrafter needs a verifier"),
     (lambda x: Engine(x.target, max_batch_size=2.5), "max_batch_size=2.5"),
     (lambda x: Engine(x.target, scheduler=Scheduler), "scheduler is the class Scheduler itself"),
@@ -78,7 +69,6 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: Target(x.target), "model is a Target"),
     (lambda x: Target(x.model, "gpt2"), "tokenizer is the text 'gpt2'"),
     (lambda x: Target(x.model, x.tokenizer.backend_tokenizer), "tokenizer is a Tokenizer"),
-    (lambda x: Target(type(x.model)), "model is the class LlamaForCausalLM itself"),
     (lambda x: Target.from_pretrained(None), "the model is None"),
     (lambda x: Target.from_pretrained("nobody/nothing"), "cannot load the model 'nobody/nothing'"),
     (lambda x: Target.from_pretrained("bundled/target", load_in_5bit=True), "cannot load the model 'bundled/target'"),
@@ -93,7 +83,6 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: NGramDrafter(2.5), "max_draft_tokens=2.5"),
     (lambda x: NGramDrafter(10**6), "make a tree of 2,000,000 nodes, and a tree may have at most"),
     (lambda x: MedusaDrafter("bundled/medusa"), "heads is a str"),
-    (lambda x: MedusaDrafter(MedusaHeads), "heads is the class MedusaHeads itself"),
     (lambda x: LenientVerifier(lenience="0.8"), "lenience='0.8'"),
     (lambda x: x.engine.generate(None), "prompts is None"),
     (lambda x: x.engine.generate(x.tokenizer("abc")), "prompts is what a tokenizer returns"),
@@ -107,7 +96,6 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x.engine.generate([{"content": "hi"}]), "prompt 0: chat message 0 is {'content'"),
     (lambda x: x.engine.generate("hi", {"temperature": 1}), "sampling is a dict"),
     (lambda x: x.engine.generate("hi", SamplingParams), "sampling is the class SamplingParams itself"),
-    (lambda x: x.engine.generate("hi", GenerationConfig()), "sampling is a GenerationConfig"),
     (lambda x: x.engine.generate([[]], SHORT), "prompt 0: the prompt is empty"),
     (lambda x: x.engine.generate([[1], [2, VOCAB_SIZE]], SHORT), f"prompt 1: token id {VOCAB_SIZE}"),
     (lambda x: x.engine.generate([[1] * 60], SamplingParams(max_new_tokens=5)), "exceed the engine's max_length=64"),
@@ -128,11 +116,9 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("mistake", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
 def test_a_mistake_gets_one_sentence_before_any_work(mistake, said, at_hand) -> None:
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
         mistake(at_hand)
-    message = str(raised.value)
-    assert said in message
-    assert "\n" not in message
+    assert "\n" not in str(raised.value)
     assert at_hand.engine.unfinished == at_hand.silent.unfinished == 0
 
 
@@ -172,8 +158,6 @@ def test_chat_messages_go_through_the_chat_template(at_hand: SimpleNamespace) ->
     assert streamed == engine.generate([user], SHORT)[0].token_ids
     # Where the assistant has begun, the output goes on with what it said.
     assert ids(engine, [user, more]) == [tuple(tokenizer("<user>Hi\n<assistant>Ho")["input_ids"])]
-    tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    engine = Engine(Target(at_hand.model, tokenizer), max_length=64)
     with pytest.raises(ValueError, match="the target's chat template does not take these messages: roles must alt"):
         engine.generate([{"role": "user", "content": "Hi"}], SHORT)
