@@ -124,10 +124,8 @@ def cases() -> Iterator[tuple[list[int], str | None]]:
 def greedy_outputs(model, drafter: str, *, mask_drafts: bool) -> list[tuple[int, ...]]:
     made = DRAFTERS[drafter](model)
     engine = Engine(target_of(model), made, fitting(made), max_batch_size=3, max_length=40)
-    wanted = [
-        SamplingParams(max_new_tokens=8, grammar=pattern and Grammar(regex=pattern, mask_drafts=mask_drafts))
-        for _, pattern in cases()
-    ]
+    grammars = [pattern and Grammar(regex=pattern, mask_drafts=mask_drafts) for _, pattern in cases()]
+    wanted = [SamplingParams(max_new_tokens=8, grammar=grammar) for grammar in grammars]
     return [output.token_ids for output in engine.generate(PROMPTS, wanted)]
 
 
@@ -187,9 +185,8 @@ def listed_law(model, prompt: list[int], pattern: str, length: int) -> dict[tupl
 
 def p_value(model, drafter: str, rule: Verifier, *, mask_drafts: bool, pattern: str = "counts") -> float:
     samples, length, prompt = 1500, 4, PROMPTS[0]
-    engine = Engine(
-        target_of(model), DRAFTERS[drafter](model, distance=0.6), rule, max_batch_size=samples, max_length=32
-    )
+    made = DRAFTERS[drafter](model, distance=0.6)
+    engine = Engine(target_of(model), made, rule, max_batch_size=samples, max_length=32)
     grammar = Grammar(regex=PATTERNS[pattern], mask_drafts=mask_drafts)
     with shapes_unchecked():
         wanted = SamplingParams(temperature=1.0, max_new_tokens=length, n=samples, grammar=grammar)
@@ -236,14 +233,10 @@ def long_outputs(model, drafter: str, recording: str, *, mask_drafts: bool) -> t
     """Tokens, drafts and accepted drafts of requests with a grammar and without, greedy and drawn, in one batch."""
     made = DRAFTERS[drafter](model)
     engine = Engine(target_of(model), made, fitting(made), max_batch_size=3, max_length=64, recording=recording)
+    grammars = [pattern and Grammar(regex=pattern, mask_drafts=mask_drafts) for pattern in (*LONG, *LONG)]
     wanted = [
-        SamplingParams(
-            max_new_tokens=16 + 4 * number,
-            temperature=float(number % 3 > 0),
-            seed=number,
-            grammar=LONG[number % 4] and Grammar(regex=LONG[number % 4], mask_drafts=mask_drafts),
-        )
-        for number in range(len(PROMPTS))
+        SamplingParams(max_new_tokens=16 + 4 * n, temperature=float(n % 3 > 0), seed=n, grammar=grammars[n])
+        for n in range(len(PROMPTS))
     ]
     steps = [[(s.token_ids, s.accepted, s.proposed_nodes) for s in o.steps] for o in engine.generate(PROMPTS, wanted)]
     return steps, engine

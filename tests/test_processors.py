@@ -5,14 +5,8 @@ import random
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    PreTrainedTokenizerFast,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast
+from transformers.generation import logits_process
 
 from drafters.model import ModelDrafter
 from specdec import Engine, SamplingParams, Target
@@ -30,11 +24,12 @@ BIAS = {(3,): 4.0, (5, 7): 6.0, (2, 3, 5): -8.0}
 
 
 def cases(prompt_length: int) -> dict[str, object]:
+    no_repeat = logits_process.NoRepeatNGramLogitsProcessor
     return {
-        "bias": SequenceBiasLogitsProcessor(BIAS),
-        "no_repeat": NoRepeatNGramLogitsProcessor(2),
-        "several": LogitsProcessorList([NoRepeatNGramLogitsProcessor(3), SuppressTokensLogitsProcessor([0, 1, 2])]),
-        "min_new": MinNewTokensLengthLogitsProcessor(prompt_length, 6, [4]),
+        "bias": logits_process.SequenceBiasLogitsProcessor(BIAS),
+        "no_repeat": no_repeat(2),
+        "several": LogitsProcessorList([no_repeat(3), logits_process.SuppressTokensLogitsProcessor([0, 1, 2])]),
+        "min_new": logits_process.MinNewTokensLengthLogitsProcessor(prompt_length, 6, [4]),
         "mask_by_last": lambda ids, scores: scores.masked_fill(
             (torch.arange(scores.shape[1]) + ids[:, -1:]) % 3 == 0, -torch.inf
         ),
@@ -73,7 +68,8 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
 @pytest.mark.full
 def test_the_sampled_distribution_is_the_processed_one() -> None:
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
-    sampling = SamplingParams(temperature=1.0, logits_processor=SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0}))
+    bias = logits_process.SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0})
+    sampling = SamplingParams(temperature=1.0, logits_processor=bias)
     assert p_value(model, "model_chain_iid", RejectionVerifier(), sampling, samples=1500) > LEVEL
     # Mutant: a rejected draft is followed by a token from p, not from the residual.
     assert p_value(model, "model_chain_iid", NO_RESIDUAL, sampling, samples=1500) < LEVEL
@@ -90,18 +86,8 @@ def test_scores_of_another_shape_and_what_is_no_processor_are_refused() -> None:
         SamplingParams(logits_processor=["x"])
 
 
-ONE_OF_EACH_KIND = [
-    complete(name, strong=name in ("ngram", STRONGEST["rejection"]))
-    for name in (
-        None,
-        "ngram",
-        "medusa",
-        "eagle3_chain_iid",
-        "block_markov_tree",
-        "model_expansion",
-        STRONGEST["rejection"],
-    )
-]
+KINDS = (None, "ngram", "medusa", "eagle3_chain_iid", "block_markov_tree", "model_expansion", STRONGEST["rejection"])
+ONE_OF_EACH_KIND = [complete(name, strong=name in ("ngram", STRONGEST["rejection"])) for name in KINDS]
 PROMPTS = ([1, 2, 3, 1, 2], [7], [9, 8] * 5)
 
 
