@@ -95,6 +95,20 @@ def test_some_documents_are_held_out() -> None:
     assert len(held_apart(documents[:3], 0.01).held_out) == 1
 
 
+def test_rows_are_the_documents_they_are_made_of() -> None:
+    documents = [Document.whole(str(n), list(range(n * 100, n * 100 + n))) for n in (3, 40, 5, 9, 1, 16)]
+    rows = Rows(documents, length=16, batch_size=1, seed=0)
+    assert rows.left_out == 1, "one token is no text"
+    batch = rows.batch(list(range(len(rows))))
+    inside = batch.documents >= 0
+    assert sorted(batch.tokens[inside].tolist()) == sorted(
+        t for d in documents[:4] + documents[5:] for t in d.tokens.tolist()
+    )
+    follows = (batch.positions > 0)[:, 1:] & inside[:, 1:]
+    assert (batch.tokens.diff()[follows] == 1).all() and (batch.positions.diff()[follows] == 1).all()
+    assert len(rows) == 5, "75 tokens do not fit into four rows: 16 + 16, 16, 9 + 5, 8 + 3"
+
+
 def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
     documents = [Document.whole(str(n), [n] * 8) for n in range(12)]
     rows = Rows(documents, length=8, batch_size=4, seed=1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafters.block_training import TrainedBlock
 from drafters.heads.parallel import Masked, dropped
 from drafters.heads.training import Anchors, TextBatch
 from drafters.pard import TrainedPARD
@@ -84,10 +85,15 @@ def test_drafts_are_dropped_from_depth_to_depth(generator: torch.Generator) -> N
 
 
 def test_what_cannot_be_trained_is_refused(target: Target) -> None:
-    with pytest.raises(ValueError, match=r"head\.keeps=0\.0: give a share above 0"):
-        TrainedPEagle(keeps=0.0)
-    with pytest.raises(ValueError, match=r"head\.keeps_least=1\.5: give a share"):
-        TrainedPARD(config=LM, keeps_least=1.5)
-    for head in (TrainedPEagle(mask_token_id=VOCAB_SIZE), TrainedPARD(config=LM, mask_token_id=-1)):
-        with pytest.raises(ValueError, match=rf"head\.mask_token_id=.*has the tokens 0 to {VOCAB_SIZE - 1}"):
-            head.begin(target, None)
+    tokens = rf"head\.mask_token_id=.*has the tokens 0 to {VOCAB_SIZE - 1}"
+    for message, make in (
+        (r"head\.keeps=0\.0: give a share above 0", lambda: TrainedPEagle(keeps=0.0)),
+        (r"head\.keeps_least=1\.5: give a share", lambda: TrainedPARD(config=LM, keeps_least=1.5)),
+        (tokens, lambda: TrainedPEagle(mask_token_id=VOCAB_SIZE)),
+        (tokens, lambda: TrainedPARD(config=LM, mask_token_id=-1)),
+        (r"head\.config\.markov_rnk is no further field", lambda: TrainedBlock(config={"markov_rnk": 3})),
+        (r"head\.config\.block_size is no further field", lambda: TrainedBlock(config={"block_size": 3})),
+        (r"head\.config\.sliding_window=0: give", lambda: TrainedBlock(config={"sliding_window": 0})),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make().begin(target, None)
