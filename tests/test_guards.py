@@ -137,7 +137,6 @@ class Classes:
         self.parents: dict[str, list[str]] = {}
         self.module: dict[str, str] = {}
         self._nodes: dict[str, ast.ClassDef] = {}
-        self.abstract_methods = cache(self._abstract_methods)
         for module, source in sources.items():
             for node in ast.walk(parsed(source)):
                 if isinstance(node, ast.ClassDef):
@@ -151,26 +150,20 @@ class Classes:
             found |= more
         return found
 
-    def _abstract_methods(self, name: str) -> set[str]:
+    def left_open(self, name: str) -> set[str]:
         """The methods that a class leaves open."""
-        if name not in self.parents:
-            return set()
-        inherited = set().union(*(self.abstract_methods(base) for base in self.parents[name]))
-        made, left = set(), set()
-        for node in self._nodes[name].body:
-            if isinstance(node, ast.FunctionDef):
-                is_open = any("abstract" in ast.unparse(each) for each in node.decorator_list)
-                (left if is_open else made).add(node.name)
-            elif isinstance(node, ast.Assign):
-                made.update(ast.unparse(each) for each in node.targets)
-        return (inherited - made) | left
-
-    def is_abstract(self, name: str) -> bool:
-        return bool({"ABC", "Protocol"} & set(self.parents[name]) or self.abstract_methods(name))
+        left = set().union(*(self.left_open(base) for base in self.parents.get(name, [])))
+        for node in self._nodes[name].body if name in self._nodes else ():
+            if isinstance(node, ast.Assign):
+                left -= {ast.unparse(target) for target in node.targets}
+            elif isinstance(node, ast.FunctionDef):
+                is_open = any("abstract" in ast.unparse(decorator) for decorator in node.decorator_list)
+                left = left | {node.name} if is_open else left - {node.name}
+        return left
 
     def depth(self, name: str) -> int:
         """How far a class is below the next abstract one, or below one without a base."""
-        if name not in self.parents or self.is_abstract(name):
+        if name not in self.parents or {"ABC", "Protocol"} & set(self.parents[name]) or self.left_open(name):
             return 0
         return max((1 + self.depth(base) for base in self.parents[name] if base in self.parents), default=0)
 

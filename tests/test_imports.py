@@ -33,7 +33,6 @@ LAYERS = (
     ("engine",),
     ("checks", "generation", "physics"),
 )
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # The same in experiments: rooms, and above them the entry points, which are the modules at the top of the package. They
 # import rooms only, never each other.
@@ -49,7 +48,8 @@ ROOMS = (
     ("sweep",),
 )
 SEE_HYDRA = ("config", "session", "commands", "sweep")
-ROOM_LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
+LEVEL = {f"specdec.{name}": level for level, names in enumerate(LAYERS) for name in names}
+LEVEL |= {f"experiments.{name}": level for level, names in enumerate(ROOMS) for name in names}
 
 # What a package may import of this project.
 ALLOWED = {
@@ -59,7 +59,10 @@ ALLOWED = {
     "experiments": set(PACKAGES),
 }
 ONLY_EXPERIMENTS = {"hydra", "omegaconf"}
-ALIASES = {("demo", "run"), ("check_drafter", "check"), ("check_verifier", "check")}
+ALIASES = {
+    (f"experiments.{one}", f"experiments.{other}")
+    for one, other in (("demo", "run"), ("check_drafter", "check"), ("check_verifier", "check"))
+}
 """Commands that are another name of a command."""
 ONLY_TRACKING = {"wandb": "experiments.tracking.wandb"}
 
@@ -126,43 +129,27 @@ def wrong_packages(module: str, found: Iterable[str]) -> list[str]:
 
 
 def wrong_layers(module: str, found: Iterable[str]) -> list[str]:
-    """What a module of specdec imports, and is not in a layer below its own."""
-    own = module.split(".")[1]
-    wrong = [] if own in LEVEL else [f"{module} has no layer: give it one in tests/test_imports.py"]
-    for parts in (name.split(".") for name in found if name.split(".")[0] == "specdec"):
-        other = "".join(parts[1:2])
-        if other != own and LEVEL.get(other, len(LAYERS)) >= LEVEL.get(own, 0):
-            wrong.append(f"{module} imports {'.'.join(parts)}, which is in no lower layer")
-    return wrong
-
-
-def wrong_rooms(module: str, found: Iterable[str]) -> list[str]:
-    """What a module of experiments imports and may not."""
-    own = module.split(".")[1]
-    known = own in ROOM_LEVEL or is_entry_point(module)
-    wrong = [] if known else [f"{module} has no layer: give it one in tests/test_imports.py"]
-    for parts in (name.split(".") for name in sorted(found) if name.split(".")[0] == "experiments"):
-        other = "".join(parts[1:2])
-        if other == "removed" or (own, other) in ALIASES:
+    """What a module of specdec or experiments imports and is not in a layer below its own, nor a room."""
+    own, entry = ".".join(module.split(".")[:2]), is_entry_point(module)
+    wrong = [] if own in LEVEL or entry else [f"{module} has no layer: give it one in tests/test_imports.py"]
+    for name in [name for name in sorted(found) if name.split(".")[0] == own.split(".")[0]]:
+        other = ".".join(name.split(".")[:2])
+        if other in (own, "experiments.removed") or (own, other) in ALIASES:
             continue  # a table of sentences; another name of a command
-        if other not in ROOM_LEVEL:
-            wrong.append(f"{module} imports the entry point {'.'.join(parts)}: logic that is shared goes into a room")
-        elif known and not is_entry_point(module) and other != own and ROOM_LEVEL[other] >= ROOM_LEVEL[own]:
-            wrong.append(f"{module} imports {'.'.join(parts)}, which is in no lower layer")
+        if LEVEL.get(other, len(LAYERS)) >= (len(LAYERS) if entry else LEVEL.get(own, 0)):
+            wrong.append(f"{module} imports {name}, which is in no lower layer: logic that is shared goes into a room")
     return wrong
 
 
 def test_packages_the_core_and_the_experiments_are_layered() -> None:
     assert [wrong for module, found in whole_project().items() for wrong in wrong_packages(module, found)] == []
     running = {name: imports(SOURCES[name].read_text(), name) for name in SOURCES if name.startswith("specdec.")}
+    running |= {name: found for name, found in whole_project().items() if name.startswith("experiments.")}
     assert [wrong for module, found in running.items() for wrong in wrong_layers(module, found)] == []
-    missing = [name for name in LEVEL if f"specdec.{name}" not in SOURCES]
-    assert not missing, f"LAYERS names {missing}, which specdec does not have"
-    own = {name: found for name, found in whole_project().items() if name.startswith("experiments.")}
-    assert [wrong for module, found in own.items() for wrong in wrong_rooms(module, found)] == []
-    assert {name.split(".")[1] for name in own if name.count(".") == 2} == set(ROOM_LEVEL)
-    for room in ROOM_LEVEL:
-        assert ast.get_docstring(ast.parse(SOURCES[f"experiments.{room}"].read_text())), f"{room} has no docstring"
+    missing = [name for name in LEVEL if name not in SOURCES]
+    assert not missing, f"LAYERS or ROOMS name {missing}, which there are not"
+    for room in [name for name in LEVEL if name.startswith("experiments.")]:
+        assert ast.get_docstring(parsed(SOURCES[room].read_text())), f"{room} has no docstring"
 
 
 def test_wrong_directions_are_found() -> None:
@@ -183,12 +170,12 @@ def test_wrong_directions_are_found() -> None:
     assert wrong_layers("specdec.tree", {"specdec"}), "the whole of it imports the module"
     assert wrong_layers("specdec.new", {"math"})
     assert not wrong_layers("specdec.engine.engine", {"specdec.engine.round", "specdec.tree.DraftTree"})
-    assert wrong_rooms("experiments.run", {"experiments.demo.demo"})
-    assert wrong_rooms("experiments.results.runs", {"experiments.config.sections.build"})
-    assert wrong_rooms("experiments.results.runs", {"experiments.datasets.prompt.Prompt"}), "of the same layer"
-    assert wrong_rooms("experiments.results.runs", {"experiments.compare.compare"})
-    assert not wrong_rooms("experiments.run", {"experiments.config.launch.launch", "specdec.engine.engine.Engine"})
-    assert not wrong_rooms("experiments.results.runs", {"experiments.results.records.Record"})
+    assert wrong_layers("experiments.run", {"experiments.demo.demo"})
+    assert wrong_layers("experiments.results.runs", {"experiments.config.sections.build"})
+    assert wrong_layers("experiments.results.runs", {"experiments.datasets.prompt.Prompt"}), "of the same layer"
+    assert wrong_layers("experiments.results.runs", {"experiments.compare.compare"})
+    assert not wrong_layers("experiments.run", {"experiments.config.launch.launch", "specdec.engine.engine.Engine"})
+    assert not wrong_layers("experiments.results.runs", {"experiments.results.records.Record"})
 
 
 def test_importing_the_core_is_light_and_unknown_names_are_errors() -> None:
