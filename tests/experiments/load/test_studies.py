@@ -15,7 +15,6 @@ from experiments.load.driver import Driver
 from experiments.load.figures import latencies
 from experiments.load.run import DONE, UNFINISHED, LoadRun, import_results, load_runs
 from experiments.load.studies import Study, merged
-from specdec.engine.engine import Engine
 from tests.experiments.conftest import composed
 from tests.experiments.made_runs import made
 from tests.experiments.runs import Configure, launched
@@ -57,24 +56,6 @@ def test_chats_find_their_beginnings_in_the_cache(configure: Configure, tiny: li
     assert drafted[0] == 0 and set(drafted[1:]) <= {16, 32}
     both = [run.requests.tokens.map(tuple) for run in runs]
     assert both[0].equals(both[1])
-
-
-def test_an_interruption_keeps_all_that_was_seen(tiny, tmp_path, monkeypatch, capsys) -> None:
-    step, drafted = Engine.step, []
-
-    def interrupted(engine: Engine) -> Any:
-        steps = step(engine)
-        drafted.append(any(each.proposed_nodes for each in steps))
-        if sum(drafted) == 3:
-            raise KeyboardInterrupt
-        return steps
-
-    monkeypatch.setattr(Engine, "step", interrupted)
-    words = [f"hydra.run.dir={tmp_path / 'hydra'}", *tiny, *QUICK, *SMALL]
-    assert launched(*words, monkeypatch=monkeypatch, main=main) == 130
-    runs = {run.method: run for run in load_runs(tmp_path / "out")}
-    assert (runs["plain"].requests.outcome == DONE).all() and UNFINISHED in set(runs["ngram"].requests.outcome)
-    assert "BROKEN OFF" in (tmp_path / "out" / "load.md").read_text() and "interrupted" in capsys.readouterr().err
 
 
 def words(saved: Path) -> list[str]:
@@ -123,6 +104,7 @@ def test_a_killed_study_goes_on_run_by_run(saved: Path, tmp_path: Path, monkeypa
     monkeypatch.delenv("SLURM_RESTART_COUNT")
     found = {path.parent.name: path.read_bytes() for path in (tmp_path / "out").glob("*/load.json")}
     assert sorted(found) == ["ngram_100", "plain_100", "plain_200"]
+    assert "BROKEN OFF" in (tmp_path / "out" / "load.md").read_text()
     assert "INCOMPLETE: 2 runs of" in "".join(_compared(tmp_path / "out", tmp_path / "table"))
     with pytest.raises(ValueError, match="holds the results of another load study: give another out, remove it, or"):
         load(composed("load", *given))

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,38 +39,37 @@ class Gate:
         return self._step()
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as made:
-        yield made
-
-
-def ask(pool: ThreadPoolExecutor, server: Server, **body: Any) -> "Future[httpx.Response]":
-    return pool.submit(lambda: httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=60))
-
-
-def test_a_full_queue_says_when_to_come_again(pool: ThreadPoolExecutor) -> None:
-    made = engine(max_batch_size=1)
+@contextmanager
+def gated(recording: str = "auto", **options: Any) -> Iterator[tuple[Server, Gate, Engine, Callable[..., Any]]]:
+    """A server whose engine waits, the gate that holds it, the engine, and a function that asks and does not wait."""
+    made = engine(max_batch_size=1, recording=recording)
     gate = Gate(made)
-    with serving(made, queue=1) as server:
-        held = [ask(pool, server), ask(pool, server)]
+    with ThreadPoolExecutor(8) as pool, serving(made, **options) as server:
+
+        def ask(**body: Any) -> "Future[httpx.Response]":
+            return pool.submit(lambda: httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=60))
+
+        yield server, gate, made, ask
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    with gated(queue=1) as (server, gate, _, ask):
+        held = [ask(), ask()]
         wait_for(lambda: server.open == 2)
-        refused = ask(pool, server).result()
+        refused = ask().result()
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        assert ask(pool, server, n=3).result().status_code == 429  # before its body is understood
+        assert ask(n=3).result().status_code == 429  # before its body is understood
         gate.open.set()
         assert [each.result().status_code for each in held] == [200, 200]
         wait_for(lambda: server.open == 0)
-        never = ask(pool, server, n=3).result()
+        never = ask(n=3).result()
         assert never.status_code == 400 and "at most 2" in never.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_a_client_has_left_is_dropped(stream: bool) -> None:
-    made = engine(max_batch_size=1)
-    gate = Gate(made)
-    with serving(made) as server:
+    with gated() as (server, gate, made, ask):
         host, port = server.url.removeprefix("http://").split(":")
         body = json.dumps(LONG | {"stream": stream, "n": 2}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -84,30 +84,30 @@ def test_what_a_client_has_left_is_dropped(stream: bool) -> None:
         wait_for(lambda: made.unfinished == 0)
         assert gate.turns <= 2 and not server.calls
         assert metric(server, "request_success_total") == 6  # all of them aborts
-        assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200
+        assert ask().result().status_code == 200
 
 
-def test_a_failed_turn_ends_its_own_requests(pool: ThreadPoolExecutor, monkeypatch: Any, capsys: Any) -> None:
-    made = engine(max_batch_size=1, recording="off")
-    gate, run, failing = Gate(made), made.runner.run, []
+def test_a_failed_turn_ends_its_own_requests(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    failing: list[bool] = []
+    with gated(recording="off") as (server, gate, made, ask):
+        run = made.runner.run
 
-    def fails_once(*arguments: Any) -> Any:
-        if failing.pop() if failing else False:
-            raise RuntimeError("a bad turn")
-        return run(*arguments)
+        def fails_once(*arguments: Any) -> Any:
+            if failing.pop() if failing else False:
+                raise RuntimeError("a bad turn")
+            return run(*arguments)
 
-    monkeypatch.setattr(made.runner, "run", fails_once)
-    with serving(made) as server:
-        first, second = ask(pool, server), ask(pool, server, n=2)
+        monkeypatch.setattr(made.runner, "run", fails_once)
+        first, second = ask(), ask(n=2)
         wait_for(lambda: server.open == 3 and gate.reached.is_set())  # the warm-up is over, too
         failing.append(True)
         gate.open.set()
-        answers = [first.result(), second.result()]
-        assert sorted(each.status_code for each in answers) == [200, 500]
-        failed = next(each for each in answers if each.status_code == 500).json()["error"]
+        answers = sorted((first.result(), second.result()), key=lambda answer: answer.status_code)
+        assert [each.status_code for each in answers] == [200, 500]
+        failed = answers[1].json()["error"]
         assert failed["type"] == "server_error" and "a bad turn" in failed["message"]
         wait_for(lambda: server.open == made.unfinished == 0)
-        assert ask(pool, server).result().status_code == 200
+        assert ask().result().status_code == 200
     assert capsys.readouterr().err.count("a bad turn") == 1
 
 
@@ -137,15 +137,13 @@ def test_an_engine_that_cannot_go_on_ends_the_server(monkeypatch: pytest.MonkeyP
     assert server.failure is not None and "cannot go on" in server.failure
 
 
-def test_stopping_lets_running_requests_end(pool: ThreadPoolExecutor) -> None:
-    made = engine(max_batch_size=1)
-    gate = Gate(made)
-    with serving(made) as server:
-        held = [ask(pool, server), ask(pool, server, stream=True)]
+def test_stopping_lets_running_requests_end() -> None:
+    with gated() as (server, gate, _, ask):
+        held = [ask(), ask(stream=True)]
         wait_for(lambda: server.open == 2)
         server.stop()
         wait_for(lambda: server.draining)
-        refused = ask(pool, server).result()
+        refused = ask().result()
         assert refused.status_code == 503 and "retry-after" in refused.headers
         assert httpx.get(f"{server.url}/health").status_code == 503
         gate.open.set()
@@ -153,11 +151,9 @@ def test_stopping_lets_running_requests_end(pool: ThreadPoolExecutor) -> None:
         assert held[1].result().text.endswith("data: [DONE]\n\n")
 
 
-def test_stopping_does_not_wait_for_ever(pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]) -> None:
-    made = engine(max_batch_size=1)
-    gate = Gate(made)
-    with serving(made, drain=0.05) as server:
-        held = ask(pool, server)
+def test_stopping_does_not_wait_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    with gated(drain=0.05) as (server, gate, _, ask):
+        held = ask()
         wait_for(lambda: server.open == 1)
         server.stop()
         assert held.result().status_code == 503
