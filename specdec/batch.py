@@ -126,6 +126,7 @@ class Batch:
     rounds: Int[Tensor, " batch"]  # the number of rounds of each request so far
     sampling: SamplingTensors
     processors: Sequence[tuple[Callable[..., Any], ...]]  # the logits processors of each request
+    faults: dict[int, str]  # by row: why its request's processors have failed in this round
     matchers: Matchers  # where the outputs of all slots' requests are in their grammars
     vocab_size: int  # width of the target's logits
     has_grammars: bool = False  # any of these requests' output must belong to a grammar

@@ -1,5 +1,6 @@
 """The engine: requests in, steps and completions out, round by round."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +30,10 @@ from specdec.tree_parts import common_sizes
 from specdec.types import Completion, Exactness, Step
 
 DEFAULT_MAX_LENGTH = 4096
+IN_A_TURN = (
+    "this engine is in the middle of a turn, and was called by something that runs in it (on_round, a processor, a "
+    "drafter, a tokenizer) or by another thread: only submit, check and abort may be called then"
+)
 
 
 class Engine:
@@ -158,10 +163,11 @@ class Engine:
         self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
         self._steps: deque[Step] = deque()  # of all others
         policy = FirstCome() if scheduler is None else scheduler
-        parts = self._plain, self._speculative, self._running, self._rounds, self._deliver
+        parts = self._plain, self._speculative, self._running, self._rounds
         self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting
-        self._closed = False
+        self._closed, self._turn = False, threading.Lock()
+        self._aborted: set[int] = set()  # during a turn, at whose end they leave
 
     # ---------------------------------------------------------------- asking
 
@@ -228,7 +234,10 @@ class Engine:
         self._intake.adapter(sampling)
 
     def abort(self, request_id: int) -> None:
-        """Drop a request that waits or runs; unknown and finished ids are ignored."""
+        """Drop a request that waits or runs, and its steps that nobody has; unknown and finished ids are ignored.
+
+        During a turn (from ``on_round``, from another thread), the turn ends first.
+        """
         self._abort({request_id})
 
     @property
@@ -272,7 +281,7 @@ class Engine:
         Raises:
             RuntimeError: A request is running or waiting.
         """
-        self._check_open()
+        self._check_free()
         if self.unfinished:
             raise RuntimeError(f"warm_up was called with {self.unfinished} requests unfinished: call it before them")
         positions = self.max_length if positions is None else whole("positions", positions, least=1)
@@ -295,11 +304,12 @@ class Engine:
 
     def forget(self) -> None:
         """Let later requests find nothing in the caches of what was decoded so far, as in a new engine."""
+        self._check_free()
         self._running.forget()
 
     def weights_changed(self) -> None:
         """Have the weights of all models read again, after any of them was changed."""
-        self._running.forget()
+        self.forget()
         self.runner.weights_changed()
 
     def close(self) -> None:
@@ -330,29 +340,40 @@ class Engine:
 
     def _advance(self) -> None:
         """Run one turn and deliver its steps to the callers that wait for them."""
-        self._check_open()
+        self._check_free()
+        steps: list[Step] = []
         try:
-            with torch.inference_mode():
-                steps = self._turns.play(self.on_round, self.on_turn)
-        except BaseException as error:
-            message = described(error)
-            if ran_out(error):
-                sizes = [f"{name}={getattr(self, name)}" for name in ("max_batch_size", "prefill_chunk", "max_length")]
-                most = self._speculative.max_nodes
-                sizes += [f"the draft tree's {most} nodes"] if most else []
-                message = f"{shortage(error, self.target.device)}; lower {', '.join(sizes)}"
-            self._turns.drop_round()
-            self._deliver(self._running.fail(error, message))
-            # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
-            if not ran_out(error) or self.runner.agreement.shared:
-                raise
-            self._rounds.recorder.make_room(error)
-            return
-        self._deliver(steps)
+            with self._turn, torch.inference_mode():
+                try:
+                    self._turns.play(self.on_round, self.on_turn, steps)
+                except BaseException as error:
+                    self._end_all(error, steps)
+                    # Requests that wait may fit. Processes that share the target cannot go on: others are in mid-turn.
+                    if not ran_out(error) or self.runner.agreement.shared:
+                        raise
+                    self._rounds.recorder.make_room(error)
+        finally:
+            for step in steps:
+                self._inboxes.get(step.request, self._steps).append(step)
+            if self._aborted:
+                self._abort({*self._aborted})
+
+    def _end_all(self, error: BaseException, steps: list[Step]) -> None:
+        """End all requests that run, by steps behind those of the turn that an error has broken off."""
+        message = described(error)
+        if ran_out(error):
+            sizes = [f"{name}={getattr(self, name)}" for name in ("max_batch_size", "prefill_chunk", "max_length")]
+            most = self._speculative.max_nodes
+            sizes += [f"the draft tree's {most} nodes"] if most else []
+            message = f"{shortage(error, self.target.device)}; lower {', '.join(sizes)}"
+        self._turns.drop_round()
+        self._rounds.timer.take()  # its times are nobody's
+        ended = {step.request for step in steps if step.finish_reason is not None}
+        steps += [step for step in self._running.fail(error, message) if step.request not in ended]
 
     def _drain(self, requests: list[Request]) -> Iterator[Step]:
         """Yields the steps of these requests until they have ended. In any case, none of them stays in the engine."""
-        self._check_open()
+        self._check_free()
         ids, inbox = {request.id for request in requests}, deque[Step]()
         self._inboxes |= dict.fromkeys(ids, inbox)
         self._waiting.update((request.id, request) for request in requests)
@@ -369,17 +390,21 @@ class Engine:
         finally:
             self._abort(ids)
 
-    def _deliver(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            self._inboxes.get(step.request, self._steps).append(step)
-
     def _abort(self, ids: set[int]) -> None:
-        try:
-            self._turns.abort(ids)
-        finally:
-            for request in ids:
-                self._inboxes.pop(request, None)
+        for request in ids:
+            self._inboxes.pop(request, None)
+        if self._turn.locked():
+            self._aborted |= ids
+            return
+        self._steps = deque(step for step in self._steps if step.request not in ids)
+        self._aborted -= ids
+        self._turns.abort(ids)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
+
+    def _check_free(self) -> None:
+        self._check_open()
+        if self._turn.locked():
+            raise RuntimeError(IN_A_TURN)

@@ -13,12 +13,15 @@ from specdec.requests import Request
 from specdec.types import Completion, Step, Timestamps
 
 
-def make_step(request: Request, read: ReadBack, row: int, seconds: Mapping[str, float], visible: float) -> Step:
+def make_step(
+    request: Request, read: ReadBack, row: int, seconds: Mapping[str, float], visible: float, fault: str | None = None
+) -> Step:
     """Returns a request's step of a round, and adds the tokens to the request.
 
     Args:
         row: The request's row in the round's results.
         seconds, visible: See ``Step``.
+        fault: Why nothing was decided, if it is known.
     """
     accepted, number = int(read.num_accepted[row]), request.rounds
     tokens = read.tokens[row, : accepted + 1].tolist()
@@ -42,8 +45,8 @@ def make_step(request: Request, read: ReadBack, row: int, seconds: Mapping[str, 
         )
 
     if not read.valid[row]:
-        message = f"the logits or the draft's probabilities were not finite in round {number}"
-        return failed(request, message, made(0))
+        unknown = f"the logits or the draft's probabilities were not finite in round {number}"
+        return failed(request, fault or unknown, made(0))
     try:
         count, reason, text = _cut(request, tokens)
     except Exception as error:  # a tokenizer is the user's: its error ends this request and no other

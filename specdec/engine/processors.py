@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.origin import described
 from specdec.tree import DraftTree
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -22,8 +23,12 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 def apply_processors(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns float32 logits, penalized and not yet divided by the temperature, processed at every valid node."""
+    """Returns float32 logits, penalized and not yet divided by the temperature, processed at every valid node.
+
+    Where a processor raises, its row becomes NaN, which ends its request alone, and ``batch.faults`` says why.
+    """
     logits = logits.clone()
+    batch.faults.clear()
     for row, processors in enumerate(batch.processors):
         if not processors:
             continue
@@ -35,8 +40,12 @@ def apply_processors(
                 break
             # Nodes are numbered downwards, so a mask keeps a path's tokens in order.
             path = tree.tokens[row].expand(count, -1)[tree.ancestors[row, nodes]].view(count, depth + 1)
-            scores = logits[row, nodes]
-            logits[row, nodes] = process(processors, torch.cat([before.expand(count, -1), path], dim=1), scores)
+            try:
+                given = torch.cat([before.expand(count, -1), path], dim=1)
+                logits[row, nodes] = process(processors, given, logits[row, nodes])
+            except Exception as error:  # it is the user's, and so is the request
+                batch.faults[row], logits[row] = f"a logits processor failed: {described(error)}", torch.nan
+                break
     return logits
 
 

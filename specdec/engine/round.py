@@ -271,6 +271,8 @@ def judge(
         tokens = tree.tokens.gather(1, nodes)
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
     peaks = logits.amax(-1) if peaks is None else peaks
+    if batch.has_processors:
+        peaks = peaks.where(~scores.isnan().any(-1), torch.nan)
     valid, packed = pack(tree, verdict, nodes, tokens, logits, peaks, target_probs, batch.alternatives)
     return Decision(evidence, verdict, tokens, agreement.on_numbers(valid), agreement.on_numbers(packed))
 

@@ -258,6 +258,6 @@ class RunningRequests:
             steps.append(failed(request, message))
             try:
                 self.leave(request, sound=False)
-            except Exception as another:
+            except BaseException as another:
                 error.add_note(f"and then, on releasing request {request.id}: {type(another).__name__}: {another}")
         return steps

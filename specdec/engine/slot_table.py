@@ -226,6 +226,7 @@ class SlotTable:
             **state,
             sampling=SamplingTensors.of(params, **sampling),
             processors=[param.processors for param in params],
+            faults={},
             matchers=self._matchers,
             vocab_size=self.vocab_size,
             has_grammars=self._matchers.of(host_index),

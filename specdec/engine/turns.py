@@ -1,7 +1,7 @@
 """One turn after another: preempt, admit and prefill as the scheduler plans, play a round, and read it."""
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 
 import numpy as np
 
@@ -23,7 +23,6 @@ class Turns:
 
     Args:
         plain, speculative: How rounds are played in which no row speculates, and all others.
-        deliver: Takes the steps of a turn that fails at its end.
         prefill_chunk, reserve: See ``View``.
     """
 
@@ -34,14 +33,13 @@ class Turns:
         speculative: Mode,
         running: RunningRequests,
         rounds: Rounds,
-        deliver: Callable[[Sequence[Step]], object],
         *,
         prefill_chunk: int,
         reserve: float,
     ):
         self.waiting: dict[int, Request] = {}  # those without a slot by id, in the order in which they came
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
-        self._running, self._rounds, self._deliver = running, rounds, deliver
+        self._running, self._rounds = running, rounds
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
         self._reserve = reserve
         self._in_flight: DeviceRound | None = None
@@ -58,24 +56,27 @@ class Turns:
         for request in [request for request in self._running if request.id in ids]:
             try:
                 self._running.leave(request)
-            except Exception as error:  # the others are to leave all the same
+            except BaseException as error:  # the others are to leave all the same
                 failed = failed or error
         if failed is not None:
             raise failed
 
-    def play(self, look: Look | None, note: Note | None = None) -> list[Step]:
-        """Run one turn; ``look`` is shown its round, and ``note`` what the scheduler saw and planned."""
+    def play(self, look: Look | None, note: Note | None, steps: list[Step]) -> None:
+        """Run one turn, and add its steps to ``steps``.
+
+        ``look`` is shown its round, and ``note`` what the scheduler saw and planned.
+        """
         current, self._in_flight = self._in_flight, None
         if current is None or not current.rows_in(self._slots.by_slot).any():
             batch = self._plan(note)
             if batch is None:
-                return []
+                return
             current = self._launch(batch, look)
         if look is None and self._may_go_on(current, note):
             # The device plays the next round while the host finishes this one.
             rows = self._slots.rows(current.batch.on_host.slots)
             self._in_flight = self._launch(rows, look, ahead=current.tree.max_depth + 1)
-        return self._finish(current)
+        self._finish(current, steps)
 
     @property
     def _view(self) -> View:
@@ -104,10 +105,8 @@ class Turns:
         for request in work.preempt:
             self.waiting[request.id] = request  # before its slot is taken away, which may fail
             self._running.preempt(request)
-        if work.preempt:
-            in_order = sorted(self.waiting.items())
-            self.waiting.clear()
-            self.waiting.update(in_order)
+        for waiting in sorted(self.waiting) if work.preempt else ():  # others may be submitted meanwhile
+            self.waiting[waiting] = self.waiting.pop(waiting)
         for request, _ in work.prefill:
             if request.id in self.waiting:
                 try:
@@ -153,7 +152,7 @@ class Turns:
             note(view, work)
         return True
 
-    def _finish(self, current: DeviceRound) -> list[Step]:
+    def _finish(self, current: DeviceRound, steps: list[Step]) -> None:
         """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
         with self._timer.stage("accept"):
             read = current.read
@@ -163,21 +162,19 @@ class Turns:
         with self._timer.stage("commit"):
             self._running.follow(current, still)
         begin = time.perf_counter()
-        steps, failed = [], None
+        failed = None
         for row, request in enumerate(current.requests):
             if request is None or not still[row]:
                 continue
-            step = make_step(request, read, row, seconds, visible)
+            step = make_step(request, read, row, seconds, visible, current.batch.faults.get(row))
             steps.append(step)
             if step.finish_reason is not None:
                 try:
                     self._running.leave(request, sound=bool(read.valid[row]))
-                except Exception as error:  # the steps of this round are not lost by it
+                except BaseException as error:  # the others are to have their steps all the same
                     failed = failed or error
         if self._timer.enabled:
             # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
             seconds[COMPLETION] = time.perf_counter() - begin
         if failed is not None:
-            self._deliver(steps)
             raise failed
-        return steps

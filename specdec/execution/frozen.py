@@ -54,7 +54,7 @@ class Frozen:
         self._epoch, self._modules = _epoch, list(model.modules())
         self.known = all_known(self._modules)
         self._hooks = [table for m in self._modules for table in (m._forward_hooks, m._forward_pre_hooks)]
-        self._num_hooks = sum(map(len, self._hooks))
+        self._seen = [hook for table in self._hooks for hook in table.values()]
         # accelerate's hooks put other tensors into the modules of a model that is spread, in every forward.
         modules = [] if is_spread(model) else self._modules
         tables = (table for m in modules for table in (m._modules, m._parameters))
@@ -81,11 +81,12 @@ class Frozen:
 
     def _other(self) -> str | None:
         """Return a change that is no write."""
-        if sum(map(len, self._hooks)) != self._num_hooks:
+        if sum(map(len, self._hooks)) != len(self._seen):
             # transformers watches hidden states by hooks that it adds when they are first wanted.
-            if not all(_is_known(hook) for table in self._hooks for hook in table.values()):
+            hooks = [hook for table in self._hooks for hook in table.values()]
+            if not all(_is_known(hook) or hook in self._seen for hook in hooks):
                 return "a hook was added"
-            self._num_hooks = sum(map(len, self._hooks))
+            self._seen = hooks
         now = self._now()
         if len(now) != len(self._objects) or not all(map(is_, now, self._objects)):
             return "another module or tensor is in it"

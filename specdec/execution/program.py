@@ -235,7 +235,7 @@ def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequ
         arguments = [text(argument) for argument in step.arguments]
         arguments += [f"{name}={text(argument)}" for name, argument in step.named.items()]
         called = f"{bind(function)}({', '.join(arguments)})"
-        lines.append(called if step.outputs is None else f"{assigned(step.outputs)} = {called}")
+        lines.append(f"{assigned(step.outputs)} = {called}" if step.makes else called)
     lines.append(f"return {text(tuple(outputs))}")
     free: dict[int, list[str]] = {}
     for name, line in last.items():

@@ -85,8 +85,11 @@ class TapeRecorder(Recorder):
             work.refuse("a tensor is made from numbers that the host has")
         if work.refusal is not None:
             return work.refusal, outputs
-        steps = without_repetition(work.steps, outputs, inputs)
-        return write_program(needed(steps, outputs), inputs, outputs), outputs
+        try:
+            steps = without_repetition(work.steps, outputs, inputs)
+            return write_program(needed(steps, outputs), inputs, outputs), outputs
+        except Exception as error:  # the work is done, and may not be done again
+            return f"{type(error).__name__}: {first_sentence(error)}", outputs
 
 
 _WAITS = "called a synchronizing CUDA operation"  # torch's words

@@ -4,6 +4,7 @@ The next token is a hash of what the cache holds in the row's place, so that a w
 round number shows in the output. ``alone`` says what a request emits by itself, without any of this.
 """
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,6 +176,7 @@ class HostEngine(Engine):
         plain = Mode.plain()
         self._turns = Turns(
             scheduler, plain, replace(plain, max_depth=depth, max_nodes=depth),
-            self._running, self._rounds, self._deliver, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
+            self._running, self._rounds, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
         )  # fmt: skip
         self._waiting, self._closed = self._turns.waiting, False
+        self._turn, self._aborted = threading.Lock(), set()

@@ -1,0 +1,260 @@
+"""What a user's code may do in the middle of a turn: call the engine, raise anything, or be interrupted there."""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters import EagleDrafter, MarginalDrafter, NGramDrafter
+from drafters.heads.eagle import Eagle3Head
+from specdec import Batch, Engine, Outcome, SamplingParams, Step, Target
+from specdec.engine.scheduler import FirstCome, View, Work
+from specdec.engine.text import Detokenizer
+from specdec.execution import recorder
+from specdec.execution.recorder import Recordings, TapeRecorder
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
+
+VOCAB, SAMPLING = 64, SamplingParams(max_new_tokens=12)
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [6, 7, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def wanted(target: Target) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in Engine(target, max_length=64).generate(PROMPTS, SAMPLING)]
+
+
+class Fuse:
+    """Raises an error once, when a seam is passed for a certain time."""
+
+    def __init__(self, seam: str, after: int, error: BaseException):
+        self.seam, self.left, self.error = seam, after, error
+
+    def passes(self, seam: str) -> None:
+        if seam == self.seam:
+            self.left -= 1
+            if self.left == 0:
+                raise self.error
+
+
+class Watched(NGramDrafter):
+    """A session whose every method passes a seam before it does its work, and one behind it."""
+
+    fuse: Fuse
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self.fuse.passes("admit")
+        super().admit(slot, prompt_ids, sampling)
+
+    def prepare(self, batch: Batch) -> Any:
+        self.fuse.passes("prepare")
+        return super().prepare(batch)
+
+    def propose(self, batch: Batch) -> Any:
+        self.fuse.passes("propose")
+        return super().propose(batch)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.fuse.passes("observe")
+        super().observe(outcome)
+        self.fuse.passes("observed")
+
+    def release(self, slot: int) -> None:
+        self.fuse.passes("release")
+        super().release(slot)
+
+
+class WatchedRule(RejectionVerifier):
+    fuse: Fuse
+    walks_greedily = False  # it is asked at temperature 0, too
+
+    def laws(self, *inputs: Any) -> Any:
+        self.fuse.passes("rule")
+        return super().laws(*inputs)
+
+
+class WatchedSchedule(FirstCome):
+    fuse: Fuse
+
+    def plan(self, view: View) -> Work:
+        self.fuse.passes("plan")
+        return super().plan(view)
+
+
+SEAMS = (
+    "admit", "prepare", "propose", "observe", "observed", "release", "rule", "plan", "forward", "on_round", "on_turn",
+    "text", "processor",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+@pytest.mark.parametrize(
+    "kind", [KeyboardInterrupt, *(complete(each, strong=False) for each in (RuntimeError, SystemExit, GeneratorExit))]
+)
+def test_every_request_has_one_last_step_wherever_a_turn_is_broken_off(target, wanted, seam, kind, monkeypatch) -> None:
+    """Those that end have their tokens; those that ran end with the error; those that wait go on."""
+    broken = 0
+    for after in (1, 2, 3, 5, 8):
+        fuse = Fuse(seam, after, kind("broken off"))
+        drafter, rule, schedule = Watched(), WatchedRule(), WatchedSchedule()
+        drafter.fuse = rule.fuse = schedule.fuse = fuse
+        engine = Engine(target, drafter, rule, max_batch_size=2, max_length=64, scheduler=schedule)
+        sampling = SAMPLING
+        if seam == "processor":
+            processor = passing(lambda ids, scores: scores, fuse, seam)
+            sampling = SamplingParams(max_new_tokens=12, logits_processor=processor)
+        if seam in ("on_round", "on_turn"):
+            setattr(engine, seam, passing(lambda *seen: None, fuse, seam))
+        with monkeypatch.context() as patched:
+            for place, name, at in ((engine.runner, "run", "forward"), (Detokenizer, "push", "text")):
+                patched.setattr(place, name, passing(getattr(place, name), fuse, at))
+            requests = [engine.submit(prompt, sampling) for prompt in PROMPTS]
+            steps, raised = played(engine)
+        fuse.seam = ""
+        ends = [step for step in steps if step.finish_reason is not None]
+        assert sorted(step.request for step in ends) == requests, "each has its last step, and no other"
+        for request, tokens in zip(requests, wanted, strict=True):
+            row = [step for step in steps if step.request == request]
+            found = tuple(chain.from_iterable(step.token_ids for step in row))
+            if row[-1].finish_reason == "error":
+                assert "broken off" in str(row[-1].error) and found == tokens[: len(found)]
+            else:
+                assert found == tokens
+        broken += fuse.left <= 0
+        # An ordinary error of a processor or of a tokenizer is its request's own.
+        assert raised == (fuse.left <= 0 and not (kind is RuntimeError and seam in ("processor", "text")))
+        assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted, "as good as new"
+    assert broken, "the seam is passed"
+
+
+def passing(function: Callable[..., Any], fuse: Fuse, seam: str) -> Callable[..., Any]:
+    def passes(*args: Any, **kwargs: Any) -> Any:
+        fuse.passes(seam)
+        return function(*args, **kwargs)
+
+    return passes
+
+
+def played(engine: Engine) -> tuple[list[Step], bool]:
+    """All steps up to the end, through errors, and whether there were any."""
+    steps, raised = [], False
+    for _ in range(60):
+        try:
+            steps += engine.step()
+        except BaseException:
+            raised = True
+        if not engine.unfinished and not engine._steps:
+            break
+    return steps, raised
+
+
+def test_an_engine_in_a_turn_refuses_other_calls_takes_requests_and_drops_them_at_its_end(target, wanted) -> None:
+    engine = Engine(target, NGramDrafter(), RejectionVerifier(), max_batch_size=2, max_length=64)
+    outer, refused, submitted = 0, [], []
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.generate(PROMPTS[:1], SAMPLING),
+        lambda: next(engine.stream(PROMPTS[:1], SAMPLING)),
+        engine.step, engine.warm_up, engine.forget, engine.weights_changed,
+    ]  # fmt: skip
+
+    def call() -> None:
+        for function in calls:
+            with pytest.raises(RuntimeError, match="in the middle of a turn"):
+                function()
+            refused.append(function)
+
+    def look(seen: object) -> None:
+        if not refused:
+            call()
+            other = threading.Thread(target=call)
+            other.start()
+            other.join()
+            submitted.extend(engine.submit(prompt, SAMPLING) for prompt in PROMPTS[1:])
+            engine.abort(outer)
+
+    outer = engine.submit([3, 4, 3, 4], SAMPLING)
+    engine.on_round = look
+    assert engine.step() == [] and engine.unfinished == 2 and len(refused) == 2 * len(calls)
+    steps, _ = played(engine)
+    found = [tuple(chain.from_iterable(s.token_ids for s in steps if s.request == request)) for request in submitted]
+    assert found == wanted[1:]
+
+
+def test_a_call_that_failed_leaves_no_steps_to_the_next_one(target: Target, wanted: list[tuple[int, ...]]) -> None:
+    engine = Engine(target, NGramDrafter(), RejectionVerifier(), max_length=64)
+    engine.on_round = lambda seen: 1 / 0
+    request = engine.submit(PROMPTS[0], SAMPLING)
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.abort(request)
+    engine.on_round = None
+    assert engine.step() == [] and engine.unfinished == 0
+    assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", [None, "ngram", "model_tree_iid"])
+def test_a_processor_that_fails_ends_its_own_request(target, drafter: str | None, temperature: float) -> None:
+    def raises(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] > 8:
+            raise KeyError("mine")
+        return scores
+
+    def not_a_number(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.where(torch.tensor(ids.shape[1] <= 8), torch.nan)
+
+    made = None if drafter is None else DRAFTERS[drafter](target.model)
+    rule = None if made is None else RejectionVerifier()
+    engine = Engine(target, made, rule, max_batch_size=3, max_length=64)
+    common = {"max_new_tokens": 12, "temperature": temperature, "seed": 3}
+    kinds = [SamplingParams(**common, logits_processor=kind, stream=5) for kind in (None, raises, not_a_number)]
+    fine, failed, wrong = engine.generate([PROMPTS[2]] * 3, kinds)
+    assert len(fine.token_ids) == 12
+    for output in (failed, wrong):
+        assert output.finish_reason == "error"
+        assert output.token_ids == fine.token_ids[: len(output.token_ids)] and len(output.token_ids) <= 5
+    assert "a logits processor failed: KeyError: 'mine' (at" in str(failed.error)
+    assert "not finite" in str(wrong.error)
+
+
+def test_a_hook_from_before_the_engine_stays_beside_those_of_hidden_states() -> None:
+    model = tiny_model(vocab_size=VOCAB, layers=2)
+    model.model.register_forward_pre_hook(lambda module, given: None)
+    drafter = EagleDrafter(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1)), 3)
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64)
+    first, second = (engine.generate(PROMPTS, SAMPLING) for _ in range(2))
+    assert [output.token_ids for output in first] == [output.token_ids for output in second]
+    model.model.register_forward_pre_hook(lambda module, given: None)
+    with pytest.raises(ValueError, match="a hook was added"):
+        engine.generate(PROMPTS, SAMPLING)
+
+
+def test_work_that_cannot_be_written_down_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage moves what it reads, so a second time would move it twice."""
+    monkeypatch.setattr(recorder, "write_program", lambda *given: 1 / 0)
+    recordings, state = Recordings(TapeRecorder(), after=2, most=4), torch.zeros(1)
+    for count in range(1, 5):
+        recordings.run("commit", None, lambda given: state.add_(given) * 1, (torch.ones(1),), repeatable=False)
+        assert state.item() == count
+    assert [refused.reason for refused in recordings.refused] == ["ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.parametrize("recording", ["off", "rounds", complete("auto", strong=False)])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_raw_logprobs_are_those_of_a_plain_forward(architecture: str, recording: str) -> None:
+    """Also where a session's own forwards are steps of a recorded commit, with no result."""
+    model = tiny_model(architecture, vocab_size=VOCAB)
+    for drafter in (MarginalDrafter(2, samples=3), DRAFTERS["model_tree_iid"](model), NGramDrafter(3)):
+        engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40, recording=recording)
+        (output,) = engine.generate([[59]], SamplingParams(max_new_tokens=39, logprobs=0, ignore_eos=True))
+        with torch.no_grad():
+            scores = model(torch.tensor([[59, *output.token_ids]])).logits[0].log_softmax(-1)
+        expected = scores[:-1].gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
+        logprobs = chain.from_iterable(step.raw_logprobs for step in output.steps)
+        torch.testing.assert_close(torch.tensor([*logprobs]), expected, atol=1e-4, rtol=0)
