@@ -1,11 +1,12 @@
 """The target: the model whose distribution the output must follow."""
 
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import inflate as inflation
 from specdec.llama_shapes import LlamaShape
@@ -17,6 +18,25 @@ from specdec.target.adapters import Adapters
 from specdec.target.configuration import check_model, check_tokenizer
 from specdec.target.grammars import Grammars
 from specdec.target.loading import find_tokenizer, load, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def _ends(*sources: Any) -> frozenset[int]:
+    """Return the tokens that end an output by the first source that names any; say if another one names others."""
+    named: list[frozenset[int]] = []
+    for source in sources:
+        end = getattr(source, "eos_token_id", None)
+        if isinstance(source, PreTrainedConfig) and end == getattr(type(source), "eos_token_id", None):
+            end = None  # nobody may have said so
+        named += [frozenset([end] if isinstance(end, int) else end)] if end is not None else []
+    others = frozenset[int]().union(*named) - named[0] if named else ()
+    if others:
+        logger.warning(
+            "outputs end with the tokens %s, as in transformers; the model's files also name %s: give them as "
+            "stop_token_ids if outputs are to end with them", sorted(named[0]), sorted(others),
+        )  # fmt: skip
+    return named[0] if named else frozenset()
 
 
 class Target:
@@ -31,7 +51,8 @@ class Target:
             none (``SamplingParams.adapter``).
 
     Attributes:
-        eos_token_ids: The EOS tokens of the generation config, the model's config and the tokenizer.
+        eos_token_ids: The EOS tokens of the generation config, as in ``generate``; if it names none, those of the
+            model's config that are not its class's default; if there are none, the tokenizer's.
         vocab_size: The width of the logits, padding included.
 
     """
@@ -53,11 +74,7 @@ class Target:
         self.dtype_reason = dtype_reason or f"{dtype_name(model.dtype)}, as given"
         output, self._text_config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
         self.vocab_size = self._text_config.vocab_size if output is None else output_width(output)
-        sources = getattr(model, "generation_config", None), model.config, tokenizer
-        ends = [getattr(source, "eos_token_id", None) for source in sources]
-        self.eos_token_ids = frozenset(
-            e for end in ends if end is not None for e in ([end] if isinstance(end, int) else end)
-        )
+        self.eos_token_ids = _ends(getattr(model, "generation_config", None), model.config, tokenizer)
         self.adapters = Adapters(model, adapters) if adapters else None
 
     @classmethod

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedTokenizerFast
 
 import specdec.engine.output
 from drafters import NGramDrafter
@@ -58,7 +61,7 @@ def test_steps_add_up(target) -> None:
         assert output.steps[0].seconds.get("prefill", 0.0) > 0 or len(output.prompt_ids) == 1
 
 
-def test_eos_is_the_union_of_all_sources(model) -> None:
+def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkeypatch) -> None:
     whole = Engine(Target(model), max_length=64).generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].token_ids
     late = max(set(whole), key=whole.index)
     model.generation_config.eos_token_id = [VOCAB - 1, late]
@@ -70,6 +73,16 @@ def test_eos_is_the_union_of_all_sources(model) -> None:
         assert (output.token_ids, output.finish_reason) == (whole[: whole.index(late) + 1], "stop")
         ignoring = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12, ignore_eos=True))[0]
         assert ignoring.token_ids == whole
+        assert not caplog.records
+        other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1})), eos_token="b")
+        assert Target(model, other).eos_token_ids == {VOCAB - 1, late}
+        assert "also name [1]" in caplog.text
+        model.generation_config.eos_token_id = None
+        assert Target(model, other).eos_token_ids == {1}
+        for stored, ends in ((7, {7}), (type(model.config).eos_token_id, {1})):  # a class's default, which nobody named
+            with monkeypatch.context() as changed:
+                changed.setattr(model.config, "eos_token_id", stored)
+                assert Target(model, other).eos_token_ids == ends
     finally:
         model.generation_config.eos_token_id = None
 
