@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.engine.text import whole_text
+
 CHARACTERS_PER_TOKEN = 3.6
 """How datasets turn a wanted number of tokens into characters, so that the prompts are the same text for every
 target. It is what the bundled tokenizer has on Python; others have 3 to 5 on code and English."""
@@ -63,8 +65,7 @@ class Selection:
     seed: int = 0
 
 
-TOO_LONG = ("skip", "cut")
-"""The ways to deal with a prompt that is too long."""
+TOO_LONG = ("skip", "cut")  # what becomes of a prompt that is too long
 
 
 def selection_of(dataset: Dataset | Selection) -> Selection:
@@ -86,6 +87,7 @@ def choose(dataset: Dataset, *, spare: int = 0) -> tuple[list[Prompt], list[Prom
     for name, times in Counter(prompt.id for prompt in prompts).most_common(1):
         if times > 1:
             raise ValueError(f"{times} prompts of the dataset have the id {name!r}: ids must be unique")
+    _ = [whole_text(f"prompt {prompt.id}", turn) for prompt in prompts for turn in prompt.turns]
     wanted = _categories(choice, prompts)
     # Drawn over all prompts, so that those of a category are the same whichever categories are taken.
     order = random.Random(choice.seed).sample(range(len(prompts)), len(prompts))

@@ -173,6 +173,7 @@ class Server:
     def _understand(self, body: bytes, chat: bool) -> Asked:
         try:
             parsed = json.loads(body)
+            json.dumps(parsed, ensure_ascii=False).encode()  # halves of characters are refused
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the body is no JSON: {error}") from error
         return understand(parsed, self._tokenizer, self._defaults, chat=chat, most=self._most)

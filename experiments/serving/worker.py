@@ -9,7 +9,7 @@ from experiments.serving.answers import Call, Choice
 from experiments.serving.fields import RequestError
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import View, Work
-from specdec.origin import described
+from specdec.origin import described, first_sentence
 from specdec.requests import SamplingParams
 from specdec.types import Step
 
@@ -93,7 +93,7 @@ class Worker(threading.Thread):
                 self._live[choice.id] = choice
         except ValueError as error:
             self._drop(*call.choices)
-            self._refuse(call, RequestError(described(error)))
+            self._refuse(call, RequestError(first_sentence(error)))
 
     def _drop(self, *choices: Choice) -> None:
         for choice in choices:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import flag, instance, kind_of, number, shown, whole
-from specdec.engine.text import Detokenizer, encode_prompt, unseen_tokens
+from specdec.engine.text import Detokenizer, encode_prompt, unseen_tokens, whole_text
 from specdec.origin import first_sentence
 from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
@@ -116,7 +116,7 @@ class Intake:
             )
         if sampling.stop and target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
-        for string in (string for string in sampling.stop if string not in self._unseen):
+        for string in (whole_text("stop", string) for string in sampling.stop if string not in self._unseen):
             special = next((name for name in self._unseen if name and name in string), None)
             if special is not None:
                 raise ValueError(f"stop={string!r} has text around the special token {special!r}: give that by itself")
@@ -212,7 +212,9 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Me
     except Exception as error:  # a template may raise anything, and often it says which roles it takes
         reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"the target's chat template does not take these messages: {reason}") from error
-    ids = tokenizer(str(text), add_special_tokens=False)["input_ids"]  # the template has written the special ones
+    ids = tokenizer(whole_text("the conversation", str(text)), add_special_tokens=False)[
+        "input_ids"
+    ]  # the template has written the special ones
     if not ids:
         raise ValueError("the chat template made an empty prompt of these messages: give text")
     return list(ids)

@@ -14,10 +14,20 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> lis
     """Returns a prompt's tokens, with the special ones that the tokenizer adds."""
     if tokenizer is None:
         raise ValueError("a text prompt needs a tokenizer: give the Target one, or pass token ids")
-    ids = tokenizer(prompt)["input_ids"]
+    ids = tokenizer(whole_text("the prompt", prompt))["input_ids"]
     if not ids:
         raise ValueError(f"the prompt {prompt!r} has no tokens: give at least one character")
     return ids
+
+
+def whole_text(name: str, given: str) -> str:
+    """Returns a text, without half of a surrogate pair, which no tokenizer, file or answer takes."""
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(given[error.start])
+        raise ValueError(f"{name} has half of a character, {half} at place {error.start}: leave it out") from error
+    return given
 
 
 class Detokenizer:

@@ -258,3 +258,16 @@ def test_raw_logprobs_are_those_of_a_plain_forward(architecture: str, recording:
         expected = scores[:-1].gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
         logprobs = chain.from_iterable(step.raw_logprobs for step in output.steps)
         torch.testing.assert_close(torch.tensor([*logprobs]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda engine: engine.generate(["a \ud800"], SAMPLING),
+    lambda engine: engine.generate([[{"role": "user", "content": "a \udfff"}]], SAMPLING),
+    lambda engine: engine.generate(["a"], SamplingParams(max_new_tokens=2, stop="\ud800")),
+])  # fmt: skip
+def test_half_of_a_character_is_refused_wherever_a_text_comes_in(ask: Callable[[Engine], object]) -> None:
+    target = Target.from_pretrained("bundled/target")
+    target.tokenizer.chat_template = "{{ messages[0].content }}"
+    engine = Engine(target, max_length=64)
+    with pytest.raises(ValueError, match=r"half of a character, '\\ud(800|fff)' at place"):
+        ask(engine)

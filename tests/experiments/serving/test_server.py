@@ -301,3 +301,15 @@ def test_every_choice_has_a_stream_of_its_own() -> None:
     ):
         with pytest.raises(RequestError, match=message):
             understood(**body | wrong)
+
+
+@pytest.mark.parametrize("body", [
+    {"prompt": "a", "max_tokens": 10**6}, {"prompt": [10**6]}, {"prompt": "a", "adapter": "other"},
+    {"prompt": "a", "grammar": {"regex": "["}}, {"prompt": "a \ud800"}, {"\ud800": 1},
+    {"messages": [{"role": "user", "content": "\ud800"}]},
+])  # fmt: skip
+def test_refusals_are_one_sentence_without_a_type_or_a_place_of_the_server(server: Server, body: dict) -> None:
+    path = "chat/completions" if "messages" in body else "completions"
+    answer = httpx.post(f"{server.url}/v1/{path}", content=json.dumps(body), timeout=60)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and not re.search(r"Error|\.py|\(at ", message), message
