@@ -204,7 +204,8 @@ class Cache(OwnLayout):
         self.segments = segments(tuple(batch.slots.tolist())) if look else everything
         if len(self.segments) == 1:
             self._layers = self._views_of(self.segments[0])
-        self._start = int(batch.lengths) + width - nodes if look and rows == 1 else -1
+        end = int(batch.lengths) + width if look and rows == 1 else self.positions + 1
+        self._start = end - nodes if end <= self.positions else -1
         if self._start < 0:
             # This index holds however the rows are cut into segments.
             self._indices = self._everywhere(self._at(batch.slots, self._written(batch)))

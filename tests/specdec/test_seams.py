@@ -9,9 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters import EagleDrafter, MarginalDrafter, NGramDrafter
+from drafters import (
+    BlockDrafter,
+    BlockHead,
+    ChoiceDrafter,
+    EagleDrafter,
+    MarginalDrafter,
+    MergedDrafter,
+    NGramDrafter,
+    SuffixDrafter,
+)
 from drafters.heads.eagle import Eagle3Head
-from specdec import Batch, Engine, Outcome, SamplingParams, Step, Target
+from specdec import Batch, Drafter, Engine, Outcome, SamplingParams, Step, Target
 from specdec.engine.scheduler import FirstCome, View, Work
 from specdec.engine.text import Detokenizer
 from specdec.execution import recorder
@@ -258,6 +267,21 @@ def test_raw_logprobs_are_those_of_a_plain_forward(architecture: str, recording:
         expected = scores[:-1].gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
         logprobs = chain.from_iterable(step.raw_logprobs for step in output.steps)
         torch.testing.assert_close(torch.tensor([*logprobs]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("recording", ["rounds", complete("off", strong=False)])
+@pytest.mark.parametrize("kind", [MergedDrafter, ChoiceDrafter])
+def test_a_look_up_that_is_deeper_than_a_head_drafts_up_to_a_slots_end(kind: Callable[..., Drafter], recording) -> None:
+    """What the head is shown may be wider than its own trees, and padding may fall off the end of its row."""
+    model = tiny_model(vocab_size=16, layers=2)
+    head = BlockDrafter(BlockHead.for_target(model, layers=1, block_size=4))
+    prompts = [[first, *range(16), *range(15, 0, -1)] for first in range(6)]
+    engines = [
+        Engine(Target(model), *parts, max_length=56, recording=recording)
+        for parts in ((), (kind(SuffixDrafter(8, tree_depth=10), head), RejectionVerifier()))
+    ]
+    plain, drafted = ([e.generate([p], SamplingParams(max_new_tokens=24))[0] for p in prompts] for e in engines)
+    assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
 
 
 @pytest.mark.parametrize("ask", [
