@@ -43,6 +43,7 @@ class MarginalScorer(Follower):
         max_batch_size: int,
     ):
         super().__init__(runner, slots=max_batch_size)
+        runner.refuse_states("draft marginals")
         self.max_depth = depth
         self._knows_root, self._temperature = knows_root, temperature
         self._greedy = temperature < GREEDY_BELOW

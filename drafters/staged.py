@@ -92,11 +92,7 @@ class _Stage:
         runner = session.scorer.model
         assert isinstance(runner, ModelRunner), "a causal LM runs in one"
         self.session, self.rule, self.runner = session, rule, runner
-        if runner.cache.states is not None:
-            raise ValueError(
-                f"{runner.facts.model_type} has recurrent layers, whose states cannot be written over: draft in stages "
-                f"with models of attention alone"
-            )
+        runner.refuse_states("draft in stages")
         self.held = np.zeros(sizes.max_batch_size, dtype=np.int64)
         self.known, self.ran = self.held, False
 

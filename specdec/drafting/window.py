@@ -200,6 +200,7 @@ class ParallelScorer(WindowScorer):
         **window: Any,
     ):
         super().__init__(runner, **window)
+        runner.refuse_states("fill masks")
         self._mask_token, self._mask_feature = mask_token, mask_feature
         self._rooted = mask_feature is None
         self._fill, self._adapter = fill, adapter

@@ -138,6 +138,12 @@ class ModelRunner:
             finally:
                 self._adapters.choice.clear()
 
+    def refuse_states(self, instead: str) -> None:
+        """Refuse recurrent layers where tokens are run again; ``instead`` says what goes with models without."""
+        if self.cache.states is not None:
+            kind = f"{self.facts.model_type} has recurrent layers, whose states cannot be written over"
+            raise ValueError(f"{kind}: {instead} with models of attention alone")
+
     def adapt(self, slot: int, number: int) -> None:
         """Have the tokens of a slot go through an adapter, by its number (``Adapters.number``)."""
         if self._adapters is not None:

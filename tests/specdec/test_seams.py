@@ -17,6 +17,7 @@ from drafters import (
     MarginalDrafter,
     MergedDrafter,
     NGramDrafter,
+    PARDDrafter,
     SuffixDrafter,
 )
 from drafters.heads.eagle import Eagle3Head
@@ -25,6 +26,7 @@ from specdec.engine.scheduler import FirstCome, View, Work
 from specdec.engine.text import Detokenizer
 from specdec.execution import recorder
 from specdec.execution.recorder import Recordings, TapeRecorder
+from tests.architectures import tiny
 from tests.components import DRAFTERS
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
@@ -295,3 +297,14 @@ def test_half_of_a_character_is_refused_wherever_a_text_comes_in(ask: Callable[[
     engine = Engine(target, max_length=64)
     with pytest.raises(ValueError, match=r"half of a character, '\\ud(800|fff)' at place"):
         ask(engine)
+
+
+def test_drafters_that_run_tokens_again_refuse_models_with_recurrent_layers() -> None:
+    model, options = tiny("qwen3_next"), {"max_length": 40}
+    for drafter in (MarginalDrafter(2, samples=2), MarginalDrafter(2, samples=2, knows_root=True)):
+        with pytest.raises(ValueError, match=r"qwen3_next has recurrent layers.*attention alone"):
+            Engine(Target(model), drafter, RejectionVerifier(), **options)
+    with pytest.raises(ValueError, match=r"qwen3_next has recurrent layers.*fill masks with"):
+        Engine(
+            Target(tiny_model(vocab_size=VOCAB)), PARDDrafter(model, 3, mask_token_id=7), RejectionVerifier(), **options
+        )
