@@ -12,8 +12,7 @@ from experiments.datasets.prompt import Dataset, Prompt, Selection
 
 Pieces = tuple[tuple[int, int], ...]
 """The parts of a prompt in order: a number and a count of tokens each. Parts of one number begin alike."""
-_BETWEEN = "\n\n"
-"""Stands between joined prompts."""
+_BETWEEN = "\n\n"  # joined prompts
 _MARK = "\u2063prompt\u2063"
 _LONG_LINE = 24
 """Characters from which on a line is not expected to stand in two prompts by chance."""

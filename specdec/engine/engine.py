@@ -30,10 +30,7 @@ from specdec.tree_parts import common_sizes
 from specdec.types import Completion, Exactness, Step
 
 DEFAULT_MAX_LENGTH = 4096
-IN_A_TURN = (
-    "this engine is in the middle of a turn, and was called by something that runs in it (on_round, a processor, a "
-    "drafter, a tokenizer) or by another thread: only submit, check and abort may be called then"
-)
+_BUSY = "this engine is in the middle of a turn: what runs in it, and other threads, may submit, check and abort only"
 
 
 class Engine:
@@ -51,20 +48,17 @@ class Engine:
             that share their noise.
         kv_cache: Plain decoding uses the same cache, so the output follows the target *with* it.
         timing: Measure each stage of every round (``Step.seconds``).
-        cache: How the memory of all caches is divided, and whether requests share what they have in common
-            (``specdec.cache.pages``); by default every slot has a row, and nothing is shared.
+        cache: How the memory of all caches is divided, and whether requests share beginnings (``specdec.cache.pages``);
+            by default every slot has a row, and nothing is shared.
         scheduler: Plans who prefills, who decodes and who gives way in every turn; first come, first served by default.
-        check: Check every drafted tree, and name the request, the round and the node where something is wrong. It
-            costs time, and a synchronization with the device per check.
-        recording: What is recorded when it comes often, and then replayed without its Python: ``"rounds"``, whole
-            rounds; ``"decisions"``, acceptance and commit only; ``"off"``, nothing; ``"auto"``, rounds, as CUDA graphs
-            on a GPU, and decisions on a CPU where this project's C is not compiled. With ``optimize=False`` nothing is.
+        check: Check every drafted tree, and name the request, the round and the node where something is wrong: slow.
+        recording: What is replayed without its Python when it comes often: ``"rounds"``, ``"decisions"`` (acceptance
+            and commit), ``"off"`` (nothing, as with ``optimize=False``); ``"auto"``, rounds, and decisions on a CPU
+            where this project's C is not compiled.
 
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
-        on_turn: Called with what the scheduler saw and planned, for timelines; None by default. Turns that are played
-            without asking the scheduler are left out.
-        runner: Runs the target.
+        on_turn: Called with what the scheduler saw and planned, where it was asked; None by default.
         session: The drafter's session; None without a drafter.
     """
 
@@ -166,8 +160,7 @@ class Engine:
         parts = self._plain, self._speculative, self._running, self._rounds
         self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting
-        self._closed, self._turn = False, threading.Lock()
-        self._aborted: set[int] = set()  # during a turn, at whose end they leave
+        self._closed, self._turn, self._aborted = False, threading.Lock(), set[int]()  # these leave at a turn's end
 
     # ---------------------------------------------------------------- asking
 
@@ -220,8 +213,7 @@ class Engine:
         Args:
             prompt: See ``generate``.
             speculate: See ``generate``.
-            arrived: When it came, on the clock of ``time.perf_counter``; None for now. A generator of load gives the
-                moment that it had planned, so that a delay of its own counts as waiting.
+            arrived: When it came, on the clock of ``time.perf_counter``; None for now.
         """
         self._check_open()
         request = self._intake.request(prompt, sampling, speculate=speculate, arrived=arrived)
@@ -234,10 +226,7 @@ class Engine:
         self._intake.adapter(sampling)
 
     def abort(self, request_id: int) -> None:
-        """Drop a request that waits or runs, and its steps that nobody has; unknown and finished ids are ignored.
-
-        During a turn (from ``on_round``, from another thread), the turn ends first.
-        """
+        """Drop a request, and steps of it that nobody has, when no turn is played; unknown ids are ignored."""
         self._abort({request_id})
 
     @property
@@ -268,10 +257,8 @@ class Engine:
     ) -> None:
         """Do now what rounds would otherwise have to do once, when their sizes have come often.
 
-        This keeps one-time costs out of measurements and of a server's first requests. On a CPU, the target's forward
-        is captured for a full batch and every number of nodes that a round may have: a twentieth of a second for each
-        size of a model of 110M parameters. On a GPU, whole rounds are recorded, for every number of rows that they are
-        padded to, and for all lengths: a tenth of a second for each stage of a large model, some hundred of them.
+        On a CPU, the target's forward is captured for a full batch and every number of nodes. On a GPU, whole rounds
+        are recorded, for every number of rows that they are padded to and for all lengths: some hundred stages.
 
         Args:
             nodes: The numbers of drafted nodes, where they are known; None for all that are usual.
@@ -281,7 +268,7 @@ class Engine:
         Raises:
             RuntimeError: A request is running or waiting.
         """
-        self._check_free()
+        self._check_open(between_turns=True)
         if self.unfinished:
             raise RuntimeError(f"warm_up was called with {self.unfinished} requests unfinished: call it before them")
         positions = self.max_length if positions is None else whole("positions", positions, least=1)
@@ -304,7 +291,7 @@ class Engine:
 
     def forget(self) -> None:
         """Let later requests find nothing in the caches of what was decoded so far, as in a new engine."""
-        self._check_free()
+        self._check_open(between_turns=True)
         self._running.forget()
 
     def weights_changed(self) -> None:
@@ -330,8 +317,7 @@ class Engine:
 
         Returns the steps of submitted requests; calls of ``generate`` and ``stream`` get those of their own requests.
         A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. So do all that run when
-        memory runs out; others go on. If something else fails that concerns all requests (the model, the drafter), the
-        error is raised, and the next call returns their last steps.
+        memory runs out. If anything else breaks a turn off, it is raised, and the next call returns their last steps.
         """
         if self.unfinished or not self._steps:
             self._advance()
@@ -340,7 +326,7 @@ class Engine:
 
     def _advance(self) -> None:
         """Run one turn and deliver its steps to the callers that wait for them."""
-        self._check_free()
+        self._check_open(between_turns=True)
         steps: list[Step] = []
         try:
             with self._turn, torch.inference_mode():
@@ -356,7 +342,7 @@ class Engine:
             for step in steps:
                 self._inboxes.get(step.request, self._steps).append(step)
             if self._aborted:
-                self._abort({*self._aborted})
+                self._abort(set())
 
     def _end_all(self, error: BaseException, steps: list[Step]) -> None:
         """End all requests that run, by steps behind those of the turn that an error has broken off."""
@@ -367,13 +353,12 @@ class Engine:
             sizes += [f"the draft tree's {most} nodes"] if most else []
             message = f"{shortage(error, self.target.device)}; lower {', '.join(sizes)}"
         self._turns.drop_round()
-        self._rounds.timer.take()  # its times are nobody's
         ended = {step.request for step in steps if step.finish_reason is not None}
         steps += [step for step in self._running.fail(error, message) if step.request not in ended]
 
     def _drain(self, requests: list[Request]) -> Iterator[Step]:
         """Yields the steps of these requests until they have ended. In any case, none of them stays in the engine."""
-        self._check_free()
+        self._check_open(between_turns=True)
         ids, inbox = {request.id for request in requests}, deque[Step]()
         self._inboxes |= dict.fromkeys(ids, inbox)
         self._waiting.update((request.id, request) for request in requests)
@@ -391,20 +376,16 @@ class Engine:
             self._abort(ids)
 
     def _abort(self, ids: set[int]) -> None:
+        self._aborted |= ids
         for request in ids:
             self._inboxes.pop(request, None)
-        if self._turn.locked():
-            self._aborted |= ids
-            return
-        self._steps = deque(step for step in self._steps if step.request not in ids)
-        self._aborted -= ids
-        self._turns.abort(ids)
+        if not self._turn.locked():  # otherwise at its end
+            self._steps = deque(step for step in self._steps if step.request not in self._aborted)
+            ids, self._aborted = self._aborted, set()
+            self._turns.abort(ids)
 
-    def _check_open(self) -> None:
+    def _check_open(self, *, between_turns: bool = False) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
-
-    def _check_free(self) -> None:
-        self._check_open()
-        if self._turn.locked():
-            raise RuntimeError(IN_A_TURN)
+        if between_turns and self._turn.locked():
+            raise RuntimeError(_BUSY)

@@ -7,23 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from specdec.engine.read_back import ReadBack
+from specdec.engine.read_back import DeviceRound, ReadBack
 from specdec.origin import described
 from specdec.requests import Request
 from specdec.types import Completion, Step, Timestamps
 
 
-def make_step(
-    request: Request, read: ReadBack, row: int, seconds: Mapping[str, float], visible: float, fault: str | None = None
-) -> Step:
-    """Returns a request's step of a round, and adds the tokens to the request.
-
-    Args:
-        row: The request's row in the round's results.
-        seconds, visible: See ``Step``.
-        fault: Why nothing was decided, if it is known.
-    """
-    accepted, number = int(read.num_accepted[row]), request.rounds
+def make_step(request: Request, played: DeviceRound, row: int, seconds: Mapping[str, float], visible: float) -> Step:
+    """Returns a request's step of a round, where it has this row, and adds the tokens to the request (see ``Step``)."""
+    read, number = played.read, request.rounds
+    accepted = int(read.num_accepted[row])
     tokens = read.tokens[row, : accepted + 1].tolist()
     request.rounds += 1
 
@@ -46,7 +39,7 @@ def make_step(
 
     if not read.valid[row]:
         unknown = f"the logits or the draft's probabilities were not finite in round {number}"
-        return failed(request, fault or unknown, made(0))
+        return failed(request, played.batch.faults.get(row, unknown), made(0))
     try:
         count, reason, text = _cut(request, tokens)
     except Exception as error:  # a tokenizer is the user's: its error ends this request and no other

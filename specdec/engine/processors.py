@@ -25,7 +25,7 @@ def apply_processors(
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns float32 logits, penalized and not yet divided by the temperature, processed at every valid node.
 
-    Where a processor raises, its row becomes NaN, which ends its request alone, and ``batch.faults`` says why.
+    Rows whose processor raises are NaN, which ends their request, and ``batch.faults`` says why.
     """
     logits = logits.clone()
     batch.faults.clear()
@@ -40,8 +40,8 @@ def apply_processors(
                 break
             # Nodes are numbered downwards, so a mask keeps a path's tokens in order.
             path = tree.tokens[row].expand(count, -1)[tree.ancestors[row, nodes]].view(count, depth + 1)
+            given = torch.cat([before.expand(count, -1), path], dim=1)
             try:
-                given = torch.cat([before.expand(count, -1), path], dim=1)
                 logits[row, nodes] = process(processors, given, logits[row, nodes])
             except Exception as error:  # it is the user's, and so is the request
                 batch.faults[row], logits[row] = f"a logits processor failed: {described(error)}", torch.nan

@@ -28,10 +28,9 @@ RECORDING = ("auto", "rounds", "decisions", "off")
 
 
 def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invariant: bool) -> str:
-    """Returns what is recorded on a model's device (see ``Engine``): ``"rounds"``, ``"decisions"`` or ``"off"``.
+    """Returns what is recorded on a model's device (see ``Engine``).
 
-    Nothing is recorded for a model that is spread over devices or shared by processes: hooks move its weights and its
-    tensors, and processes agree on every round before the next one begins.
+    That is nothing for a model that is spread over devices (hooks move its weights) or shared by processes.
     """
     if recording not in RECORDING:
         raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
@@ -45,8 +44,7 @@ def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invar
 def as_on_gpu(recording: str, device: str) -> bool:
     """Returns whether rounds are padded to few numbers of rows, and begun before the host has read the ones before.
 
-    A CPU gains nothing by either, because it computes the padding and runs the host's code itself: it does so if whole
-    rounds are asked for, which shows how they go on a GPU.
+    A CPU gains nothing by either, and does so only if whole rounds are asked for, to show how they go on a GPU.
     """
     return recording == "rounds" or device != "cpu"
 
@@ -104,10 +102,7 @@ class Stages:
 
 
 class RoundRecorder:
-    """The recordings of one engine's rounds.
-
-    Each of the four stages (draft, verify, judge, commit) is a function of values made of tensors, and of tensors that
-    stay where they are. So each is recorded by itself, which keeps their times apart.
+    """The recordings of one engine's rounds: of each of the four stages (draft, verify, judge, commit) by itself.
 
     Args:
         recorded: See ``recorded_as``. Whole rounds have what runs models recorded, too: draft and verify. Their
@@ -191,10 +186,7 @@ class RoundRecorder:
 
     @contextmanager
     def at_once(self) -> Iterator[int]:
-        """Record stages as soon as possible during the ``with`` block, which gets the number of rounds that it takes.
-
-        That is 0 where nothing needs to be recorded ahead: a CPU makes a recording in little time.
-        """
+        """Record stages as soon as possible in the ``with`` block, which gets the rounds that takes: 0 on a CPU."""
         if self.recordings is None or not (self._whole and self.early):
             yield 0
             return

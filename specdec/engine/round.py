@@ -94,10 +94,7 @@ class Rounds:
     def begin(
         self, mode: Mode, batch: Batch, requests: Sequence[Request | None], look: Look | None = None, *, ahead: int = 0
     ) -> DeviceRound:
-        """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
-
-        A row may be ``ahead`` tokens longer than the host knows, because the host has yet to read a round.
-        """
+        """Do a round on the device, of which the host knows nothing yet; a row may be ``ahead`` tokens longer."""
         bound = bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1)
         run = self.recorder.begin(mode.session, batch, bound, _why_not(mode, batch), padded=look is None)
         begun = self.play(mode, batch, run, requests, look)

@@ -249,10 +249,7 @@ class RunningRequests:
         self._swapped.pop(request.id, None)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
-        """End all requests, whose state is unknown after an error; returns their last steps.
-
-        Nothing that goes wrong while they are released hides the error: it becomes a note of it.
-        """
+        """End all requests after an error, to which goes a note of what fails then; returns their last steps."""
         steps = []
         for request in self:
             steps.append(failed(request, message))

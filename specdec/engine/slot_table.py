@@ -123,10 +123,7 @@ class SlotTable:
         return not ((self._cap < _NO_CAP).any() or self._depth_is_set.any())
 
     def rows(self, host_index: np.ndarray) -> Batch:
-        """Returns the state of some running slots for a round: views if they are consecutive, else copies.
-
-        Views are made once for as long as the same requests run.
-        """
+        """Returns some running slots for a round: views, made once per set of requests, if consecutive, else copies."""
         key = host_index.tobytes()
         first, last = int(host_index[0]), int(host_index[-1]) + 1
         rows = self._views.get(key)
@@ -292,10 +289,7 @@ _FEW = 4
 
 
 def row_sizes(most: int) -> tuple[int, ...]:
-    """Returns the numbers of rows that recorded rounds are padded to: 1, 2, 4, 8, 16, 24, 32, 48, 64 … and ``most``.
-
-    Up to four requests it is every number, because padding takes the memory of a slot.
-    """
+    """Returns the numbers of rows that recorded rounds are padded to: 1, 2, 4, 8, 16, 24, 32, 48 …; all up to four."""
     sizes = list(range(1, most + 1)) if most <= _FEW else [1, 2, 4, 8]
     while sizes[-1] < most:
         sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 2)))

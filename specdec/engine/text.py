@@ -151,10 +151,7 @@ class Detokenizer:
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase | None) -> Any:
-    """Returns the function behind a fast tokenizer's ``decode``, without conversions that cost more than it does.
-
-    None if the tokenizer has a ``decode`` of its own.
-    """
+    """Returns the function behind a fast tokenizer's ``decode``; None if the tokenizer has one of its own."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None
     kind, plain = type(tokenizer), PreTrainedTokenizerFast

@@ -45,8 +45,9 @@ class Turns:
         self._in_flight: DeviceRound | None = None
 
     def drop_round(self) -> None:
-        """Forget the round in flight: its rows have failed."""
+        """Forget the round in flight, whose rows have failed, and times that belong to no step."""
         self._in_flight = None
+        self._timer.take()
 
     def abort(self, ids: Set[int]) -> None:
         """End requests that wait or run, without another step; other ids are ignored."""
@@ -62,10 +63,7 @@ class Turns:
             raise failed
 
     def play(self, look: Look | None, note: Note | None, steps: list[Step]) -> None:
-        """Run one turn, and add its steps to ``steps``.
-
-        ``look`` is shown its round, and ``note`` what the scheduler saw and planned.
-        """
+        """Run one turn and add its steps; ``look`` sees its round, and ``note`` what the scheduler saw and planned."""
         current, self._in_flight = self._in_flight, None
         if current is None or not current.rows_in(self._slots.by_slot).any():
             batch = self._plan(note)
@@ -166,7 +164,7 @@ class Turns:
         for row, request in enumerate(current.requests):
             if request is None or not still[row]:
                 continue
-            step = make_step(request, read, row, seconds, visible, current.batch.faults.get(row))
+            step = make_step(request, current, row, seconds, visible)
             steps.append(step)
             if step.finish_reason is not None:
                 try:

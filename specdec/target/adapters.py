@@ -25,10 +25,7 @@ Matrices = Mapping[str, tuple[Tensor, Tensor]]
 
 
 class Choice:
-    """Which adapter each token of the current forward goes through (``now``); 0 is none.
-
-    Captured forwards read it where it stands, so that every shape has one place.
-    """
+    """Which adapter each token of a forward goes through (``now``), 0 for none; captured ones read it in place."""
 
     def __init__(self, device: torch.device):
         with torch.inference_mode(False):

@@ -26,22 +26,14 @@ _PLACE = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?
 
 
 class Grammars:
-    """The grammars of one target.
-
-    Attributes:
-        compiled: Returns a grammar that ends with one of some tokens, ready for matchers; the last ones are kept.
-    """
+    """The grammars of one target; ``compiled`` makes one that ends with one of some tokens, and keeps the last."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self.compiled = lru_cache(maxsize=MOST_COMPILED)(self._compile)
 
     def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "GrammarMatcher":
-        """Return a matcher for a request's output, which one of ``stop_ids`` ends.
-
-        Raises:
-            ValueError: xgrammar is missing, the grammar is none, or tokens cannot spell it or its end.
-        """
+        """Return a matcher for an output that one of ``stop_ids`` ends; refuses what is no grammar, or not spelled."""
         return GrammarMatcher(self.compiled(grammar, stop_ids), mask_drafts=grammar.mask_drafts)
 
     def _compile(self, grammar: Grammar, stop_ids: frozenset[int]) -> Any:
@@ -92,10 +84,7 @@ class GrammarMatcher(Matcher):
     def masks(
         self, tokens: Int[np.ndarray, " node"], paths: Bool[np.ndarray, "some node"]
     ) -> Int32[np.ndarray, "some word"]:
-        """Return masks as ``Matcher`` says. Behind what the grammar forbids, and behind its end, all is allowed.
-
-        No output comes there: p of such a node is zero, or its request has ended.
-        """
+        """Return masks as ``Matcher`` says; all is allowed where no output comes, behind ends and what is forbidden."""
         parents, ends = np.full(len(tokens), -1), np.zeros(len(paths), dtype=np.int64)
         for number, path in enumerate(paths):
             nodes = np.flatnonzero(path)

@@ -17,10 +17,7 @@ _PIECES = 1 << 16  # whose tokens are remembered
 
 
 def token_bytes(tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
-    """Return the text of each token inside a longer text, as UTF-8 bytes; special tokens by their names.
-
-    Ids that the tokenizer does not know are left out: a model's vocabulary may be padded.
-    """
+    """Return the text of each known token inside a longer text, as UTF-8 bytes; special tokens by their names."""
     special = {token: str(added) for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     signs, count = _decoder(tokenizer), len(tokenizer)
@@ -75,10 +72,7 @@ class Spelling:
         return sorted((token, other.tokens[text]) for text, token in self.tokens.items() if text in other.tokens)
 
     def of(self, pieces: Iterable[str | bytes], *, begins: bool = False) -> list[int]:
-        """Return the tokens of a text's pieces (``split``), of which the first may be where it ``begins``.
-
-        Bytes without a token are left out.
-        """
+        """Return the tokens of a text's pieces (``split``), which it may ``begin`` with; other bytes are left out."""
         found: list[int] = []
         for place, piece in enumerate(pieces):
             if isinstance(piece, bytes):

@@ -27,16 +27,14 @@ def _ends(*sources: Any) -> frozenset[int]:
     named: list[frozenset[int]] = []
     for source in sources:
         end = getattr(source, "eos_token_id", None)
-        if isinstance(source, PreTrainedConfig) and end == getattr(type(source), "eos_token_id", None):
-            end = None  # nobody may have said so
-        named += [frozenset([end] if isinstance(end, int) else end)] if end is not None else []
-    others = frozenset[int]().union(*named) - named[0] if named else ()
-    if others:
-        logger.warning(
-            "outputs end with the tokens %s, as in transformers; the model's files also name %s: give them as "
-            "stop_token_ids if outputs are to end with them", sorted(named[0]), sorted(others),
-        )  # fmt: skip
-    return named[0] if named else frozenset()
+        default = getattr(type(source), "eos_token_id", None) if isinstance(source, PreTrainedConfig) else None
+        if end not in (None, default):
+            named.append(frozenset([end] if isinstance(end, int) else end))
+    first = named[0] if named else frozenset[int]()
+    if others := sorted(first.union(*named) - first):
+        remedy = "give them as stop_token_ids if outputs are to end with them"
+        logger.warning("outputs end with %s, as in transformers; files also name %s: %s", sorted(first), others, remedy)
+    return first
 
 
 class Target:
@@ -52,7 +50,7 @@ class Target:
 
     Attributes:
         eos_token_ids: The EOS tokens of the generation config, as in ``generate``; if it names none, those of the
-            model's config that are not its class's default; if there are none, the tokenizer's.
+            model's config (not its class's default), or else the tokenizer's.
         vocab_size: The width of the logits, padding included.
 
     """
