@@ -18,7 +18,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafters.heads.bound import move
-from drafters.heads.files import Checkpoint, Where
+from drafters.heads.files import TRAINING, Checkpoint, Where
 from specdec.arguments import number, shown, whole
 from specdec.target.loading import listed, resolve_device, resolve_dtype
 
@@ -47,7 +47,13 @@ def loader(read: Callable[..., _Head], weights: Sequence[str] = ()) -> Callable[
     ) -> _Head:
         where: Any = {key: given.pop(key) for key in Where.__annotations__ if key in given}
         resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
-        head = read(Checkpoint(path, weights=weights, **where), **given)
+        checkpoint = Checkpoint(path, weights=weights, **where)
+        head: Any = read(checkpoint, **given)
+        trained = checkpoint.json(TRAINING)
+        if (
+            trained is not None and "scaled_output" not in trained
+        ):  # it has learned what the target's code does to logits
+            head.scales_itself = True
         own = None if weights else next(head.parameters()).dtype  # what it has of embeddings may be of another
         return move(head, place, resolved if isinstance(resolved, torch.dtype) else own)
 
@@ -193,6 +199,10 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
         rms_norm_eps=stored.get("rms_norm_eps") or 1e-6,
         **sizes_of(name, stored, tensors, layer, width),
     )
+    if "sliding_attention" in (kinds := {*(stored.get("layer_types") or ())}):  # a window alone is often not meant
+        if len(kinds) > 1 or (window := count_of(name, stored, "sliding_window")) is None:
+            raise ValueError(f"{name}: its layers are {', '.join(sorted(kinds))}: give one kind, and sliding_window")
+        config.layer_types, config.sliding_window = [*kinds] * config.num_hidden_layers, window
     config.output_bias = f"{layer}self_attn.o_proj.bias" in tensors
     config.mlp_bias = f"{layer}mlp.gate_proj.bias" in tensors
     return config
@@ -265,6 +275,12 @@ def made(name: str, kind: type[_Config], **settings: Any) -> _Config:
 def rope_of(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the rotary embedding that a configuration describes, in the words of any version of transformers."""
     parameters = {**section(name, stored, "rope_scaling"), **section(name, stored, "rope_parameters")}
+    if parameters and all(isinstance(part, Mapping) for part in parameters.values()):  # by kind of layer
+        used = {*(stored.get("layer_types") or ("full_attention",))} & parameters.keys()
+        parts = [dict(parameters[kind]) for kind in (used or parameters)]
+        if any(part != parts[0] for part in parts):
+            raise ValueError(f"{name}: its kinds of layers have rotary embeddings of their own, not supported: {parts}")
+        parameters = parts[0]
     kind = parameters.pop("type", None)
     parameters["rope_type"] = parameters.get("rope_type") or kind or "default"
     if parameters["rope_type"] not in ("default", *ROPE_INIT_FUNCTIONS):

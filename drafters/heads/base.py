@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from drafters.heads.bound import DraftHead, sizes_like
@@ -75,7 +75,9 @@ class FeatureBackbone(nn.Module):
         if position_ids is None:
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(start, start + embeds.shape[1], device=embeds.device)[None]
-        mask = create_causal_mask(self.config, embeds, attention_mask, past_key_values, position_ids)
+        slides = "sliding_attention" in (getattr(self.config, "layer_types", None) or ())
+        made = create_sliding_window_causal_mask if slides else create_causal_mask
+        mask = made(self.config, embeds, attention_mask, past_key_values, position_ids)
         given = embeds.new_zeros(*embeds.shape[:2], self.feature_width) if features is None else features
         hidden = self.join(embeds, given)
         rotary = self.rotary_emb(embeds, position_ids=position_ids, **self.rotary_arguments)

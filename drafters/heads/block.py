@@ -83,6 +83,7 @@ class BlockHead(DraftHead):
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         reduced = config.columns != config.vocab_size
         self.register_buffer("draft_ids", torch.arange(config.columns) if reduced else None)
+        self.scales_itself = config.output_multiplier != 1 or config.final_logit_softcapping is not None
         self.post_init()
 
     @property

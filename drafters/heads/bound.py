@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -16,6 +16,9 @@ from specdec.inflate import signal_width
 from specdec.interfaces import Description
 from specdec.target.target import Target
 
+TIMES, OVER = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
+CAPS = "final_logit_softcapping", "logits_soft_cap"
+"""Keys of models' configurations that logits are multiplied by, divided by, and capped to."""
 _Head = TypeVar("_Head", bound=nn.Module)
 _Draft = TypeVar("_Draft", bound="DraftHead")
 
@@ -41,10 +44,37 @@ def beside(head: _Head, device: torch.device, dtype: torch.dtype) -> _Head:
     return move(twin.requires_grad_(False), device, dtype).eval()
 
 
+class OutputLayer(nn.Module):
+    """A model's output layer, with the scale and the softcap that the model's own code puts on logits."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        said: Any = model.config.get_text_config(decoder=True)
+        times, over = ([getattr(said, key, None) or 1.0 for key in keys] for keys in (TIMES, OVER))
+        self.layer: Any = model.get_output_embeddings()
+        self.scale = math.prod(times) / math.prod(over)
+        self.cap: float | None = next((getattr(said, key) for key in CAPS if getattr(said, key, None)), None)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.layer.weight
+
+    def forward(self, hidden: Float[Tensor, "*place hidden"]) -> Float[Tensor, "*place vocab"]:
+        logits = self.layer(hidden) * self.scale
+        return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
+
+
+def output_of(model: PreTrainedModel) -> Any:
+    """Returns what makes logits of a model's normed last state: its output layer, in an ``OutputLayer`` if need be."""
+    output = OutputLayer(model)
+    return output.layer if (output.scale, output.cap) == (1.0, None) else output
+
+
 class DraftHead(PreTrainedModel):
     """A model that drafts from the target's hidden states: ``captured`` of them, each of ``captured_width``.
 
-    ``draft_ids`` are the target's ids of the logits' columns, ascending; None if column i is id i.
+    ``draft_ids`` are the target's ids of the logits' columns, ascending; None if column i is id i. A head that
+    ``scales_itself`` takes the target's output layer as it is, without what the target's code does to its logits.
     """
 
     _supports_sdpa = True
@@ -55,6 +85,7 @@ class DraftHead(PreTrainedModel):
     captured: int
     captured_width: int
     draft_ids: Int[Tensor, " column"] | None
+    scales_itself: bool = False
 
     @abstractmethod
     def describe(self) -> Description:
@@ -71,7 +102,7 @@ class DraftHead(PreTrainedModel):
         if twin.base_model.embed_tokens is None:
             twin.base_model.embed_tokens = target.get_input_embeddings()
         if twin.lm_head is None:
-            twin.lm_head = target.get_output_embeddings()
+            twin.lm_head = target.get_output_embeddings() if self.scales_itself else output_of(target)
         return twin.eval()
 
     def widened(self, width: int) -> Self:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from drafters.heads.bound import output_of
 from specdec import Drafter, Target
 
 
@@ -157,7 +158,7 @@ class TargetStates:
 
     def logits(self, index: Int[Tensor, " place"]) -> Float[Tensor, "place vocab"]:
         """The target's logits at flat positions, in float32."""
-        return self.output(self.hidden[-1].flatten(0, 1)[index])
+        return self.output(self.hidden[-1].flatten(0, 1)[index]).float()
 
     def before(self, anchors: Anchors) -> Float[Tensor, "anchor hidden"]:
         """The last state at the position before each root: the newest one that a draft may read."""
@@ -267,12 +268,6 @@ def frozen_copy(module: Any, dtype: torch.dtype | None = None) -> Any:
     return copy.deepcopy(module).requires_grad_(False).eval().to(dtype)
 
 
-def output_of(model: PreTrainedModel) -> nn.Linear:
-    """A model's output layer; the trainer refuses targets without one."""
-    found: Any = model.get_output_embeddings()
-    return found
-
-
 class Borrowed(nn.Module):
     """A module of the target that a head in float32 uses. Nothing trains, moves or saves its parameters."""
 
@@ -316,4 +311,4 @@ def take_output(head: PreTrainedModel, target: Target) -> None:
     if own is not None and own.weight.shape[1] == given.weight.shape[1]:
         ids: Any = getattr(head, "draft_ids", None)
         rows = given.weight.data if ids is None else given.weight.data[ids.to(given.weight.device)]
-        own.weight.data.copy_(rows[: own.weight.shape[0]])
+        own.weight.data.copy_(rows[: own.weight.shape[0]] * getattr(given, "scale", 1.0))

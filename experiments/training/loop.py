@@ -294,7 +294,7 @@ class Training:
 
         def write(folder: Path) -> None:
             self.head.save(folder, self.plan.facts)
-            known = {**self.plan.facts, "step": self.done, "figures": dict(figures or {})}
+            known = {**self.plan.facts, "step": self.done, "figures": dict(figures or {}), "scaled_output": True}
             if self.temperatures is not None:
                 known["confidence_temperatures"] = self.temperatures
             (folder / "training.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from drafters.heads.bound import OutputLayer
 from drafters.heads.training import TargetStates, TextBatch, additive, facts_of, masks_suffice
 from experiments.training.data.packing import Rows
 from specdec.target.target import Target
@@ -95,32 +96,15 @@ def _windows(config: Any) -> dict[str, int | None]:
     return {"all": window}
 
 
-class _OutputLayer:
-    """From a target's normalized last state to its logits, with the scale or softcap that some models apply."""
-
-    def __init__(self, layer: Any, text: Any):
-        divisor = getattr(text, "logits_scaling", None)
-        self.layer, self.scale = layer, getattr(text, "logit_scale", None) or (1 / divisor if divisor else 1.0)
-        self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
-
-    def __call__(self, hidden: Float[Tensor, "*place hidden"]) -> Float[Tensor, "*place vocab"]:
-        """Logits in float32."""
-        logits = self.layer(hidden).float()
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
-
-
-def _output_layer(target: Target) -> _OutputLayer:
+def _output_layer(target: Target) -> OutputLayer:
     """The way from the last state to the logits, after a trial with a few tokens."""
-    layer = target.model.get_output_embeddings()
-    if layer is None:
+    if target.model.get_output_embeddings() is None:
         raise ValueError(f"the target {target.name} has no output layer: nothing can be trained for it")
-    output = _OutputLayer(layer, target.model.config.get_text_config(decoder=True))
+    output = OutputLayer(target.model)
     ids: Int[Tensor, "row position"] = torch.arange(4, device=target.device)[None] % target.vocab_size
     with torch.no_grad():
         wanted = target.model(input_ids=ids, use_cache=False).logits.float()
-        found = output(target.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        found = output(target.model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
     if not torch.allclose(found, wanted, atol=_CLOSE * float(wanted.std()) + 1e-6, rtol=0):
         raise ValueError(
             f"the logits of the target {target.name} are not its output layer applied to its last state: models that "
