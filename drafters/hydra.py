@@ -39,6 +39,7 @@ class PrefixAttention(FeatureHead):
     """
 
     draft_ids = None
+    theta: float | None = None  # of the rotary embedding that published files hold
 
     def __init__(self, config: LlamaConfig, *, stated: bool = True):
         super().__init__(config)
@@ -73,6 +74,8 @@ class PrefixAttention(FeatureHead):
                     f"the prefix attention's {part} has {found} channels and the configuration of {target.name} calls "
                     f"for {heads * config.head_dim}: give Hydra++ heads that were trained on this target"
                 )
+        if self.theta is not None:
+            config.rope_parameters = {"rope_type": "default", "rope_theta": self.theta}
         twin = PrefixAttention(config)
         twin.load_state_dict(self.state_dict(), assign=True)
         return twin
@@ -210,7 +213,7 @@ class HydraHeads(Heads):
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "HydraHeads":
         name, stored, tensors = checkpoint.name, checkpoint.config, checkpoint.tensors(lambda key: key not in _UNUSED)
-        tensors = {key: tensor for key, tensor in tensors.items() if not key.endswith(".rotary_emb.inv_freq")}
+        turns = [tensors.pop(key) for key in [*tensors] if key.endswith(".rotary_emb.inv_freq")]
         if stored.get("hidden_state_offset"):
             raise ValueError(
                 f"{name} reads a hidden state before the last one (hidden_state_offset), not supported here"
@@ -231,6 +234,7 @@ class HydraHeads(Heads):
         fill(name, heads, tensors, NAMES)
         if heads.prefix is not None:
             move(heads.prefix, "cpu", None)
+            heads.prefix.theta = float(turns[0][1]) ** -len(turns[0]) if turns else None
         return heads
 
 

@@ -126,7 +126,8 @@ def test_a_prefixed_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Pa
     assert {"hydra_mlp.1.5.linear.bias", "hydra_lm_head.2.1.bias", "prefix_embeding_layer.norm.weight"} <= set(tensors)
     assert stored["hydra_head_arch"] == "prefix-mlp" and stored["num_attention_heads"] == 4
     tensors["prefix_embeding_layer.embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
-    tensors["prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    turns = "prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq"
+    tensors[turns] = 1e4 ** -(torch.arange(4) / 4)
     save_file(tensors, file)
     public = {key: value for key, value in stored.items() if "hydra" in key or key == "grounded_heads"}
     drafts = []
@@ -140,6 +141,10 @@ def test_a_prefixed_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Pa
             engine.generate([[1, 2, 3, 4, 5]], SamplingParams(max_new_tokens=12))
         drafts.append(seen)
     assert drafts[0] == drafts[1]
+    tensors[turns] = 5e3 ** -(torch.arange(4) / 4)
+    save_file(tensors, file)
+    own: Any = HydraDrafter.from_pretrained(tmp_path).heads.prefix
+    assert own.stated_for(target).config.rope_parameters["rope_theta"] == pytest.approx(5e3)
     wider = Target(tiny_model("qwen3", vocab_size=VOCAB), name="other")
     with pytest.raises(ValueError, match=r"q_proj has 32 channels and the configuration of other calls for 64"):
         HydraDrafter.from_pretrained(tmp_path).bind(wider, Sizes(max_batch_size=1, max_length=32))
