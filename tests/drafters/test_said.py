@@ -40,15 +40,15 @@ HEADS = {
 @pytest.mark.parametrize("kind", SCALED)
 def test_a_borrowed_output_layer_scales_and_caps_as_the_targets_code_does(kind: str) -> None:
     model, given = scaled(kind), list[torch.Tensor]()
-    with model.get_output_embeddings().register_forward_pre_hook(lambda module, args: given.append(args[0])):
-        with torch.no_grad():
-            logits = model(torch.tensor([[5, 9, 3, 60]])).logits
-            for name, made in HEADS.items():
-                if name == "MTP" and kind not in ("granite", "gemma2"):
-                    continue  # of whose layers there are no such modules
-                bound = made(model).bound(model)
-                found = bound.logits_of(given[0]) if isinstance(bound, BlockHead) else bound.lm_head(given[0])
-                torch.testing.assert_close(found, logits, msg=name)
+    model.get_output_embeddings().register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 9, 3, 60]])).logits
+        for name, made in HEADS.items():
+            if name == "MTP" and kind not in ("granite", "gemma2"):
+                continue  # of whose layers there are no such modules
+            bound = made(model).bound(model)
+            found = bound.logits_of(given[0]) if isinstance(bound, BlockHead) else bound.lm_head(given[0])
+            torch.testing.assert_close(found, logits, msg=name)
 
 
 def test_a_head_whose_own_files_scale_its_logits_is_not_scaled_twice(tmp_path: Path) -> None:
