@@ -269,10 +269,7 @@ class AssistantScorer(LastStateScorer):
 
 @contextmanager
 def buildable() -> Iterator[None]:
-    """During the ``with`` block, let models be built in which all layers read others' keys and values.
-
-    Some versions of transformers (5.23.0, for one) ask all models for a layer that stores them, even assistants.
-    """
+    """Build models, in the ``with`` block, without the layer that stores what others read (transformers 5.23 asks)."""
     text: Any = Gemma4TextConfig
     given: Any = vars(text).get("kv_sharing_modes")
     if given is None:

@@ -102,10 +102,7 @@ def wider(table: Tensor, width: int, value: int | bool) -> Tensor:
 
 
 class AdaptiveDrafter(CombinedDrafter):
-    """Asks a policy before every round how deep each row's drafts may be, and another drafter for the drafts.
-
-    The drafter is shown a batch as if the output had room for no deeper drafts, so any drafter will do.
-    """
+    """Asks a policy before every round how deep each row's drafts may be, and shows any drafter as much room."""
 
     adapts = True
 

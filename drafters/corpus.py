@@ -132,10 +132,7 @@ class Corpus:
             )
 
     def longest(self, text: Int[np.ndarray, " position"], most: int | None = None) -> Match:
-        """Returns where the longest end of a text stands, of at most ``most`` tokens.
-
-        If the last m tokens occur, so do fewer, so the length is found by doubling and bisection.
-        """
+        """Returns where the longest end of a text stands, of at most ``most`` tokens, by doubling and bisection."""
         room, matches = len(text) if most is None else min(most, len(text)), {0: Match(0, 0, 0)}
 
         def misses(length: int) -> bool:

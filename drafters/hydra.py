@@ -280,10 +280,7 @@ class HydraScorer(PathScorer):
 
 
 class HydraDrafter(LastStateDrafter):
-    """Drafts level by level: every node's head reads the node's own path. Arguments: see ``LastStateDrafter``.
-
-    Prefix attention runs in the target's dtype.
-    """
+    """Drafts level by level: every node's head reads the node's own path. Arguments: see ``LastStateDrafter``."""
 
     kind, title = HydraHeads, "Hydra"
 

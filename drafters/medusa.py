@@ -204,10 +204,7 @@ def _repeats(tensors: Mapping[str, Tensor], table: Names, num_layers: int) -> bo
 def _take_outputs(
     name: str, stored: Mapping[str, Any], tensors: dict[str, Tensor], outputs: Sequence[str]
 ) -> Int[Tensor, " column"] | None:
-    """Give every head its output layer, in the order of the target's ids, and take the map of a reduced vocabulary.
-
-    With vLLM's ``original_lm_head`` one layer serves all heads.
-    """
+    """Give heads output layers in the target's order (vLLM's ``original_lm_head`` serves all); take the ids."""
     single = tensors.pop("lm_head.weight", None)
     if single is None and stored.get("original_lm_head"):
         single = tensors.get(outputs[0])

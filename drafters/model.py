@@ -230,10 +230,7 @@ class TrainedLM(TrainedHead):
 
 @torch.no_grad()
 def copy_weights(model: PreTrainedModel, source: PreTrainedModel) -> int:
-    """Copy the weights of equal names and shapes, and return how many tensors they are.
-
-    Norms begin at one in the source, and in some models at zero, where one is added to them: the difference is copied.
-    """
+    """Copy weights of equal names and shapes, norms as differences from how they begin; return how many there are."""
     given, copied = source.state_dict(), 0
     for name, weight in model.state_dict().items():
         if name in given and given[name].shape == weight.shape:

@@ -150,10 +150,7 @@ class HeadDrafter(OwnModelDrafter):
 
     @classmethod
     def loaded(cls, path: str | Path | None, load: Callable[..., Any], shape: Any, given: Mapping[str, Any]) -> Any:
-        """Return a drafter with a head from files at ``path`` (None for the target's), which ``load`` reads.
-
-        ``given`` is ``Loaded``, and other arguments of ``load`` and of the drafter.
-        """
+        """Return a drafter with a head from ``path`` (None: the target's), by ``load``; ``given`` goes to both."""
         options = dict(given)
         options["hidden_layers"] = layers_given(options.get("hidden_layers"))
         taken = {"dtype", "device", *Where.__annotations__, *inspect.signature(load).parameters}
@@ -174,10 +171,7 @@ class HeadDrafter(OwnModelDrafter):
 
 
 class FeatureDrafter(HeadDrafter):
-    """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
-
-    ``head`` is None if ``head_for`` loads it; ``hidden_layers`` take the place of those that its files name.
-    """
+    """Drafts with a head (None: ``head_for`` loads it) that reads pairs: a state of the target, the token after it."""
 
     def __init__(
         self,

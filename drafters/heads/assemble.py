@@ -83,10 +83,7 @@ def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
 
 
 def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Names = ()) -> _Head:
-    """Put a checkpoint's tensors, by their public names, into a head on the ``meta`` device, and return it on the CPU.
-
-    Refuses tensors that are missing, superfluous, of another shape or not finite, by their public names.
-    """
+    """Returns a head from ``meta`` on the CPU with tensors of files; refuses wrong ones by their public names."""
     wanted = head.state_dict()
     ours = {public_name(key, names): key for key in wanted}
     missing = [key for key in ours if key not in tensors]
@@ -179,10 +176,7 @@ def count_layers(tensors: Iterable[str]) -> int:
 
 
 def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> PreTrainedConfig:
-    """Returns the configuration of decoder layers; where the tensors disagree with what is ``stored``, they are right.
-
-    ``layer`` is what the names of the first layer's tensors begin with.
-    """
+    """Returns decoder layers' configuration, by the tensors first; ``layer`` begins the names of the first one's."""
     width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
     reads = needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[1]
     if width != reads:  # transformers would speak of its own checks

@@ -239,10 +239,7 @@ class CandidateSelector(PlaceHead):
 
 
 class PrefixHead(PlaceHead):
-    """Adds to a place's logits C silu(J [h; s]), where h is its hidden state and s a GRU's after the tokens before it.
-
-    The GRU reads the tokens' embeddings, the root's first.
-    """
+    """Adds C silu(J [h; s]) to a place's logits: h is its state, s a GRU's after the tokens before, the root first."""
 
     reads_embeddings, output = True, "columns"
 

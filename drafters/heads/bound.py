@@ -92,10 +92,7 @@ class DraftHead(PreTrainedModel):
         """Return what the head is, as its files say."""
 
     def bound(self, target: PreTrainedModel) -> Self:
-        """Return the same head on the target's device and in its dtype, with what it borrows from the target.
-
-        The parameters are the head's own where device and dtype are right, so that training goes on in both.
-        """
+        """Return the head on the target's device and in its dtype, with what it borrows; parameters stay its own."""
         placed = beside(self, target.device, target.dtype)
         shared = [*placed.parameters(), *placed.buffers()]
         twin: Any = copy.deepcopy(placed, {id(tensor): tensor for tensor in shared})

@@ -197,10 +197,7 @@ def save_eagle(
     served: ServedFor | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``config.json``, ``model.safetensors`` and ``specdec.json``; refuses a head that the layout cannot say.
-
-    speculators' layout has to name the target (``served``); ``notes`` go to ``specdec.json``.
-    """
+    """Write a head's files; refuses what the layout cannot say, and speculators' without the target (``served``)."""
     fuses = isinstance(head, Eagle3Head)
     check_layout(layout, LAYOUTS if fuses else ("native", "sglang"))
     if layout == "sglang":

@@ -149,10 +149,7 @@ class PathScorer(LastStateScorer):
 
     @abstractmethod
     def step(self, hidden: Tensor, embeds: Tensor, above: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Return the logits of some nodes' children, and what is known of the nodes' paths.
-
-        ``hidden`` is each row's newest state, ``above`` what is known of their parents' paths; zeros above a root.
-        """
+        """Return the logits of nodes' children and what is known of their paths, by each row's state and ``above``."""
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         self._known = self.newest.new_zeros(len(batch), self._nodes, self._width)

@@ -76,10 +76,7 @@ def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[T
 
 
 def masks_suffice(model: PreTrainedModel, hidden: Callable[[TextBatch], Tensor]) -> bool:
-    """Whether documents in one row do not change each other: a trial with two first documents and an equal second one.
-
-    ``hidden`` gives the model's last states over a packed batch, with masks alone.
-    """
+    """Whether documents in a row leave each other alone, by a trial; ``hidden`` gives a packed batch's last states."""
     found = []
     for first in (1, 2):
         tokens = torch.tensor([[first, first, 3, 3]], device=model.device)
@@ -122,10 +119,7 @@ class Anchors:
         return cls(index, valid, valid)
 
     def sampled(self, batch: TextBatch, count: int, generator: torch.Generator) -> "Anchors":
-        """``count`` anchors of every row, drawn without replacement by a generator on the CPU, in ascending order.
-
-        A row with too few of them is filled up with anchors that predict nothing.
-        """
+        """``count`` anchors of every row, drawn on the CPU, ascending; rows of fewer get some that predict nothing."""
         rows, length = batch.tokens.shape
         device = self.index.device
         there = torch.zeros(rows * length, dtype=torch.bool, device=device)
