@@ -47,10 +47,7 @@ class Segment(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def segments(slots: tuple[int, ...]) -> tuple[Segment, ...]:
-    """Return the runs of consecutive slots in a batch: in ``(0, 1, 4, 5, 2)`` these are rows 0-1, rows 2-3 and row 4.
-
-    A cache that stores slots side by side can show a run without copying it.
-    """
+    """Return the runs of consecutive slots in a batch: ``(0, 1, 4, 5, 2)`` has rows 0-1, rows 2-3 and row 4."""
     steps = enumerate(itertools.pairwise(slots), start=1)
     breaks = [0, *(row for row, (before, after) in steps if after != before + 1), len(slots)]
     return tuple(Segment(slice(a, b), slice(slots[a], slots[a] + b - a)) for a, b in itertools.pairwise(breaks))
