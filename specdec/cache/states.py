@@ -131,10 +131,7 @@ class States:
     def before(
         self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"], *, drafted: bool
     ) -> Tensor:
-        """Return copies of states at places of slots, which layers may write to.
-
-        With ``drafted`` the places are those of drafted nodes; else they are final, or the root's.
-        """
+        """Return copies of states at places of slots, to write to: final ones, the root's, or ``drafted`` nodes'."""
         kept, first = self._kept(key, drafted=drafted)
         return kept[slots.to(kept.device), places.to(kept.device) - first]
 
