@@ -25,8 +25,6 @@ class Wrapped(Session):
 
 
 class Wrapping(Drafter):
-    """A drafter whose sessions are wrapped."""
-
     session: Wrapped
 
     def __init__(self, drafter: Drafter, wrap: Callable[[Session], Wrapped]):

@@ -34,7 +34,6 @@ def _as_users_run_it() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def at_hand() -> SimpleNamespace:
-    """What a user has in the notebook."""
     model, tokenizer = tiny_model(vocab_size=VOCAB_SIZE), byte_tokenizer()
     target, known = Target(model, tokenizer), {"model": model, "tokenizer": tokenizer, "small": perturbed(model, 0.1)}
     engines = {"engine": Engine(target, max_length=64), "silent": Engine(Target(model), max_length=64)}
@@ -123,7 +122,6 @@ def test_a_mistake_gets_one_sentence_before_any_work(mistake, said, at_hand) -> 
 
 
 def ids(engine: Engine, prompts: Any) -> list[tuple[int, ...]]:
-    """The prompts as the engine understood them."""
     return [done.prompt_ids for done in engine.generate(prompts, SHORT)]
 
 

@@ -19,14 +19,10 @@ ROOMS = tomllib.loads((ROOT / "tests" / "rooms.toml").read_text())
 
 
 @cache
-def lines_of(path: Path) -> int:
-    return len(path.read_text().splitlines())
-
-
 def python_files() -> dict[str, int]:
     """The lines of every Python file of the packages and the tests, by its path."""
     paths = [path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")]
-    return {path.relative_to(ROOT).as_posix(): lines_of(path) for path in paths}
+    return {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in paths}
 
 
 def in_room(file: str, patterns: Iterable[str]) -> bool:
@@ -37,10 +33,8 @@ def in_room(file: str, patterns: Iterable[str]) -> bool:
 
 def distances(files: Mapping[str, int], rooms: Mapping[str, Any]) -> dict[str, int]:
     """How many lines every room has above its limit; negative where it has fewer."""
-    return {
-        name: sum(count for file, count in files.items() if in_room(file, room["paths"])) - room["limit"]
-        for name, room in rooms.items()
-    }
+    sizes = {name: sum(files[file] for file in files if in_room(file, room["paths"])) for name, room in rooms.items()}
+    return {name: size - rooms[name]["limit"] for name, size in sizes.items()}
 
 
 def homeless(files: Iterable[str], rooms: Mapping[str, Any]) -> list[str]:
@@ -72,7 +66,6 @@ def test_every_file_has_a_room_and_a_room_that_grows_is_noticed() -> None:
 
 @cache
 def texts() -> dict[str, str]:
-    """The text of every module."""
     return {name: path.read_text() for name, path in SOURCES.items()}
 
 
@@ -144,14 +137,12 @@ class Classes:
                     self.parents[node.name], self.module[node.name], self._nodes[node.name] = bases, module, node
 
     def below(self, roots: Iterable[str]) -> set[str]:
-        """These classes and all that inherit from them."""
         found = set(roots) & self.parents.keys()
         while more := {name for name, bases in self.parents.items() if found & set(bases)} - found:
             found |= more
         return found
 
     def left_open(self, name: str) -> set[str]:
-        """The methods that a class leaves open."""
         left = set().union(*(self.left_open(base) for base in self.parents.get(name, [])))
         for node in self._nodes[name].body if name in self._nodes else ():
             if isinstance(node, ast.Assign):
@@ -238,9 +229,10 @@ def with_files(text: str, root: Path = ROOT) -> str:
 
 
 def test_pages_keep_their_size_and_are_few() -> None:
-    long = {name: words_of(text) for name, text in pages().items() if words_of(text) > LONG.get(name, MOST_WORDS)}
+    sizes = {name: words_of(text) for name, text in pages().items()}
+    long = {name: words for name, words in sizes.items() if words > LONG.get(name, MOST_WORDS)}
     assert not long, f"these pages have more words than they may: {long}"
-    short = [name for name in LONG if name not in pages() or words_of(pages()[name]) <= MOST_WORDS]
+    short = [name for name in LONG if sizes.get(name, 0) <= MOST_WORDS]
     assert not short, f"these pages need no limit of their own: {short}"
     own = {name: text for name, text in pages().items() if not name.startswith("docs/api/")}
     words = words_of((ROOT / "README.md").read_text()) + sum(map(words_of, own.values()))

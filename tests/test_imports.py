@@ -68,14 +68,12 @@ ONLY_TRACKING = {"wandb": "experiments.tracking.wandb"}
 
 
 def name_of(path: Path) -> str:
-    """Dotted module name of a source file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @functools.cache
 def parsed(source: str) -> ast.Module:
-    """The syntax tree of a source, which nobody changes."""
     return ast.parse(source)
 
 
@@ -106,7 +104,6 @@ SOURCES = {name_of(path): path for package in PACKAGES for path in sorted((ROOT 
 
 @functools.cache
 def whole_project() -> dict[str, frozenset[str]]:
-    """What every module imports."""
     return {name: imports(path.read_text(), name, typing=True) for name, path in SOURCES.items()}
 
 

@@ -282,7 +282,6 @@ def test_the_notebook_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(cell: nbformat.NotebookNode) -> str:
-    """The printed text of a cell."""
     return "".join(
         output.get("text", "") for output in cell.get("outputs", []) if output.get("name", "stdout") == "stdout"
     )

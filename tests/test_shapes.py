@@ -19,7 +19,6 @@ def added(a: Float[Tensor, " node"], b: Float[Tensor, " node"]) -> Float[Tensor,
 
 
 def checked(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What the modules under test are made of."""
     return jaxtyping.jaxtyped(typechecker=check_types)(function)
 
 

@@ -271,8 +271,6 @@ def test_sampling_is_seeded_by_the_request_filtered_and_leaves_the_global_genera
 
 def test_stop_strings_and_processors_arrive(target: Target) -> None:
     class Only(LogitsProcessor):
-        """Lets one token through."""
-
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             kept = torch.full_like(scores, -torch.inf)
             kept[:, 66] = 0.0

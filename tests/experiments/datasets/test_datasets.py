@@ -45,8 +45,6 @@ def test_windows_end_with_a_docstring_of_a_held_out_module() -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A dataset of prompts that a test gives it."""
-
     prompts: tuple[Prompt, ...]
     count: int | None = None
     seed: int = 0

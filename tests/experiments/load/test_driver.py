@@ -102,7 +102,6 @@ def made(times: Times | Sequence[float], rounds: Rounds, late: float = 0.0, **mo
 def driven(
     times: Times | Sequence[float], rounds: Rounds, *, method: str = "m", rate: float = 1.0, **more: Any
 ) -> LoadRun:
-    """A run of a driver with one server."""
     driver, _ = made(times, rounds, **more)
     driver.run()
     return driver.result(method=method, rate=rate, slots=1)

@@ -37,7 +37,6 @@ def tiny_training(saved: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def training(configure: Configure, tiny_training: list[str]) -> Configure:
-    """Composes that configuration, with more overrides."""
     return lambda *overrides: configure("train", *tiny_training, *overrides)
 
 

@@ -110,7 +110,6 @@ def room(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.full
 def test_a_training_makes_the_target_and_a_head(room: ModuleType, tmp_path: Path) -> None:
-    """A tokenizer, a language model on text alone, and heads for it."""
     overrides = [*TINY, "regenerate={documents: 4, prompt_tokens: 8, max_new_tokens: 24, batch_size: 4}"]
     sizes = "head.config={hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2}"
     out, work = tmp_path / "out", tmp_path / "work"
@@ -134,8 +133,6 @@ def test_a_training_makes_the_target_and_a_head(room: ModuleType, tmp_path: Path
 @pytest.mark.full
 def test_a_head_that_changes_outputs_is_refused(room: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
     class Wrong(RejectionVerifier):
-        """Accepts another token."""
-
         def laws(self, tree: Any, target_probs: Any) -> Any:
             laws = super().laws(tree, target_probs)
             return replace(laws, after=lambda stop: laws.after(stop).roll(1, -1))

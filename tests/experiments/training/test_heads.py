@@ -165,7 +165,6 @@ def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Targe
 
 
 def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: int, target: Target) -> Tensor:
-    """The logits of one block, as the engine computes them."""
     own, at = alone(batch, root)
     states, config, cache = frozen(own), head.config, DynamicCache()
     bound = head.bound(target.model)

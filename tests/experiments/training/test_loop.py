@@ -41,12 +41,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def final(folder: Path) -> dict[str, Any]:
-    """The state after the last step."""
     return torch.load(folder / "checkpoints" / "step-00000012.pt", weights_only=True)
 
 
 def equal(first: Any, second: Any) -> bool:
-    """Whether two states are equal to the last bit."""
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
     if isinstance(first, list):
