@@ -11,18 +11,11 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from experiments.config.sections import build
 from experiments.datasets import files
+from experiments.datasets import prompt as choice
 from experiments.datasets.context import Context
 from experiments.datasets.joined import Joined
 from experiments.datasets.jsonl import Jsonl
-from experiments.datasets.prompt import (
-    CHARACTERS_PER_TOKEN,
-    Prompt,
-    Selection,
-    choose,
-    fingerprint,
-    licenses,
-    warmup_texts,
-)
+from experiments.datasets.prompt import Prompt, Selection, choose, fingerprint
 from experiments.datasets.stdlib import HELD_OUT, Stdlib, stdlib_root
 from experiments.datasets.text import Text
 from experiments.measuring.jobs import render
@@ -37,7 +30,7 @@ def test_windows_end_with_a_docstring_of_a_held_out_module() -> None:
         name, _, line = prompt.id.rpartition(":")
         assert name.split("/")[0].removesuffix(".py") == prompt.category and prompt.category in HELD_OUT
         text = prompt.turns[0]
-        assert 0 < len(text) <= 100 * CHARACTERS_PER_TOKEN and text == text.rstrip("\n") and not prompt.chat
+        assert 0 < len(text) <= 100 * choice.CHARACTERS_PER_TOKEN and text == text.rstrip("\n") and not prompt.chat
         source = (stdlib_root() / name).read_text(encoding="utf-8", errors="replace").split("\n")
         lines = text.split("\n")
         assert lines == source[int(line) - len(lines) : int(line)], "a window is whole lines of its file"
@@ -57,6 +50,13 @@ def given(*texts: str, category: str = "", chat: bool = False) -> tuple[Prompt, 
     return tuple(Prompt(f"{category}{i}", (text,), category, chat) for i, text in enumerate(texts))
 
 
+def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **more: Any) -> Joined:
+    return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
+
+
+SAID = given(*(f"prompt {i} says something of its own" for i in range(8)))
+
+
 def numbers(size: int) -> tuple[Prompt, ...]:
     return given(*(f"{number} one\ntwo" for number in range(size)))
 
@@ -72,10 +72,10 @@ def test_choice_is_seeded_ordered_and_independent_of_the_spare_ones() -> None:
 
 def test_warm_up_never_repeats_what_is_measured() -> None:
     measured, spare = choose(Given(numbers(6), 4), spare=3)
-    texts = warmup_texts(measured, spare, 3)
+    texts = choice.warmup_texts(measured, spare, 3)
     assert len(texts) == 3 and not set(texts) & {prompt.turns[0] for prompt in measured}
     assert texts[2].startswith("two\n")
-    assert warmup_texts(measured, spare, 0) == []
+    assert choice.warmup_texts(measured, spare, 0) == []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +176,11 @@ def test_bad_files(kind, content: bytes, message: str, options: dict[str, Any], 
         (lambda: Context(tokens=0, longest=8), r"dataset\.tokens=0"),
         (lambda: Context(tokens=9, longest=8), r"dataset\.longest=8: give at least dataset\.tokens=9"),
         (lambda: Given(numbers(3) * 2), "ids must be unique"),
+        (
+            lambda: joined(SAID[:4], count=5),
+            "make 4 joined prompts of 24 characters.*and 5 are wanted.*dataset.count=4",
+        ),
+        (lambda: joined(SAID[:4], longest=1000), "make 0 joined prompts of 6000 characters"),
     ],
 )
 def test_bad_choices(make, message: str) -> None:
@@ -234,10 +239,7 @@ def test_forms(name: str, configure: Configure, tmp_path: Path) -> None:
 
 def test_licences_of_sources_and_texts_that_are_not_there(configure: Configure, tmp_path: Path) -> None:
     given = [row for row, _ in FORMS["speed_bench"]]
-    unfetched = given[0] | {
-        "question_id": "c2",
-        "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING"],
-    }
+    unfetched = given[0] | {"question_id": "c2", "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}
     path = tmp_path / "throughput_1k" / "test.parquet"
     path.parent.mkdir()
     words = ["dataset=speed_bench", f"dataset.file='{tmp_path}/{{split}}/test.parquet'", "dataset.split=throughput_1k"]
@@ -249,30 +251,24 @@ def test_licences_of_sources_and_texts_that_are_not_there(configure: Configure, 
     pandas.DataFrame(given).to_parquet(path)
     loaded = build(configure("run", *words), "dataset").load()
     assert loaded[0].license == "NVIDIA Evaluation Dataset License; https://huggingface.co/datasets/cais/hle: MIT"
-    assert licenses(loaded) == {prompt.license: 1 for prompt in loaded}
+    assert choice.licenses(loaded) == {prompt.license: 1 for prompt in loaded}
     own = Jsonl(file=written(tmp_path, {"prompt": "a", "license": "CC0"}, {"prompt": "b"}), license="MIT").load()
     assert [prompt.license for prompt in own] == ["CC0", "MIT"]
     path = written(tmp_path, {"prompt": "a", "source": "some/where"}, {"prompt": "b"})
     assert [each.license for each in Jsonl(file=path, licenses={"some/": "MIT"}).load()] == ["some/where: MIT", ""]
 
 
-def parquet(folder: Path) -> Path:
-    path = folder / "test-00000-of-00001.parquet"
-    pandas.DataFrame({"question": ["How many?", "Why?"], "turns": [["a", "b"], ["c"]]}).to_parquet(path)
-    return path
-
-
 def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    path = tmp_path / "test-00000-of-00001.parquet"
+    pandas.DataFrame({"question": ["How many?", "Why?"], "turns": [["a", "b"], ["c"]]}).to_parquet(path)
+    asked, listed = [], ["README.md", "x/train.parquet", "x/test.parquet"]
 
     def download(repository: str, name: str, *, repo_type: str, revision: str | None) -> str:
         asked.append((repository, name, repo_type, revision))
-        return str(parquet(tmp_path))
+        return str(path)
 
     monkeypatch.setattr(files, "hf_hub_download", download)
-    monkeypatch.setattr(
-        files, "list_repo_files", lambda name, repo_type: ["README.md", "x/train.parquet", "x/test.parquet"]
-    )
+    monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type: listed)
     for name in ("hf://datasets/openai/gsm8k/main/t.parquet", "hf://datasets/o/n@v1/t.parquet", "owner/name"):
         assert [prompt.turns for prompt in Jsonl(file=name).load()] == [("a", "b"), ("c",)]
     assert asked == [
@@ -281,37 +277,38 @@ def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("owner/name", "x/test.parquet", "dataset", None),
     ]
     (tmp_path / "bad.parquet").write_text("no")
-    for name, listed, words in (
-        (str(tmp_path / "bad.parquet"), [], "cannot be read as Parquet"),
-        ("hf://owner/name", [], "write a file on the hub as hf://datasets/OWNER/NAME/PATH"),
-        ("owner/name", ["a/test.parquet", "b/test.parquet"], r"several files: .* a/test\.parquet, b"),
-        ("owner/name", ["x"], "no JSONL"),
-    ):
-        monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type, listed=listed: listed)
-        with pytest.raises(ValueError, match=words):
-            Jsonl(file=name).load()
 
-
-@pytest.mark.parametrize("name", ["owner/name", "hf://datasets/owner/name/a.jsonl"])
-def test_a_hub_out_of_reach_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **more: object) -> None:
         raise LocalEntryNotFoundError("no connection.\n\nMuch more text")
 
     monkeypatch.setattr(files, "hf_hub_download", refuse)
-    monkeypatch.setattr(files, "list_repo_files", refuse)
-    with pytest.raises(ValueError, match=r"cannot get .* from the Hugging Face hub .*: no connection$"):
-        Jsonl(file=name).load()
+    for name, listing, words in (
+        (str(tmp_path / "bad.parquet"), refuse, "cannot be read as Parquet"),
+        ("hf://owner/name", refuse, "write a file on the hub as hf://datasets/OWNER/NAME/PATH"),
+        ("owner/name", lambda *_, **__: ["a/test.parquet", "b/test.parquet"], r"several files: .* a/test\.parquet, b"),
+        ("owner/name", lambda *_, **__: ["x"], "no JSONL"),
+        ("owner/name", refuse, r"cannot get .* from the Hugging Face hub .*: no connection$"),
+        ("hf://datasets/owner/name/a.jsonl", refuse, r"cannot get .* from the Hugging Face hub .*: no connection$"),
+    ):
+        monkeypatch.setattr(files, "list_repo_files", listing)
+        with pytest.raises(ValueError, match=words):
+            Jsonl(file=name).load()
 
 
-def test_the_length_of_the_context_is_exact_and_the_places_stay() -> None:
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda tokens: Context(tokens=tokens, longest=64, count=5), (8, 64)),
+        (lambda tokens: joined(SAID, tokens=tokens, longest=8), (3, 8)),
+    ],
+)
+def test_lengths_are_exact_and_runs_of_one_study_end_with_the_same_words(make, sizes: tuple[int, int]) -> None:
     tokenizer = byte_tokenizer()
-    chosen = {size: choose(Context(tokens=size, longest=64, count=5))[0] for size in (8, 64)}
-    assert [prompt.id for prompt in chosen[8]] == [prompt.id for prompt in chosen[64]]
-    for short, long in zip(chosen[8], chosen[64], strict=True):
+    chosen = [choose(make(size))[0] for size in sizes]
+    assert fingerprint(chosen[0]) != fingerprint(chosen[1])
+    for short, long in zip(*chosen, strict=True):
         ids, more = render(short, tokenizer), render(long, tokenizer)
-        assert (len(ids), len(more)) == (8, 64)
-        assert more[-8:] == ids
-    assert fingerprint(chosen[8]) != fingerprint(chosen[64])
+        assert (len(ids), len(more)) == sizes and more[-len(ids) :] == ids and short.id == long.id
 
 
 def test_context_of_files(tmp_path: Path) -> None:
@@ -327,10 +324,6 @@ def test_context_of_files(tmp_path: Path) -> None:
 def test_hashes_of_whole_prompts_are_those_of_earlier_runs() -> None:
     # Pinned: a change would keep earlier runs from being compared with new ones.
     assert fingerprint([Prompt(id="a", turns=("x", "y"), category="c", chat=True)]) == "bb2e9956140efbf9"
-
-
-def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **more: Any) -> Joined:
-    return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
 
 
 def test_prompts_of_a_category_are_joined_in_their_order_each_once() -> None:
@@ -352,27 +345,8 @@ def test_repeated_text_is_passed_over() -> None:
     assert made.turns[0].endswith("third, without the line, but long")
 
 
-def test_runs_of_one_study_end_with_the_same_words() -> None:
-    prompts = given(*(f"prompt {i} says something of its own" for i in range(8)))
-    short, long = (joined(prompts, tokens=tokens, longest=8).load() for tokens in (3, 8))
-    tokenizer = byte_tokenizer()
-    for one, other in zip(short, long, strict=True):
-        assert one.id == other.id
-        few, many = render(one, tokenizer), render(other, tokenizer)
-        assert (len(few), len(many)) == (3, 8) and many[-3:] == few
-
-
 def test_what_a_user_says_is_cut_and_the_template_comes_on_top() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     (made,) = joined(given("abcdefghijklmnopqrstuvwxyz", chat=True)).load()
     assert tokenizer.decode(list(render(made, tokenizer))) == "<wxyz>"
-
-
-def test_too_few_prompts_are_refused_with_what_to_give() -> None:
-    prompts = given(*(f"prompt {i} says something of its own" for i in range(4)))
-    with pytest.raises(ValueError, match=r"make 4 joined prompts of 24 characters.*and 5 are wanted.*dataset.count=4"):
-        choose(joined(prompts, count=5))
-    with pytest.raises(ValueError, match="make 0 joined prompts of 6000 characters"):
-        joined(prompts, longest=1000).load()
-    assert len(choose(joined(prompts, count=4))[0]) == 4
