@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AddedToken, LogitsProcessor
+from transformers import AddedToken
 from transformers.generation import candidate_generator
 
 from experiments.contenders.base import OtherEngine
@@ -128,33 +128,27 @@ def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("owner", "sent"),
+    ("owner", "extra", "sent"),
     [
-        ("vllm", {"return_token_ids": True, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.0}),
-        ("sglang", {"return_token_ids": True, "min_p": 0.1}),
-        ("llamacpp", {"samplers": ["temperature", "top_k", "top_p", "min_p"], "top_k": 0, "min_p": 0.1}),
-        ("specdec", {"return_token_ids": True, "min_p": 0.1}),
+        ("vllm", {}, {"return_token_ids": True, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.0}),
+        ("sglang", {}, {"return_token_ids": True, "min_p": 0.1}),
+        ("llamacpp", {}, {"samplers": ["temperature", "top_k", "top_p", "min_p"], "top_k": 0, "min_p": 0.1}),
+        ("specdec", {}, {"return_token_ids": True, "min_p": 0.1}),
+        ("", {"logprobs": 1}, {"logprobs": 1}),
+        ("", {"return_tokens_as_token_ids": True}, {"return_tokens_as_token_ids": True}),
     ],
 )
-def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, owner: str, sent: dict[str, Any]) -> None:
+def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, owner: str, extra, sent) -> None:
     server.owner, sampling = owner, SamplingParams(max_new_tokens=9, ignore_eos=True, min_p=0.1)
     expected = server.engine.generate(PROMPTS, sampling)
-    contender = bound(target, server)
+    contender = bound(target, server, extra=extra)
     done = contender.generate(PROMPTS, [sampling] * 3)
     assert [each.token_ids for each in done] == [each.token_ids for each in expected] and contender.tells_tokens
     assert all(sent.items() <= body.items() for body in server.seen)
     assert contender.max_length == (40 if owner == "llamacpp" else 128)
     bound(target, server, extra={"min_p": 0.0}).generate(PROMPTS[:1], [sampling])
     assert server.seen[-1]["min_p"] == 0.0, "what is given goes first"
-
-
-@pytest.mark.parametrize("extra", [{"logprobs": 1}, {"return_tokens_as_token_ids": True}])
-def test_tokens_beside_their_log_probabilities_are_taken_if_none_is_missing(target, server, extra) -> None:
-    sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
-    contender = bound(target, server, extra=extra)
-    done = contender.generate(PROMPTS[:1], [sampling])
-    assert done[0].token_ids == server.engine.generate(PROMPTS[:1], sampling)[0].token_ids and contender.tells_tokens
-    server.parts = 1
+    server.parts = 1  # tokens beside their log-probabilities are taken if none is missing
     contender.generate(PROMPTS[:1], [sampling])
     assert contender.tells_tokens == ("logprobs" not in extra)
 
@@ -171,7 +165,8 @@ def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
     assert [(each.text, each.finish_reason) for each in done] == list(texts.values())
 
 
-def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
+def test_every_failure_is_one_sentence(target: Target, server: Server, saved: Path) -> None:
+    other = Target(tiny_model(vocab_size=99))
     server.models, server.refuse, sampling, nowhere = ["a", "b"], True, [SamplingParams()], "http://127.0.0.1:9/v1"
     for message, call in (
         ("localhost:8000", lambda: OpenAIServer(base_url="localhost:8000")),
@@ -180,6 +175,10 @@ def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
         ("has 2 models: give model=…", lambda: bound(target, server)),
         ("no OpenAI-compatible server answers at", lambda: bound(target, server, base_url=nowhere)),
         ("refused a request.*no such param", lambda: bound(target, server, model="b").generate(PROMPTS[:1], sampling)),
+        (r"at batch 1 only.*max_batch_size=2", lambda: bound_hf(target, 2, HfGenerate(num_tokens=8))),
+        ("num_tokens=0: give at least 1", lambda: HfGenerate(num_tokens=0)),
+        ("nowhere", lambda: HfGenerate(assistant=str(saved / "nowhere"))),
+        ("another vocabulary", lambda: bound_hf(other, made=HfGenerate(assistant=str(saved / "drafter")))),
     ):
         with pytest.raises((ValueError, ServerError), match=message):
             call()
@@ -198,7 +197,6 @@ def plain(target: Target, sampling: SamplingParams) -> list[tuple[int, ...]]:
 
 def test_a_ragged_batch_equals_our_plain_decoding_and_the_models_own_defaults_are_not_mixed_in(target: Target) -> None:
     config = target.model.generation_config
-    assert config is not None
     config.repetition_penalty, config.do_sample = 3.0, True
     try:
         for more in ({"ignore_eos": True}, {"repetition_penalty": 1.5, "stop_token_ids": (17,)}):
@@ -270,12 +268,7 @@ def test_sampling_is_seeded_by_the_request_filtered_and_leaves_the_global_genera
 
 
 def test_stop_strings_and_processors_arrive(target: Target) -> None:
-    class Only(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            kept = torch.full_like(scores, -torch.inf)
-            kept[:, 66] = 0.0
-            return kept
-
+    only = lambda ids, scores: scores.masked_fill(torch.arange(scores.shape[1]) != 66, -torch.inf)  # noqa: E731
     letter, tokenizer = byte_tokenizer().decode([66]), copy.deepcopy(byte_tokenizer())
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(letter, special=True)]})
     special = Target(target.model, tokenizer)
@@ -284,21 +277,9 @@ def test_stop_strings_and_processors_arrive(target: Target) -> None:
         (target, (letter * 2,), ((66, 66), "", "stop")),
         (special, (letter,), ((66,), "", "stop")),
     ):
-        sampling = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=stop)
+        sampling = SamplingParams(max_new_tokens=6, logits_processor=only, stop=stop)
         done = bound_hf(model).generate([PROMPTS[0]], [sampling])[0]
         assert (done.token_ids, done.text, done.finish_reason) == wanted
-
-
-def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:
-    other = Target(tiny_model(vocab_size=99))
-    for said, make in (
-        (r"at batch 1 only.*max_batch_size=2", lambda: bound_hf(target, 2, HfGenerate(num_tokens=8))),
-        ("num_tokens=0: give at least 1", lambda: HfGenerate(num_tokens=0)),
-        ("nowhere", lambda: HfGenerate(assistant=str(saved / "nowhere"))),
-        ("another vocabulary", lambda: bound_hf(other, made=HfGenerate(assistant=str(saved / "drafter")))),
-    ):
-        with pytest.raises(ValueError, match=said):
-            make()
 
 
 def test_a_static_cache_is_compiled_on_a_cpu_too(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
