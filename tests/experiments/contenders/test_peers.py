@@ -101,10 +101,6 @@ def bound(target: Target, made: Peer, outputs: list[Completion] | None = None) -
     return made
 
 
-def ours(target: Target, sampling: SamplingParams) -> list[Completion]:
-    return Engine(target, max_length=128, max_batch_size=3).generate(PROMPTS, sampling)
-
-
 def prepared(made: Peer, target: Target, folder: Path = Path()) -> dict[str, Any]:
     made.target, made.max_batch_size = target, 1
     return made.prepared(folder)
@@ -116,9 +112,9 @@ def alive(made: Peer) -> bool:
 
 def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(target: Target) -> None:
     sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
-    expected = ours(target, sampling)
+    expected = Engine(target, max_length=128, max_batch_size=3).generate(PROMPTS, sampling)
     made = bound(target, Played(), expected)
-    assert made.about == "Played 1.2, torch 0" and made.start_seconds is not None and made.start_seconds > 0
+    assert made.about == "Played 1.2, torch 0" and made.start_seconds > 0
     done = made.generate(PROMPTS, [sampling] * 3)
     assert [(each.token_ids, each.text) for each in done] == [(each.token_ids, each.text) for each in expected]
     # Rounds of 1, 1, 1, 1, 1, 1 and 4 tokens, the last one of them before the cut.
@@ -127,9 +123,8 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
     drawn = SamplingParams(max_new_tokens=9, temperature=0.5, top_k=3, min_p=0.1, seed=1, stop_token_ids=(17,))
     made.generate(PROMPTS[:2], [drawn, replace(drawn, stream=7)])
     asked = json.loads((made.folder / "asked.json").read_text())
-    assert asked["sampling"] == {
-        "temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.0
-    }  # fmt: skip
+    sent = {"temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.0}
+    assert asked["sampling"] == sent
     assert asked["prompts"] == PROMPTS[:2] and set(asked["ends"]) == {17, *target.eos_token_ids}
     assert len(set(asked["seeds"])) == 2
     silent = bound(target, Played(always=SILENT), expected).generate(PROMPTS, [sampling] * 3)
@@ -187,23 +182,12 @@ def test_a_run_goes_on_without_a_peer_that_dies_and_keeps_all_other_results(targ
     assert len(errors) == 8 and all("Played" in each for each in errors)
 
 
-def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
-    made = bound(target, Played(HANGS))
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            made.generate(PROMPTS, [SamplingParams(max_new_tokens=9)] * 3)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+def test_neither_ctrl_c_nor_a_run_that_is_killed_leaves_a_process_or_weights(target, monkeypatch) -> None:
+    made = bound(target, Played())
+    monkeypatch.setattr(made._process, "_exchange", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        made.generate(PROMPTS, [SamplingParams(max_new_tokens=9)] * 3)
     assert not alive(made)
-
-
-def test_a_run_that_is_killed_leaves_neither_process_nor_weights(target: Target) -> None:
     made = bound(target, Played())
     assert (made.folder / "target").exists()
     made._process._socket.close()  # as the kernel does it with a process that is gone
@@ -232,10 +216,7 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
         ("Played 1.2 draws wrongly, .* at temperature=0.5 .* temperature 0", lambda: wrong.check_sampling(drawn)),
         *[(r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played(always=BOUND)))] * several,
         ("measured without a repetition penalty", lambda: LlamaCpp().check_sampling(penalized)),
-        (
-            "measured in float32, bfloat16, float16, and the target is in float64",
-            lambda: prepared(OpenVinoCpu(), double),
-        ),
+        ("measured in float32, bfloat16, float16, and .* is in float64", lambda: prepared(OpenVinoCpu(), double)),
         ("OpenVINO GenAI is measured with plain, ngram, model", lambda: OpenVinoCpu(method="eagle3")),
     ):
         with pytest.raises(ValueError, match=said):
@@ -244,15 +225,11 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
 
 def test_vllm_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel fills a copy of its output; the patched one gives every draft its request's temperature."""
-    kernels = ModuleType("vllm.utils.cpu_triton_utils")
-    kernels._expand_kernel_impl = lambda output, *_: output.long().fill_(1)  # type: ignore[attr-defined]
-    for name, made in (
-        ("vllm", ModuleType("vllm")),
-        ("vllm.utils", ModuleType("vllm.utils")),
-        (kernels.__name__, kernels),
-    ):
-        monkeypatch.setitem(sys.modules, name, made)
-    sys.modules["vllm.utils"].cpu_triton_utils = kernels  # type: ignore[attr-defined]
+    vllm, utils, kernels = map(ModuleType, ("vllm", "vllm.utils", "vllm.utils.cpu_triton_utils"))
+    kernels._expand_kernel_impl = lambda output, *_: output.long().fill_(1)
+    utils.cpu_triton_utils = kernels
+    for made in (vllm, utils, kernels):
+        monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setattr(vllm_worker, "version", lambda name: "0.32")
     assert "vLLM 0.32 divides" in vllm_worker.wrong_draws()
     vllm_worker.patch()
