@@ -2,9 +2,7 @@
 
 import gzip
 import string
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -134,45 +132,41 @@ def test_a_window_and_a_rate(tmp_path: Path) -> None:
 )
 def test_the_bundled_traces_are_the_published_ones(name, requests, rate, cv, inputs, outputs) -> None:
     trace = Trace(path=name)
-    gaps = np.diff(trace.recorded.time)
+    gaps, means = np.diff(trace.recorded.time), trace.recorded[["inputs", "outputs"]].mean().tolist()
     assert len(trace.recorded) == requests and trace.rate == pytest.approx(rate, abs=0.005)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.01)
-    means = trace.recorded.inputs.mean(), trace.recorded.outputs.mean()
-    assert means == pytest.approx((inputs, outputs), abs=0.6)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.01) and means == pytest.approx(
+        [inputs, outputs], abs=0.6
+    )
 
 
-NO_FILE = "cannot be read (", ", give a file or one of azure_code, azure_conversation"
+NO_FILE = r"cannot be read \(.*, give a file or one of azure_code, azure_conversation"
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "parts"),
+    ("content", "name", "message"),
     [
-        ("", "trace", ["cannot be read (No columns to parse from file)"]),
-        (AZURE_2023.splitlines()[0], "trace", ["no requests in known columns"]),
-        ("when,how\n1,2\n", "trace", ["no requests in known columns: give a trace that begins with TIMESTAMP,"]),
-        (AZURE_2023.replace("18:15:51.2", "18:15:49.2"), "trace", ["line 4 is earlier than the one before"]),
-        (AZURE_2023.replace("396", "many"), "trace", ["line 3 is '2023-11-16 18:15:50.9951690,many,109': give"]),
-        (BURST.replace("1087", "inf"), "trace", ["line 3 is '45,inf,230': give"]),
-        (AZURE_2023.replace("879,0", "879,0,1,2"), "trace", ["Expected 3 fields in line 4, saw 5"]),
+        ("", "trace", r"cannot be read \(No columns to parse from file\)"),
+        (AZURE_2023.splitlines()[0], "trace", "no requests in known columns"),
+        ("when,how\n1,2\n", "trace", "no requests in known columns: give a trace that begins with TIMESTAMP,"),
+        (AZURE_2023.replace("18:15:51.2", "18:15:49.2"), "trace", "line 4 is earlier than the one before"),
+        (AZURE_2023.replace("396", "many"), "trace", "line 3 is '2023-11-16 18:15:50.9951690,many,109': give"),
+        (BURST.replace("1087", "inf"), "trace", "line 3 is '45,inf,230': give"),
+        (AZURE_2023.replace("879,0", "879,0,1,2"), "trace", "Expected 3 fields in line 4, saw 5"),
         (gzip.compress(AZURE_2023.encode())[:-9], "cut.gz", NO_FILE),
         ("\x80" * 3, "x.gz", NO_FILE),
         (None, "none", NO_FILE),
         (None, "", NO_FILE),
     ],
 )
-def test_what_is_wrong_with_a_trace_is_said_with_its_line(content, name, parts, tmp_path) -> None:
+def test_what_is_wrong_with_a_trace_is_said_with_its_line(content, name, message, tmp_path) -> None:
     path = tmp_path / name if content is None else written(tmp_path, content, name)
-    with pytest.raises(ValueError, match=r"^arrival\.path=") as raised:
+    with pytest.raises(ValueError, match=rf"^arrival\.path={path}.*{message}.*\Z"):
         read(path)
-    assert str(path) in str(raised.value) and all(part in str(raised.value) for part in parts)
-    assert content is None or "\n" not in str(raised.value)
-
-
-SHARES = {"short": {"share": 3, "input": 60, "output": 8}, "long": {"share": 1, "input": 400, "output": 90}}
 
 
 def test_classes_have_their_shares_and_lengths_their_spread() -> None:
-    def share_of(classes: Mapping[str, Any]) -> float:
+    def share_of_short(**shares: float) -> float:
+        classes = {name: {"share": share, "input": 60, "output": 8} for name, share in shares.items()}
         planned = Mix(classes).plan(np.random.default_rng(0), 4000)
         return float(np.mean([each.klass == "short" for each in planned]))
 
@@ -181,8 +175,8 @@ def test_classes_have_their_shares_and_lengths_their_spread() -> None:
         found = np.array([getattr(each, name) for each in planned])
         return found.mean() / {"prompt_tokens": 200, "output_tokens": 80}[name], found.std() / found.mean()
 
-    assert share_of(SHARES) == pytest.approx(0.75, abs=0.028), "four standard errors"
-    assert share_of(SHARES | {"long": {"share": 1.3}}) != pytest.approx(0.75, abs=0.028), "another share"
+    assert share_of_short(short=3, long=1) == pytest.approx(0.75, abs=0.028), "four standard errors"
+    assert share_of_short(short=3, long=1.3) != pytest.approx(0.75, abs=0.028), "another share"
     for name in ("prompt_tokens", "output_tokens"):
         assert moments(0.0, name) == (1.0, 0.0)
         assert moments(0.5, name) == pytest.approx((1.0, 0.5), abs=0.04), "spread leaves the mean alone"
@@ -249,8 +243,7 @@ def letters(ids: list[int]) -> set[str]:
 
 def test_prompts_are_as_long_as_asked_and_no_text_comes_twice_before_all_have() -> None:
     made, seen = texts(), set()
-    sizes = [40, 1, 55, 90, 41, 40, 130, 7]
-    for number, size in enumerate(sizes):
+    for number, size in enumerate([40, 1, 55, 90, 41, 40, 130, 7]):
         ids = made.prompt(((number, size),))
         assert len(ids) == size and not letters(ids) & seen
         seen |= letters(ids)
@@ -260,7 +253,7 @@ def test_prompts_are_as_long_as_asked_and_no_text_comes_twice_before_all_have() 
         made.prompt(((100 + count, 40),))
         count += 1
     assert count > 5 and len(seen | letters(made.prompt(((100 + count - 2, 40),)))) > len(seen)
-    assert made.prompt(((1000, 5000),))[:2] and len(made.prompt(((1000, 5000),))) == 5000, "longer than all texts"
+    assert len(made.prompt(((1000, 5000),))) == 5000, "longer than all texts"
 
 
 def test_pieces_of_one_number_are_the_same_tokens_and_a_seed_decides_which() -> None:
