@@ -1,10 +1,11 @@
-"""Models over several devices, disks or processes decode the same tokens."""
+"""Models over several devices, disks or processes decode the same tokens. As a module: what every process runs."""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS
 from specdec.cache.layout import LayerShape
 from specdec.cache.storage import Cache
+from specdec.engine import round as round_module
 from specdec.execution.invariant import InvariantExecutor
 from specdec.placement import main_device
 from specdec.quantization import quantize
@@ -35,18 +37,12 @@ from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
 ON_DISK = {
-    "model.embed_tokens": "disk",
-    "model.rotary_emb": "cpu",
-    "model.layers.0": "disk",
-    "model.layers.1": "cpu",
-    "model.layers.2": "disk",
-    "model.layers.3": "cpu",
-    "model.norm": "disk",
+    **{f"model.{part}": "disk" for part in ("embed_tokens", "layers.0", "layers.2", "norm")},
+    **{f"model.{part}": "cpu" for part in ("rotary_emb", "layers.1", "layers.3")},
     "lm_head": "cpu",
 }
-DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter] | None] = {
-    "plain": None,
-    "ngram": lambda model: NGramDrafter(4),
+DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter]] = {
+    "ngram": lambda model: NGramDrafter(4, branches=2),
     "model": lambda model: ModelDrafter(model, (2, 2)),
     "medusa": lambda model: MedusaDrafter(medusa_heads(tiny_model()), (2, 1)),
 }
@@ -85,7 +81,7 @@ class FarDevice(TorchDispatchMode):
 
 
 def _run(function: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what an operation returns, on the device where all of its tensors are."""
+    """The result of an operation, on the device where all of its tensors are."""
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor) and each.ndim]
     if len({isinstance(each, FarTensor) for each in tensors}) > 1 and function not in _MOVES:
         raise RuntimeError(f"{function} mixes tensors of two devices")
@@ -111,13 +107,13 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def outputs(model: PreTrainedModel, name: str, temperature: float, **options: Any) -> list[tuple[int, ...]]:
-    make = DRAFTERS[name]
-    drafter = make(model) if make is not None else None
-    rule = RejectionVerifier() if drafter is not None else None
-    with Engine(Target(model), drafter, rule, max_batch_size=2, max_length=64, **options) as engine:
+def outputs(model: Any, name: str, temperature: float, *, agree: bool = True, **options: Any) -> list[list[int]]:
+    drafter = None if name == "plain" else DRAFTERS[name](model)
+    with Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64, **options) as engine:
+        if not agree:
+            engine.runner.agreement = parallel.Agreement()
         sampling = SamplingParams(max_new_tokens=6, temperature=temperature, seed=5)
-        return [done.token_ids for done in engine.generate(PROMPTS, sampling)]
+        return [list(done.token_ids) for done in engine.generate(PROMPTS, sampling)]
 
 
 def on_disk(folder: str) -> PreTrainedModel:
@@ -126,14 +122,12 @@ def on_disk(folder: str) -> PreTrainedModel:
 
 def test_layers_on_disk_and_offloaded_ones_decode_the_same(folder: str) -> None:
     model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
-    assert next(model.parameters()).device.type == "meta"
-    assert main_device(model) == torch.device("cpu")
+    assert next(model.parameters()).device.type == "meta" and main_device(model) == torch.device("cpu")
     for temperature in (0.0, 0.9):
         assert outputs(model, "medusa", temperature) == outputs(whole, "medusa", temperature)
     model = cpu_offload(tiny_model(seed=7, scale=4.0), execution_device=torch.device("cpu"))
-    assert next(model.parameters()).device.type == "meta"
-    assert main_device(model) == torch.device("cpu")
-    assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
+    assert next(model.parameters()).device.type == "meta" and main_device(model) == torch.device("cpu")
+    assert outputs(model, "ngram", 0.0) == outputs(whole, "ngram", 0.0)
 
 
 @pytest.mark.full
@@ -217,7 +211,53 @@ def test_maps_that_cannot_be(folder: str, options: dict[str, Any], message: str)
         load(folder, **options)
 
 
-ROOT = Path(__file__).parents[2]
+CASES = [("plain", 0.0), ("ngram", 0.0), ("model", 0.0), ("model", 0.9), ("medusa", 0.9)]
+
+
+def every(model: Any, cases: list[tuple[str, float]]) -> dict[str, list[list[int]]]:
+    return {f"{name} at {temperature}": outputs(model, name, temperature) for name, temperature in cases}
+
+
+def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A judgement that decides for another next token."""
+
+    def deciding(*args: Any) -> Any:
+        verdict = right(*args)
+        return replace(verdict, next_token=(verdict.next_token + 1) % 64)
+
+    return deciding
+
+
+def one_process(folder: Path) -> None:
+    """Decode under torchrun, and note what came out."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    DRAFTERS["model"] = lambda model: ModelDrafter(tiny_model(seed=3), (2, 2))
+    found: dict[str, Any] = {"alone": every(load(str(folder), dtype="float32").model, CASES)} if rank == 0 else {}
+    shared = load(str(folder), dtype="float32", tensor_parallel=True).model
+    engine = Engine(Target(shared), max_length=32, recording="rounds")
+    found["key heads"] = engine.runner.facts.layers[0].key_heads
+    found["executor"] = type(engine.runner.executor).__name__
+    found["recorded"] = engine._rounds.recorder.recordings is not None
+    found["bytes"] = engine.runner.weights_read().bytes
+    found["together"] = every(shared, CASES)
+    found["in int8"] = [outputs(shared, name, 0.0, kv_cache="int8") for name in ("plain", "ngram")]
+    try:
+        Engine(Target(shared), max_length=32, invariant=True)
+    except ValueError as error:
+        found["invariant"] = str(error)
+    if rank == 1:  # from here on, the processes are of different opinions
+        DRAFTERS["model"] = lambda model: ModelDrafter(tiny_model(seed=4), (2, 2))
+        DRAFTERS["ngram"] = lambda model: NGramDrafter(4, branches=2, max_ngram=1)
+        for name in ("accept", "certain"):  # rounds with a rule, and plain greedy ones
+            setattr(round_module, name, wrong(getattr(round_module, name)))
+    found["despite other opinions"] = every(shared, [CASES[0], CASES[1], CASES[3]])
+    found["without agreement"] = outputs(shared, "plain", 0.0, agree=False)
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    # gloo's threads outlive their group, and the interpreter aborts if it ends while one of them lets go of a tensor
+    # (pytorch#190489). All is written.
+    torch.distributed.barrier()
+    os._exit(0)
 
 
 @pytest.mark.full
@@ -226,10 +266,9 @@ def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
     whole.save_pretrained(tmp_path)
     own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "tests.specdec.sharing", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=own | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-    )
+    command = [*torchrun, "-m", "tests.specdec.test_device_map", str(tmp_path)]
+    options = {"cwd": Path(__file__).parents[2], "env": own | {"OMP_NUM_THREADS": "1"}, "timeout": 300}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr[-4000:]
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert len(first["together"]) == 5
@@ -248,13 +287,6 @@ def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
     # Without agreement even the first one is wrong: its forwards mix its tokens with those of the other.
     alone = first["alone"]["plain at 0.0"]
     assert alone != first["without agreement"] != second["without agreement"] != alone
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if torchrun had started three processes."""
-    for name, value in (("WORLD_SIZE", "3"), ("RANK", "0"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "localhost")):
-        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize("given", [2, True, 0, "two"])
@@ -277,7 +309,14 @@ def test_processes_that_are_not_there(given: Any, monkeypatch: pytest.MonkeyPatc
         (lambda: quantize(tiny_model(), "int8"), {}, "quantized by this project"),
     ],
 )
-def test_what_cannot_be_shared(make: Any, tmp_path: Path, started: None, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_shared(make: Any, tmp_path: Path, monkeypatch, options: dict[str, Any], message: str) -> None:
+    """As if torchrun had started three processes."""
+    for name, value in (("WORLD_SIZE", "3"), ("RANK", "0"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
     make().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         load(str(tmp_path), **{"tensor_parallel": 3} | options)
+
+
+if __name__ == "__main__":
+    one_process(Path(sys.argv[1]))

@@ -1,6 +1,7 @@
 """Our engine inside transformers' generate: the same tokens as its own loop, and few engines made."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from transformers import (
     StopStringCriteria,
     WatermarkingConfig,
 )
-from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
 from specdec import Engine, SamplingParams, Verifier
@@ -24,6 +24,11 @@ from tests.shapes import shapes_unchecked
 from tests.specdec.generation.test_calls import PAD, VOCAB, batch, letters, penalties
 from tests.test_distribution import LENGTH, LEVEL, NO_RESIDUAL, PROMPT, exact_law, goodness
 from verifiers.rejection import RejectionVerifier
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=VOCAB)
 
 
 def allowed(batch_id: int, tokens: torch.Tensor) -> list[int]:
@@ -98,34 +103,20 @@ def test_sampled_generate_follows_the_target_and_with_a_biased_rule_does_not() -
     assert sampled(NO_RESIDUAL)[0] < LEVEL
 
 
-class Heard(BaseStreamer):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.put_: list[list[int]] = []
-        self.ended = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        self.put_.append(value.flatten().tolist())
-
-    def end(self) -> None:
-        self.ended += 1
-
-
 def test_tokens_arrive_round_by_round(model) -> None:
     """At a streamer, and at a function."""
     ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier())
-    heard, got = Heard(), []
+    heard, got = Mock(), []
     prompt, common = torch.tensor([[1, 2, 3]]), {"max_new_tokens": 9, "custom_generate": ours}
     output = model.generate(prompt, **common, streamer=heard, on_tokens=lambda tokens: got.extend(tokens.tolist()))
-    assert heard.put_[0] == [1, 2, 3]  # by transformers itself
-    assert [token for tokens in heard.put_[1:] for token in tokens] == output[0, 3:].tolist() == got
-    assert len(heard.put_) == 1 + len(ours.completions[0].steps)
-    assert heard.ended == 1
+    first, *rounds = [call.args[0].flatten().tolist() for call in heard.put.call_args_list]
+    assert first == [1, 2, 3]  # by transformers itself
+    assert [token for tokens in rounds for token in tokens] == output[0, 3:].tolist() == got
+    assert len(rounds) == len(ours.completions[0].steps)
     # The next call has none, and does not find the old one.
     model.generate(prompt, **common)
-    assert heard.ended == 1
-    for given in ({"streamer": Heard()}, {"on_tokens": print}):
+    assert heard.end.call_count == 1
+    for given in ({"streamer": Mock()}, {"on_tokens": print}):
         with pytest.raises(ValueError, match=f"{next(iter(given))} follows one sequence"):
             model.generate(**batch(), **common, **given, pad_token_id=PAD)
 
@@ -139,57 +130,35 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, custom_generate=ours)
 
 
-class Counted(Engine):
-    """Counts the engines that are made, and refuses long ones."""
-
-    made = 0
-    longest = 10**6
-
-    def __init__(self, *args: Any, max_length: int, **kwargs: Any):
-        if max_length > Counted.longest:
-            raise ValueError("no room for so many tokens")
-        super().__init__(*args, max_length=max_length, **kwargs)
-        Counted.made += 1
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
-    monkeypatch.setattr(generate, "Engine", Counted)
-    monkeypatch.setattr(Counted, "made", 0)
-    return Counted
-
-
-def test_a_conversation_needs_few_engines(model, counted: type[Counted]) -> None:
-    """The length doubles: of 13, 26, ... up to 104 tokens, four engines (9 before), and the outputs are plain ones."""
+def test_a_conversation_needs_few_engines(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length doubles: of 13, 26, ... up to 104 tokens, four engines, and the outputs are plain ones."""
+    counted = Mock(side_effect=Engine)
+    monkeypatch.setattr(generate, "Engine", counted)
     ours = SpeculativeGenerate(DRAFTERS["ngram"](model), RejectionVerifier())
     ids = torch.tensor([[1, 2, 3]])
     for turn in range(8):
         plain = model.generate(ids, max_new_tokens=10)
         assert torch.equal(model.generate(ids, max_new_tokens=10, custom_generate=ours), plain)
         ids = torch.cat([plain, torch.tensor([[turn, 5, 9]])], dim=1)
-    assert counted.made == 4
+    assert counted.call_count == 4
 
 
-def stops_of(model) -> dict[str, list[str]]:
-    """Stop strings that occur in the greedy outputs of ``batch``."""
-    rows = model.generate(**batch(), max_new_tokens=12, pad_token_id=PAD).tolist()
-    spelled = ["".join(letters().convert_ids_to_tokens(row)) for row in rows]
-    tokens = [letters().convert_ids_to_tokens(row) for row in rows]
-    assert len(spelled) == 3
-    return {
-        "inside": ["".join(tokens[0][9:11])],
-        "several": ["".join(tokens[0][10:13]), "".join(tokens[1][8:10])],
-        "from the prompt on": ["".join(tokens[1][4:7])],
-        "never": ["zzzzzzz"],
-    }
+STOPS = {
+    "inside": [(0, 9, 11)],
+    "several": [(0, 10, 13), (1, 8, 10)],
+    "from the prompt on": [(1, 4, 7)],
+    "never": [],
+}
+"""The rows and columns of greedy outputs that stop strings spell."""
 
 
-@pytest.mark.parametrize("case", ["inside", "several", "from the prompt on", "never"])
+@pytest.mark.parametrize("case", STOPS)
 def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) -> None:
-    stop = stops_of(model)[case]
     common = {"max_new_tokens": 12, "pad_token_id": PAD, "eos_token_id": 29}
-    plain = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters())
     whole = model.generate(**batch(), **common)
+    spelled = [letters().convert_ids_to_tokens(row) for row in whole.tolist()]
+    stop = ["".join(spelled[row][begin:end]) for row, begin, end in STOPS[case]] or ["zzzzzzz"]
+    plain = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters())
     assert torch.equal(plain, whole) == (case == "never")
     named = {"stop_strings": stop, "tokenizer": letters()}
     # A criterion brings what it needs: no tokenizer is given.
