@@ -6,7 +6,9 @@ one thing wrong must be found.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -115,18 +117,6 @@ def tolerance(model: PreTrainedModel) -> float:
     return min(max(3 * own_error(model), 2e-6), 1e-4)
 
 
-@pytest.mark.parametrize("name", of_types(sorted(FOUND)))
-def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str) -> None:
-    model = tiny(name)
-    kind, one_by_one = FOUND[name]
-    mixers = ModelRunner(model, max_batch_size=1, max_length=32).facts.mixers
-    assert {type(model.get_submodule(mixer.name)).__name__ for mixer in mixers} == {kind}
-    assert {mixer.one_by_one for mixer in mixers} == {one_by_one}
-    bound = tolerance(model)
-    assert error(model, chunk=3) < bound
-    assert error(model, chunk=64) < bound
-
-
 Replace = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -141,11 +131,22 @@ def run_again(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", of_types(sorted(FOUND)))
-def test_paths_that_run_again_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(name)
+    kind, one_by_one = FOUND[name]
+    mixers = ModelRunner(model, max_batch_size=1, max_length=32).facts.mixers
+    assert {type(model.get_submodule(mixer.name)).__name__ for mixer in mixers} == {kind}
+    assert {mixer.one_by_one for mixer in mixers} == {one_by_one}
     bound = tolerance(model)
-    run_again(monkeypatch)
     assert error(model, chunk=3) < bound
+    assert error(model, chunk=64) < bound
+    run_again(monkeypatch)
+    assert error(model, chunk=3) < bound, "paths that run again"
+
+
+def forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Only the root of a round enters the states."""
+    patch.setattr(Pending, "commit", lambda *args: None)
 
 
 def twice(patch: pytest.MonkeyPatch) -> None:
@@ -158,19 +159,6 @@ def twice(patch: pytest.MonkeyPatch) -> None:
             self.path[slots, 0] = 0
 
     patch.setattr(Pending, "commit", again)
-
-
-# Only the root of a round enters the states; or a path is run over once more.
-@pytest.mark.parametrize(
-    "mutant", [lambda patch: patch.setattr(Pending, "commit", lambda *args: None), twice], ids=["forgotten", "twice"]
-)
-def test_paths_that_do_not_run_again_are_found(mutant: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("qwen3_next")
-    bound = tolerance(model)
-    run_again(monkeypatch)
-    mutant(monkeypatch)
-    monkeypatch.setattr("specdec.target.facts._trial", lambda *args: None)
-    assert error(model, chunk=64) > 100 * bound
 
 
 def wrong_parent(patch: pytest.MonkeyPatch) -> None:
@@ -203,14 +191,8 @@ def padding(patch: pytest.MonkeyPatch) -> None:
     """All tokens of a padded piece go through the layers."""
 
     def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
-        whole = ForwardBatch(
-            tokens=batch.tokens,
-            slots=batch.slots,
-            lengths=batch.lengths,
-            topology=batch.topology,
-            counts=None if batch.counts is None else np.full_like(batch.counts, batch.nodes),
-        )
-        return calls_of(whole, one_by_one=one_by_one)
+        counts = None if batch.counts is None else np.full_like(batch.counts, batch.nodes)
+        return calls_of(replace(batch, counts=counts), one_by_one=one_by_one)
 
     patch.setattr(recurrence, "calls_of", calls)
 
@@ -230,26 +212,29 @@ MUTANTS: dict[str, tuple[str, Replace]] = {
     "a commit without the root": ("qwen3_next", without_root),
     "padding that reaches a layer": ("qwen3_next", padding),
     "a fresh slot of zeros": ("zaya", zeros),
+    "a path that does not run again": ("qwen3_next", forgotten),
+    "a path that runs twice": ("qwen3_next", twice),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mistake_is_found(name: str) -> None:
-    kind, replace = MUTANTS[name]
+def test_a_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, mutant = MUTANTS[name]
     # A slot of zeros is no fresh one where a layer has a bias.
     model = tiny(kind, attention_bias=True)
     bound = tolerance(model)
+    if mutant in (forgotten, twice):
+        run_again(monkeypatch)
     assert error(model, chunk=64) < bound
-    with pytest.MonkeyPatch.context() as patch:
-        replace(patch)
-        patch.setattr("specdec.target.facts._trial", lambda *args: None)
-        assert error(model, chunk=64) > 100 * bound
+    mutant(monkeypatch)
+    monkeypatch.setattr("specdec.target.facts._trial", lambda *args: None)
+    assert error(model, chunk=64) > 100 * bound
 
 
 @pytest.mark.parametrize("name", ["a wrong parent's state", "a commit without the root"])
 def test_a_mistake_is_found_when_a_runner_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, replace = MUTANTS[name]
-    replace(monkeypatch)
+    kind, mutant = MUTANTS[name]
+    mutant(monkeypatch)
     with pytest.raises(ValueError, match="its logits differ by"):
         ModelRunner(tiny(kind), max_batch_size=1, max_length=32)
 
@@ -308,13 +293,11 @@ def test_a_token_that_was_seen_is_refused_and_a_failed_piece_changes_no_state() 
     model = tiny("qwen3_next")
     runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
     tokens, nothing = torch.tensor([[1, 2, 3, 4]]), np.zeros(1, dtype=np.int64)
-    head = model.get_decoder().norm
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "forward", lambda *args: (_ for _ in ()).throw(RuntimeError("no memory")))
+        patch.setattr(model.get_decoder().norm, "forward", Mock(side_effect=RuntimeError("no memory")))
         with pytest.raises(RuntimeError, match="no memory"):
             prefill(runner, tokens, nothing)
-    states = runner.cache.states
-    assert states is not None and states.lengths.tolist() == [0]
+    assert runner.cache.states.lengths.tolist() == [0]
     prefill(runner, tokens, nothing)
     logits = verify(runner, DraftTree.root_only(torch.tensor([5])), [4]).scores[0, 0]
     with torch.inference_mode():
@@ -326,12 +309,11 @@ def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch, cap
     model = tiny("qwen3_next")
     runner = ModelRunner(model, max_batch_size=2, max_length=32, max_nodes=6)
     states = runner.cache.states
-    assert states is not None
     assert sum(each.nbytes for each in states.tensors) == 2 * (6 + 2) * states.bytes_per_state
     monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 17 * states.bytes_per_state)
     sizes: dict[str, Any] = {"max_batch_size": 2, "max_length": 32}
     few = ModelRunner(model, **sizes, max_nodes=14).cache.states
-    assert few is not None and few.short is not None
+    assert few.short is not None
     # Two places in every slot, and one of three layers' at the nodes.
     assert 3 * few.bytes == 2 * (3 * 2 + 14) * few.bytes_per_state
     (line,) = [each.message for each in caplog.records if "recurrent" in each.message]

@@ -1,5 +1,6 @@
 """Recurrent layers in targets and in drafting models: token for token and in law, over refills and preemption."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.eagle import EagleDrafter
 from drafters.model import ModelDrafter
-from specdec import Drafter, Engine, ModelRunner, Paging, SamplingParams, Target, Topology
+from specdec import Drafter, Engine, Paging, SamplingParams, Target, Topology
 from specdec.cache.states import States
 from specdec.checks.drafter import assert_conforms
 from specdec.checks.reference import reference_decode
@@ -21,7 +22,6 @@ from specdec.drafting import model_scorer
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.model_scorer import RecurrentScorer
-from specdec.drafting.scored import ScoredSession
 from specdec.memory import NoRoomError
 from tests.architectures import tiny
 from tests.components import DRAFTERS
@@ -39,18 +39,12 @@ pytestmark = pytest.mark.usefixtures("untried")
 KINDS = ("qwen3_next", "mamba", "falcon_h1", "lfm2")
 
 
-@pytest.fixture(scope="module")
-def wanted() -> dict[str, list[list[int]]]:
-    """What the models' own decoding gives for the prompts of ``test_lossless``, by type; filled in when asked for."""
-    return {}
-
-
-def own(kind: str, model: PreTrainedModel, wanted: dict[str, list[list[int]]]) -> list[list[int]]:
-    if kind not in wanted:
-        with shapes_unchecked():
-            pairs = enumerate(zip(prompts(), SAMPLING, strict=True))
-            wanted[kind] = [reference_decode(model, prompt, each.seeded(i)) for i, (prompt, each) in pairs]
-    return wanted[kind]
+@functools.cache
+def own(kind: str) -> list[list[int]]:
+    """The tokens of the model's own decoding for the prompts of ``test_lossless``."""
+    with shapes_unchecked():
+        pairs = enumerate(zip(prompts(), SAMPLING, strict=True))
+        return [reference_decode(tiny(kind), prompt, each.seeded(i)) for i, (prompt, each) in pairs]
 
 
 @pytest.mark.parametrize(
@@ -62,13 +56,13 @@ def own(kind: str, model: PreTrainedModel, wanted: dict[str, list[list[int]]]) -
         if kind == "qwen3_next" or drafter in ("ngram", "recycling")
     ],
 )
-def test_speculation_equals_the_reference(kind: str, drafter: str, wanted: dict[str, list[list[int]]]) -> None:
+def test_speculation_equals_the_reference(kind: str, drafter: str) -> None:
     """More requests than slots, prompts in pieces, and greedy rows beside sampled and penalized ones."""
     model = tiny(kind)
     made = DRAFTERS[drafter](model)
     engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=3, max_length=64, prefill_chunk=7)
     outputs = engine.generate(prompts(), SAMPLING)
-    expected = own(kind, model, wanted)
+    expected = own(kind)
     for output, sampling, tokens in zip(outputs, SAMPLING, expected, strict=True):
         assert not sampling.greedy or list(output.token_ids) == tokens
     steps = [step for output in outputs for step in output.steps]
@@ -106,9 +100,7 @@ def test_outputs_are_the_same_where_accepted_tokens_run_again(monkeypatch: pytes
         )
         found.append([each.token_ids for each in engine.generate(asked, greedy) + engine.generate(asked[::-1], greedy)])
         run_again(monkeypatch)
-    states = engine.runner.cache.states
-    assert states is not None and states.short is not None and states.pending is not None
-    assert states.pending.inputs
+    assert engine.runner.cache.states.short is not None and engine.runner.cache.states.pending.inputs
     assert found[0] == found[1]
 
 
@@ -116,27 +108,19 @@ def small() -> PreTrainedModel:
     model = tiny(
         "qwen3_next", vocab_size=VOCAB, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
     )
-    head, last = model.get_output_embeddings(), model.get_submodule("model.layers.0.linear_attn.out_proj")
-    assert isinstance(head, nn.Linear) and isinstance(last, nn.Linear)
-    head.weight.data.mul_(2.0)
-    last.weight.data.mul_(8.0)  # the state matters
+    model.get_output_embeddings().weight.data.mul_(2.0)
+    model.get_submodule("model.layers.0.linear_attn.out_proj").weight.data.mul_(8.0)  # the state matters
     return model
 
 
-def law(slots: int | None) -> float:
-    return p_value(
-        small(),
-        "eagle_tree_without_replacement",
-        RejectionVerifier(),
-        SAMPLINGS["temperature 1"],
-        samples=2000,
-        slots=slots,
-    )
+def law(slots: int | None, drafter: str = "eagle_tree_without_replacement", samples: int = 2000) -> float:
+    return p_value(small(), drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=samples, slots=slots)
 
 
 def test_outputs_follow_the_target() -> None:
     """Three tokens together, as exact enumeration of the target's has them; with refilled slots."""
     assert law(500) > LEVEL
+    assert law(250, "model_tree_without_replacement", 1000) > LEVEL, "drafted by another hybrid model"
 
 
 keep = States.commit
@@ -155,14 +139,6 @@ def test_states_that_are_not_committed_are_rejected(monkeypatch: pytest.MonkeyPa
     assert law(None) < LEVEL
 
 
-def test_the_invariant_mode_has_states_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that run again do so in pieces, which round in another way."""
-    run_again(monkeypatch)
-    target = Target(tiny("lfm2"))
-    with pytest.raises(ValueError, match=r"of which every node has one"):
-        Engine(target, DRAFTERS["recycling"](target.model), RejectionVerifier(), max_length=32, invariant=True)
-
-
 def test_a_warm_up_and_recorded_decisions_change_nothing() -> None:
     target = Target(tiny("qwen3_next"))
     drafter = DRAFTERS["recycling"](target.model)
@@ -173,9 +149,8 @@ def test_a_warm_up_and_recorded_decisions_change_nothing() -> None:
     off = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
     first, second = (engine.generate([[1, 2, 3], [4, 5]], greedy) for engine in (whole, off))
     assert [each.token_ids for each in first] == [each.token_ids for each in second]
-    counts = whole.recording_counts
-    assert counts.replays > 0 and not counts.refused
-    assert isinstance(whole.runner, ModelRunner) and whole.runner.cache.states is not None
+    assert whole.recording_counts.replays > 0 and not whole.recording_counts.refused
+    assert whole.runner.cache.states is not None
 
 
 FEW_PROMPTS = [[3], *(np.random.default_rng(2).integers(1, 24, length).tolist() for length in (2, 5, 14))]
@@ -193,7 +168,6 @@ def rejected(
     """Return how many greedy drafts were not accepted to their end, after comparing outputs with plain decoding."""
     engine = Engine(target, drafter, RejectionVerifier(), max_length=64, prefill_chunk=4, **options)
     if spoil is not None:
-        assert isinstance(engine.session, ScoredSession) and isinstance(engine.session.scorer, RecurrentScorer)
         spoil(engine.session.scorer)
     outputs = engine.generate(FEW_PROMPTS, GREEDY)
     plain = engine.generate(FEW_PROMPTS, GREEDY, speculate=False)
@@ -235,9 +209,7 @@ def test_it_follows_what_others_drafted_and_slots_that_are_lost() -> None:
 
 
 def uncommitted(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
-    states = scorer.runner.cache.states
-    assert states is not None
-    patch.setattr(states, "commit", partial(only_prompts, states))
+    patch.setattr(scorer.runner.cache.states, "commit", partial(only_prompts, scorer.runner.cache.states))
 
 
 def rootless(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
@@ -257,18 +229,14 @@ def test_states_of_other_tokens_are_noticed(mutant: Mutant, monkeypatch: pytest.
     assert rejected(target, drafter, spoil=lambda scorer: mutant(monkeypatch, scorer)) > 10
 
 
-def test_it_needs_a_state_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because its trees grow from level to level."""
+def test_invariant_mode_and_drafting_models_need_a_state_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that run again do so in pieces, which round in another way; and trees grow from level to level."""
     target = Target(tiny("lfm2"))
     run_again(monkeypatch)
+    with pytest.raises(ValueError, match=r"of which every node has one"):
+        Engine(target, DRAFTERS["recycling"](target.model), RejectionVerifier(), max_length=32, invariant=True)
     with pytest.raises(NoRoomError, match="the KV caches of target and drafter need"):
         Engine(target, ModelDrafter(target.model, 3), RejectionVerifier(), max_length=32)
-
-
-def test_outputs_of_hybrid_drafts_follow_the_target() -> None:
-    """Three tokens together, drafted by another hybrid model, siblings drawn without replacement; with refills."""
-    kind = "model_tree_without_replacement"
-    assert p_value(small(), kind, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=1000, slots=250) > LEVEL
 
 
 @pytest.mark.full
@@ -288,11 +256,8 @@ TEXTS = ("import os\n\n\ndef read_lines(path):\n", "class Stack:\n    def __init
 def test_the_hybrid_writes_what_its_own_forwards_give(shape: int | TreeBuilder) -> None:
     """Ragged prompts, one slot fewer than requests; and the head knows the target, or it would draft for nothing."""
     target = Target.from_pretrained("bundled/hybrid", dtype="float32", device="cpu")
-    assert target.tokenizer is not None
-    greedy, texts = (
-        SamplingParams(max_new_tokens=24, ignore_eos=True),
-        [target.tokenizer(t)["input_ids"] for t in TEXTS],
-    )
+    greedy = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    texts = [target.tokenizer(text)["input_ids"] for text in TEXTS]
     drafter = EagleDrafter.from_pretrained("bundled/hybrid_eagle3", shape=shape)
     with shapes_unchecked(), Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
         wanted = [reference_decode(target.model, text, greedy) for text in texts]

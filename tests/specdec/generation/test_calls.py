@@ -63,7 +63,9 @@ class Own(StoppingCriteria): ...
 class OwnEos(EosTokenCriteria): ...
 
 
-WATERMARK = {"ngram_len": 2, "keys": [1], "sampling_table_size": 8, "sampling_table_seed": 0, "context_history_size": 4}
+WATERMARK = logits_process.SynthIDTextWatermarkLogitsProcessor(
+    2, keys=[1], sampling_table_size=8, sampling_table_seed=0, context_history_size=4, device=torch.device("cpu")
+)
 
 
 def criteria(*given: StoppingCriteria) -> dict[str, Any]:
@@ -86,14 +88,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_time": 1.0}, "MaxTimeCriteria"),
     (criteria(Own()), "Own"),
     (criteria(OwnEos(3)), "OwnEos"),
-    (
-        {
-            "logits_processor": [
-                logits_process.SynthIDTextWatermarkLogitsProcessor(**WATERMARK, device=torch.device("cpu"))
-            ]
-        },
-        "keeps a state from step to step",
-    ),
+    ({"logits_processor": [WATERMARK]}, "keeps a state from step to step"),
     ({"stop_strings": "a"}, "need a tokenizer"),
     # Nothing pads the rows that end first.
     (criteria(StopStringCriteria(letters(), "a")), "set eos_token_id"),
