@@ -124,11 +124,17 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
     found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
     assert found.rows == (1, 2) and found.max_depth == 2
     assert (found.device, found.dtype, found.drafter) == ("cpu", "float32", "ModelDrafter")
-    found.save(path)
-    assert RoundCosts.load(path) == found
-    for content in ('{"rows": [1]}', '{"rows": ["a"], "table": [[1.0]]}', '{"rows": [2, 1], "table": [[1.0], [1.0]]}'):
+    of_trees = RoundCosts(rows=(1,), table=((0.01, 0.02),), trees=((0, 0), (1, 1)))
+    for costs in (found, of_trees):
+        costs.save(path)
+        assert RoundCosts.load(path) == costs
+    for content in (
+        *("", '{"rows": [1]}', '{"rows": ["a"], "table": [[1.0]]}', '{"rows": [2, 1], "table": [[1.0], [1.0]]}'),
+        '{"rows": [1], "table": [[1.0]], "trees": [[1, 1]]}',
+        '{"rows": [1], "table": [[1.0, 1.0]], "trees": [[0, 0], ["a", 1]]}',
+    ):
         path.write_text(content)
-        with pytest.raises(ValueError, match="holds no costs of rounds"):
+        with pytest.raises(ValueError, match=r"costs\.json holds no costs of rounds"):
             RoundCosts.load(path)
     with Engine(target, drafter, RejectionVerifier()) as engine:  # the drafter is free again
         assert engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))
