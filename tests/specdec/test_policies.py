@@ -42,29 +42,15 @@ def bound(policy: LengthPolicy) -> LengthPolicy:
     return policy
 
 
-def costs(draft: float, fixed: float = 1.0, verify: float = 0.0) -> RoundCosts:
-    """A round takes ``fixed``, and ``draft`` and ``verify`` more for every drafted token; verify also per row."""
-    rows = (1, 8)
-    table = tuple(tuple(fixed + (draft + verify * count) * depth for depth in range(DEPTH + 1)) for count in rows)
-    return RoundCosts(rows=rows, table=table)
-
-
-def play(policy: LengthPolicy, rate: float, rounds: int, seed: int = 0) -> list[int]:
-    """The depths that a policy chooses where every token is accepted with one probability."""
-    rng, chosen = np.random.default_rng(seed), []
-    for _ in range(rounds):
-        depths = policy.depths(SLOTS, LENGTHS)
-        wrong = rng.random((2, DEPTH)) >= rate
-        reach = np.where(wrong.any(1), wrong.argmax(1), DEPTH)
-        policy.note(SLOTS, depths, np.minimum(reach, depths))
-        chosen.append(int(depths[0]))
-    return chosen
-
-
 def test_what_was_learned_of_one_request_is_where_the_next_begins() -> None:
-    policy = bound(CostAwareLength(costs(0.3), memory=1000, explore=0))
+    """A round takes 1, and 0.3 more for every drafted token, 98 % of which are accepted."""
+    costs = RoundCosts(rows=(1, 8), table=(tuple(1 + 0.3 * depth for depth in range(DEPTH + 1)),) * 2)
+    policy, rng = bound(CostAwareLength(costs, memory=1000, explore=0)), np.random.default_rng(0)
     first = policy.depths(SLOTS, LENGTHS)[0]
-    play(policy, 0.98, 300)
+    for _ in range(300):
+        depths = policy.depths(SLOTS, LENGTHS)
+        reach = (rng.random((2, DEPTH)) < 0.98).cumprod(1).sum(1)
+        policy.note(SLOTS, depths, np.minimum(reach, depths))
     policy.admit(0)
     assert policy.depths(SLOTS, LENGTHS)[0] > first
 
@@ -195,8 +181,7 @@ def test_calibration_learns_what_confidence_means() -> None:
 
 def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
     calibration, path = Calibration(depths=3, ranks=2), tmp_path / "c.json"
-    calibration.tried += 2
-    calibration.right += 1
+    calibration.tried, calibration.right = calibration.tried + 2, calibration.right + 1
     calibration.save(path, source="top")
     shallower = Calibration(depths=2, ranks=1)
     shallower.load(path, source="top")
@@ -224,9 +209,7 @@ def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> No
 
 
 @pytest.mark.parametrize("shape", [complete(StaticTree(5), strong=False), StaticTree([2, 2, 1])])
-def test_a_draft_that_ends_early_is_the_same_draft(
-    target: Target, shape: TreeBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_that_ends_early_is_the_same_draft(target: Target, shape: TreeBuilder, monkeypatch) -> None:
     """Whether the host stops the drafting or lets all nodes be drafted, the same ones are verified."""
     stopped = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
     monkeypatch.setattr(ConfidenceNodes, "_least", lambda self: None)
@@ -257,10 +240,9 @@ def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> Non
     mine = ConfidenceNodes()
     drafter = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(mine)
     found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2, by_nodes=True)
-    assert drafter.policy is mine
-    assert (found.rows, found.nodes, found.drafter) == ((1, 2), (0, 1, 2, 3), "ModelDrafter")
     found.save(tmp_path / "costs.json")
-    assert RoundCosts.load(tmp_path / "costs.json") == found
+    assert drafter.policy is mine and RoundCosts.load(tmp_path / "costs.json") == found
+    assert (found.rows, found.nodes, found.drafter) == ((1, 2), (0, 1, 2, 3), "ModelDrafter")
     assert len(found.by_nodes(2, 3)) == 4
     with pytest.raises(ValueError, match=r"by the number of nodes, .* depths are asked for"):
         found.seconds(1, 2)
@@ -271,6 +253,10 @@ def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None
     assert costs.by_nodes(1, 4).tolist() == [1.0, 1.25, 1.5, 1.75, 2.0]
     assert costs.by_nodes(3, 3).tolist() == [2.0, 2.0, 2.0, 3.0]
     assert costs.by_nodes(2, 2).tolist() == pytest.approx([1.5, 1.725, 1.95])
+
+
+def served(target: Target, costs: RoundCosts | None) -> Engine:
+    return Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +276,3 @@ def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None
 def test_what_does_not_fit(target: Target, make: Callable[[Target], object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make(target)
-
-
-def served(target: Target, costs: RoundCosts | None) -> Engine:
-    return Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())

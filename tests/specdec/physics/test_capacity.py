@@ -10,7 +10,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.planning.sources import choose_formats
 from specdec import ModelRunner
-from specdec.cache.transformers_cache import CACHE
 from specdec.physics import heads
 from specdec.physics.capacity import (
     Drafting,
@@ -18,7 +17,6 @@ from specdec.physics.capacity import (
     Served,
     activation_bytes,
     kv_bytes_per_position,
-    state_bytes_per_row,
     weight_bytes,
 )
 from specdec.physics.precision import Precision, stored
@@ -126,13 +124,10 @@ def test_what_is_no_decoder_is_refused(config: Any, said: str) -> None:
         read_shape(config)
 
 
-def test_a_missing_size_is_named() -> None:
+def test_sizes_that_files_leave_out_are_named_or_those_that_transformers_takes() -> None:
     for missing in ("num_attention_heads", "hidden_size", "vocab_size", "tie_word_embeddings"):
         with pytest.raises(MissingSizeError, match=missing):
             read_shape({key: value for key, value in BASE.items() if key != missing})
-
-
-def test_what_files_leave_out_is_what_transformers_takes() -> None:
     for kind in COUNTED:
         assert (kind in TIED) == CONFIG_MAPPING[kind]().tie_word_embeddings, kind
     for kind, sizes in DEFAULTS.items():
@@ -236,26 +231,9 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
     for room, rows in ((15e9, 0), (16e9, 0), (16e9 + 131_072, 1), (16e9 + 10.5 * 131_072, 10)):
         assert alone.most_rows(room, length=1) == rows
         assert rows == 0 or alone.longest(room, rows=1) == rows
-
-
-def test_output_layers_in_another_format() -> None:
     tied = read_shape(tiny_config("llama", tie_word_embeddings=True))
     shared, apart = (weight_bytes(tied, replace(Precision.of("float32"), output=each)) for each in (4.0, 1.0))
     assert apart == shared + tied.output_weights, "an output layer in another format is a second table"
-
-
-def test_recurrent_layers_keep_the_same_for_any_length() -> None:
-    config = tiny_config("qwen3_next")
-    model = AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.inference_mode():
-        cache = model(torch.zeros(1, 7, dtype=torch.long), use_cache=True)[CACHE]
-    kept = 0
-    for layer in cache.layers:
-        states = [value for name, value in vars(layer).items() if name.endswith("_states")]
-        for state in states:
-            parts = state if isinstance(state, list | tuple) else state.values() if isinstance(state, dict) else [state]
-            kept += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
-    assert state_bytes_per_row(read_shape(config), Precision.of("float32")) == 4 * kept
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -264,13 +242,11 @@ def test_states_take_what_was_planned(name: str, dtype: str, monkeypatch: pytest
     """A state for the row, its root and every node; matrices in float32 whatever the dtype."""
     model = tiny(name).to(getattr(torch, dtype))
     runner = ModelRunner(model, max_batch_size=2, max_length=20, max_nodes=3)
-    assert runner.cache.states is not None
     held = sum(each.nbytes for each in (*runner.cache.tensors, *runner.cache.states.tensors))
     served = Served(shape=read_shape(model.config), precision=Precision.of(dtype), drafted=3)
     assert served.slots.bytes(rows=2, length=20) == held
     monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: held - 1)
     again = ModelRunner(model, max_batch_size=2, max_length=20, max_nodes=3).cache
-    assert again.states is not None
     assert again.states.bytes + sum(each.nbytes for each in again.tensors) < held
 
 
