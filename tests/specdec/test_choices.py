@@ -49,8 +49,8 @@ class Measurement:
         return self.found
 
 
-def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_known", {})
+def next_process() -> None:
+    choices._known.clear()
 
 
 def test_a_choice_is_measured_once_and_kept_for_its_conditions(measured: Path, monkeypatch, caplog) -> None:
@@ -58,7 +58,7 @@ def test_a_choice_is_measured_once_and_kept_for_its_conditions(measured: Path, m
     with caplog.at_level(logging.INFO, logger=choices.__name__):
         for _ in range(3):
             assert chosen("rows", measure, 0) == 64
-            next_process(monkeypatch)
+            next_process()
     (line,) = caplog.messages
     assert measure.times == 1 and line.startswith("rows: 64 (measured in ")
     assert [each.suffix for each in measured.iterdir()] == [".json"], "and nothing else is left"
@@ -89,9 +89,9 @@ def test_a_file_that_is_not_right_is_measured_again(damage: str, mutant: bool, m
     (file,) = measured.iterdir()
     file.write_text(DAMAGES[damage](file.read_text()))
     measure.found = 32
-    next_process(monkeypatch)
+    next_process()
     assert (chosen("rows", measure, 0) == 32) is not mutant
-    next_process(monkeypatch)
+    next_process()
     assert mutant or (chosen("rows", measure, 0) == 32 and measure.times == 2), "and is right from then on"
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_kept_or_was_disturbed_is_measured_once_per_process(measu
     assert not list(measured.iterdir())
     measured.rmdir()  # as the folder in which a library was compiled that is not kept
     assert [chosen("rows", measure, 0) for _ in range(2)] == [64, 64] and measure.times == 1
-    next_process(monkeypatch)
+    next_process()
     assert (chosen("rows", measure, 0), chosen("threads", Measurement(2), 4)) == (64, 2) and measure.times == 2
 
 
@@ -112,6 +112,11 @@ def test_nothing_is_measured_where_nothing_is_to_choose(measured: Path, monkeypa
         assert chosen("rows", measure, 0) == 0
     monkeypatch.setattr(choices, "native_library", lambda: None)
     assert chosen("rows", measure, 0) == 0 and measure.times == 0 and not list(measured.iterdir())
+    monkeypatch.setattr(choices, "least_seconds", lambda ways: pytest.fail("nothing is measured"))
+    assert recommended_threads(Cpu(physical_cores=8, quota=2.0, omp_threads=6)) == 6
+    assert recommended_threads(Cpu(physical_cores=8, quota=0.5)) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert recommended_threads(Cpu(physical_cores=8)) == 8
 
 
 class Clock:
@@ -136,8 +141,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(choices, "perf_counter", made)
+    monkeypatch.setattr(choices, "perf_counter", made := Clock())
     return made
 
 
@@ -195,14 +199,6 @@ def test_threads_are_the_fewest_with_which_a_product_is_fast(seconds, threads, m
     assert len(list(measured.iterdir())) == (max(seconds.values()) == 1.0)
 
 
-def test_threads_where_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "least_seconds", lambda ways: pytest.fail("nothing is measured"))
-    assert recommended_threads(Cpu(physical_cores=8, quota=2.0, omp_threads=6)) == 6
-    assert recommended_threads(Cpu(physical_cores=8, quota=0.5)) == 1
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert recommended_threads(Cpu(physical_cores=8)) == 8
-
-
 def rows_of(way: Callable[[], object]) -> int:
     assert isinstance(way, partial)
     return way.args[0].shape[-2]
@@ -221,7 +217,7 @@ def test_rows_that_torch_multiplies(slower: set[int], found: int, monkeypatch: p
             return torch.equal(own(), other())
 
         monkeypatch.setattr(packing, "loses", tried)
-        next_process(monkeypatch)
+        next_process()
         assert packing._torch_rows(dtype) == min(packing._TRIED), "both ways compute the same"
 
 

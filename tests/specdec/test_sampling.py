@@ -10,14 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process
 
 from specdec.filters import first_largest, keep_top, largest, nucleus
 from specdec.requests import GREEDY_BELOW, SamplingParams
@@ -66,13 +59,9 @@ def test_numbers_are_taken_as_they_are_meant_up_to_the_largest() -> None:
     params = checked(top_k=np.int64(3), seed=np.uint8(7), temperature=np.float32(0.5), stop_token_ids=np.arange(2))
     assert params == SamplingParams(top_k=3, seed=7, temperature=0.5, stop_token_ids=(0, 1))
     assert (type(params.top_k), type(params.seed), type(params.temperature)) == (int, int, float)
-    extremes = [
-        SamplingParams(temperature=3.4028234e38),
-        SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e20),
-        SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e-20),
-    ]
     logits = torch.tensor([[[65504.0, -65504.0, 1.0, 0.0]]])
-    for params in extremes:
+    for temperature, penalty in ((3.4028234e38, 1.0), (GREEDY_BELOW, 1e20), (GREEDY_BELOW, 1e-20)):
+        params = SamplingParams(temperature=temperature, repetition_penalty=penalty)
         state = slots_of([[0, 1]], vocab_size=4, params=[params]).sampling
         p = probs(logits, state, torch.tensor([[[0]]]))
         assert p.isfinite().all() and abs(float(p.sum()) - 1) < 1e-6, params
@@ -88,54 +77,41 @@ def test_numbers_are_taken_as_they_are_meant_up_to_the_largest() -> None:
 VOCAB = 50
 
 PARAMS = [
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.3),
-    SamplingParams(temperature=2.5),
-    SamplingParams(temperature=1.0, top_k=1),
-    SamplingParams(temperature=1.0, top_k=7),
-    SamplingParams(temperature=1.0, top_k=VOCAB + 10),
-    SamplingParams(temperature=1.0, top_p=0.9),
+    *(SamplingParams(temperature=temperature) for temperature in (0.0, 0.3, 1.0, 2.5)),
+    *(SamplingParams(temperature=1.0, top_k=top_k) for top_k in (1, 7, VOCAB + 10)),
+    *(SamplingParams(temperature=1.0, top_p=top_p) for top_p in (0.9, 1e-6)),
     SamplingParams(temperature=0.7, top_p=0.1),
-    SamplingParams(temperature=1.0, top_p=1e-6),
     SamplingParams(temperature=1.0, min_p=0.05),
     SamplingParams(temperature=1.5, min_p=1.0),
     SamplingParams(temperature=0.8, top_k=20, top_p=0.8),
     SamplingParams(temperature=1.3, top_k=10, top_p=0.95, min_p=0.1),
-    SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, top_k=5, top_p=0.5, min_p=0.5),
 ]
 
 
 def tensors(params: list[SamplingParams], seen: torch.Tensor | None = None) -> SamplingTensors:
     """The parameters as the slots of a batch hold them: filters are off where a row is greedy."""
-
-    def column(name: str, off: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor([off if p.greedy else getattr(p, name) for p in params], dtype=dtype)
-
-    return SamplingTensors.of(
-        params,
-        temperature=column("temperature", 0.0),
-        top_k=column("top_k", 0, torch.long),
-        top_p=column("top_p", 1.0),
-        min_p=column("min_p", 0.0),
-        repetition_penalty=torch.tensor([p.repetition_penalty for p in params]),
-        seen=seen,
-    )
+    columns = {
+        name: torch.tensor([off if p.greedy else getattr(p, name) for p in params])
+        for name, off in (("temperature", 0.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
+    }
+    penalties = torch.tensor([p.repetition_penalty for p in params])
+    return SamplingTensors.of(params, **columns, repetition_penalty=penalties, seen=seen)
 
 
 def by_transformers(logits: torch.Tensor, params: SamplingParams, sequence: list[int]) -> torch.Tensor:
     """What ``generate`` would sample from after a sequence: float32[vocab]."""
-    processors = LogitsProcessorList()
+    processors = logits_process.LogitsProcessorList()
     if params.repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if not params.greedy:
-        processors.append(TemperatureLogitsWarper(params.temperature))
-        if params.top_k > 0:
-            processors.append(TopKLogitsWarper(params.top_k))
-        if params.top_p < 1:
-            processors.append(TopPLogitsWarper(params.top_p))
-        if params.min_p > 0:
-            processors.append(MinPLogitsWarper(params.min_p))
+        processors.append(logits_process.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    for name, kind, off in (
+        ("temperature", logits_process.TemperatureLogitsWarper, None),
+        ("top_k", logits_process.TopKLogitsWarper, 0),
+        ("top_p", logits_process.TopPLogitsWarper, 1.0),
+        ("min_p", logits_process.MinPLogitsWarper, 0.0),
+    ):
+        if not params.greedy and getattr(params, name) != off:
+            processors.append(kind(getattr(params, name)))
     scores = processors(torch.tensor([sequence]), logits[None])[0]
     if params.greedy:
         return torch.nn.functional.one_hot(scores.argmax(), VOCAB).float()

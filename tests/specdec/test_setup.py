@@ -4,6 +4,7 @@ import copy
 import json
 import linecache
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,6 @@ from specdec.target.target import Target
 from specdec.tree import TreeShape
 from tests.models import tiny_model
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
 LAPTOP = Cpu(features=frozenset({"avx2", "fma", "f16c"}), physical_cores=4, logical_cores=8)
 AVX512 = Cpu(features=LAPTOP.features | {"avx512f", "avx512bw", "avx512_vnni"})
 ZEN4 = Cpu(features=AVX512.features | {"avx512_bf16"})
@@ -32,11 +31,7 @@ RASPBERRY = Cpu(features=frozenset({"asimd", "crc32"}))
 UNKNOWN = Cpu()
 
 
-def limited(onednn_limit: str) -> Cpu:
-    return Cpu(features=SAPPHIRE_RAPIDS.features, onednn_limit=onednn_limit)
-
-
-def test_native_arithmetic_and_cores_that_a_process_may_use() -> None:
+def test_native_arithmetic_cores_that_a_process_may_use_and_the_dtype_that_is_fast() -> None:
     for facts, bfloat16, float16 in (
         (LAPTOP, False, False),
         (AVX512, False, False),
@@ -45,16 +40,16 @@ def test_native_arithmetic_and_cores_that_a_process_may_use() -> None:
         (GRAVITON3, True, True),
         (RASPBERRY, False, False),
         (UNKNOWN, False, False),
-        (Cpu(features=SAPPHIRE_RAPIDS.features, onednn=False), False, False),
-        (limited("AVX512_CORE"), False, False),
-        (limited("AVX512_CORE_BF16"), True, False),
-        (limited("AVX512_CORE_AMX"), True, True),
+        (replace(SAPPHIRE_RAPIDS, onednn=False), False, False),
+        (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE"), False, False),
+        (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE_BF16"), True, False),
+        (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE_AMX"), True, True),
     ):
         found = machine.native_bfloat16(facts), machine.native_float16(facts)
         assert found == (bfloat16, float16), facts
-        native = [machine.is_native(dtype, CPU, facts) for dtype in (torch.bfloat16, torch.float16)]
+        native = [machine.is_native(dtype, torch.device("cpu"), facts) for dtype in (torch.bfloat16, torch.float16)]
         assert native == [bfloat16, float16], facts
-        assert machine.is_native(torch.float32, CPU, facts) and machine.is_native(torch.float64, CPU, facts)
+        assert all(machine.is_native(dtype, torch.device("cpu"), facts) for dtype in (torch.float32, torch.float64))
     for facts, cores in (
         (LAPTOP, 4),
         (Cpu(physical_cores=32, quota=4.0), 4),
@@ -64,23 +59,17 @@ def test_native_arithmetic_and_cores_that_a_process_may_use() -> None:
         (UNKNOWN, 1),
     ):
         assert machine.usable_cores(facts) == cores, facts
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "device", "native", "dtype", "lacking"),
-    [
-        ("bfloat16", CPU, True, "bfloat16", ""),
-        ("bfloat16", CPU, False, "float32", "CPU"),
-        ("bfloat16", CUDA, False, "float16", "GPU"),
-        ("float16", CUDA, True, "float16", ""),
-        ("float32", CPU, None, "float32", ""),
-    ],
-)
-def test_auto_is_what_is_fast(checkpoint, device, native, dtype, lacking) -> None:
-    choice = choose_dtype(getattr(torch, checkpoint), device, native=native)
-    why = f"because this {lacking} has no native {checkpoint} arithmetic (checkpoint: {checkpoint})"
-    reason = f"auto: {dtype}, " + (why if lacking else "as in the checkpoint")
-    assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
+    for checkpoint, device, native, dtype, lacking in (
+        ("bfloat16", "cpu", True, "bfloat16", ""),
+        ("bfloat16", "cpu", False, "float32", "CPU"),
+        ("bfloat16", "cuda", False, "float16", "GPU"),
+        ("float16", "cuda", True, "float16", ""),
+        ("float32", "cpu", None, "float32", ""),
+    ):
+        choice = choose_dtype(getattr(torch, checkpoint), torch.device(device), native=native)
+        why = f"because this {lacking} has no native {checkpoint} arithmetic (checkpoint: {checkpoint})"
+        reason = f"auto: {dtype}, " + (why if lacking else "as in the checkpoint")
+        assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
 
 
 def quota(root: Path, own: str, **limits: str) -> float | None:
@@ -108,8 +97,7 @@ def test_quotas_of_control_groups(tmp_path: Path) -> None:
 def test_this_machine_is_read_without_fail() -> None:
     facts = machine.cpu()
     assert 1 <= facts.physical_cores <= facts.logical_cores
-    assert facts.name and facts.features
-    assert machine.cpu() is facts
+    assert facts.name and facts.features and machine.cpu() is facts
     if torch.cpu._is_avx512_bf16_supported():  # another source than the one that names the features
         assert "avx512_bf16" in facts.features
     assert table(facts)["processor"] == facts.name
@@ -124,10 +112,6 @@ SMALL: dict[str, Any] = dict(zip(SIZES, (32, 2, 4, 2, 8, 40), strict=True)) | {
     "vocab_size": 48, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None,
 }  # fmt: skip
 LARGER = LlamaShape(**dict(zip(SIZES, (96, 4, 12, 6, 8, 112), strict=True)))
-
-
-def shape(**changes: int) -> LlamaShape:
-    return LlamaShape(**{name: changes.get(name, getattr(LARGER, name)) for name in vars(LARGER)})
 
 
 def small(*, seed: int = 0, **changes: object) -> LlamaForCausalLM:
@@ -164,9 +148,9 @@ SOURCES: dict[str, dict[str, object]] = {
 }
 GOALS = {
     "larger": LARGER,
-    "its own key-value heads": shape(num_key_value_heads=12),
-    "wider groups": shape(num_attention_heads=24, num_key_value_heads=4),
-    "four times as wide heads": shape(head_dim=32, num_key_value_heads=12),
+    "its own key-value heads": replace(LARGER, num_key_value_heads=12),
+    "wider groups": replace(LARGER, num_attention_heads=24, num_key_value_heads=4),
+    "four times as wide heads": replace(LARGER, head_dim=32, num_key_value_heads=12),
     "the same but for layers": LlamaShape(**dict(zip(SIZES, (32, 3, 4, 4, 8, 40), strict=True))),
 }
 
@@ -196,7 +180,7 @@ def test_same_logits(source: str, goal: str) -> None:
 def test_every_compensation_is_needed(forgotten: str) -> None:
     """The mutants of the test above: without one of the compensations the logits are visibly others."""
     model = small(rms_norm_eps=0.05)
-    goal = shape(head_dim=16, num_key_value_heads=12)
+    goal = replace(LARGER, head_dim=16, num_key_value_heads=12)
     larger = inflate(model, goal)
     if forgotten == "norm":
         larger.model.norm.weight.data.mul_(3**0.5)
@@ -227,7 +211,7 @@ def test_named_shapes_are_llama_shapes_and_other_models_are_refused() -> None:
     rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0, "original_max_position_embeddings": 32}
     model = small(rope_parameters=rope)
     with pytest.raises(ValueError, match="yarn RoPE depends on the head's width"):
-        inflate(model, shape(head_dim=16))
+        inflate(model, replace(LARGER, head_dim=16))
     torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
 
 
@@ -236,11 +220,11 @@ def test_named_shapes_are_llama_shapes_and_other_models_are_refused() -> None:
     [
         ("7b", "110m, 1b, 8b"),
         ({"hidden_size": 64}, "exactly the numbers hidden_size, "),
-        (shape(hidden_size=24), "hidden_size is 32, .* 24"),
-        (shape(num_hidden_layers=1), "num_hidden_layers is 2, .* 1"),
-        (shape(head_dim=12), "multiple of that width, not of 12"),
-        (shape(num_key_value_heads=1), "give the shape more key-value heads"),
-        (shape(num_key_value_heads=5), "divide num_attention_heads"),
+        (replace(LARGER, hidden_size=24), "hidden_size is 32, .* 24"),
+        (replace(LARGER, num_hidden_layers=1), "num_hidden_layers is 2, .* 1"),
+        (replace(LARGER, head_dim=12), "multiple of that width, not of 12"),
+        (replace(LARGER, num_key_value_heads=1), "give the shape more key-value heads"),
+        (replace(LARGER, num_key_value_heads=5), "divide num_attention_heads"),
     ],
 )
 def test_what_does_not_fit_is_refused(goal: Any, words: str) -> None:
@@ -253,15 +237,13 @@ def raised(function: Callable[[], object]) -> Exception:
     try:
         function()
     except Exception as error:
-        trace = error.__traceback__
-        assert trace is not None
-        return error.with_traceback(trace.tb_next)
+        return error.with_traceback(error.__traceback__.tb_next)
     raise AssertionError("nothing was raised")
 
 
-def source(where: Place | None) -> str:
+def source(where: Place) -> str:
     """The text of a line of this file."""
-    assert where is not None and Path(where.file).resolve() == Path(__file__).resolve()
+    assert Path(where.file).resolve() == Path(__file__).resolve()
     return linecache.getline(where.file, where.line)
 
 
@@ -280,15 +262,12 @@ def shapes() -> object:
 def test_an_error_is_told_from_the_deepest_line_of_the_users_own_code() -> None:
     for function in (reads, computes, shapes):
         found = own_place(raised(function))
-        assert "raises" in source(found)
-        assert found is not None and found.function == function.__name__
+        assert "raises" in source(found) and found.function == function.__name__
     error = raised(shapes)
-    trace = error.__traceback__
-    assert trace is not None
-    bare = error.with_traceback(trace.tb_next)  # as if the framework had been called by itself
+    bare = error.with_traceback(error.__traceback__.tb_next)  # as if the framework had been called by itself
     assert own_place(bare) is None
     found = place(bare)
-    assert found is not None and found.file.endswith("specdec/arguments.py") and found.function == "whole"
+    assert found.file.endswith("specdec/arguments.py") and found.function == "whole"
     try:
         raise ValueError("in other words").with_traceback(None) from raised(reads)
     except ValueError as error:
@@ -301,8 +280,7 @@ def test_an_error_is_told_from_the_deepest_line_of_the_users_own_code() -> None:
 
 
 def test_a_file_that_python_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(SyntaxError) as caught:
-        compile((tmp_path / "own.py").read_text(), str(tmp_path / "own.py"), "exec")
+        compile("x = 1\ndef f(:\n", str(tmp_path / "own.py"), "exec")
     monkeypatch.chdir(tmp_path)
     assert str(own_place(caught.value.with_traceback(None))) == "own.py:2"

@@ -80,7 +80,7 @@ def test_the_bound_follows_the_dtype() -> None:
         # float64's logits are compared in float32, so its unit counts.
         unit = torch.finfo(torch.float32 if dtype is torch.float64 else dtype).eps * power
         bound = examined(model, (0, 1)).bound
-        assert bound is not None and FLOOR_ULPS * unit <= bound < 40 * unit
+        assert FLOOR_ULPS * unit <= bound < 40 * unit
         bounds[dtype] = bound
     assert bounds[torch.float64] <= bounds[torch.float32] < 1e-3 * bounds[torch.bfloat16]
 
@@ -92,8 +92,7 @@ def test_every_architecture_can_be_fed_in_pieces(architecture: str) -> None:
     """In float32 the pieces agree to a few units, also through sliding windows and the engine's own kernels."""
     model = tiny_model(architecture, vocab_size=32)
     long = [*SEQUENCE, *range(12)]
-    bound = examine(model, long, (0, 1), GREEDY, prompt_length=6).bound
-    assert bound is not None and bound < 1e-4
+    assert examine(model, long, (0, 1), GREEDY, prompt_length=6).bound < 1e-4
     expected = ties._run_model(model, long, ())
     for cuts in ties._cuts(len(long), 6):
         with torch.inference_mode():
@@ -111,21 +110,6 @@ def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) ->
         assert examined(masked, (0, 1)).bound == plain
 
 
-def shift(engine: Engine, by: float) -> None:
-    """Make an engine's forwards add ever more to the logit of token 0: it computes something else than the model."""
-    right = engine.runner.run
-    calls = []
-
-    def run(batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
-        output = right(batch, cache)
-        calls.append(1)
-        logits = output.scores.clone()
-        logits[..., 0] += by * len(calls)
-        return replace(output, logits=logits)
-
-    engine.runner.run = run  # type: ignore[method-assign]
-
-
 def engine_of(model: PreTrainedModel, batch: int = 2) -> Engine:
     return Engine(Target(model), NGramDrafter(), RejectionVerifier(), max_batch_size=batch, max_length=64)
 
@@ -139,16 +123,23 @@ def near_tie(model: PreTrainedModel, margin: float) -> SamplingParams:
     return replace(GREEDY, logits_processor=lambda ids, given: given + rise)
 
 
-def test_an_engine_that_computes_something_else_does_not_excuse_itself(model: PreTrainedModel) -> None:
-    alone = examined(model, (0, 1)).bound
-    assert alone is not None
+def test_an_engine_that_computes_something_else_does_not_excuse_itself(model: PreTrainedModel, monkeypatch) -> None:
     engine = engine_of(model)
-    close = near_tie(model, 1.5 * alone)
+    close = near_tie(model, 1.5 * examined(model, (0, 1)).bound)
     own = examined(model, (0, 1), close).bound
-    assert own is not None
     honest = examined(model, (0, 1), close, runner=engine.runner).bound
-    assert honest is not None and own <= honest <= RUNNER_AT_MOST * own
-    shift(engine, 5.0)
+    assert own <= honest <= RUNNER_AT_MOST * own
+    right, calls = engine.runner.run, []
+
+    def run(batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
+        """Add ever more to the logit of token 0: that is something else than the model."""
+        output = right(batch, cache)
+        calls.append(1)
+        logits = output.scores.clone()
+        logits[..., 0] += 5.0 * len(calls)
+        return replace(output, logits=logits)
+
+    monkeypatch.setattr(engine.runner, "run", run)
     assert examined(model, (0, 1), close, runner=engine.runner).bound == RUNNER_AT_MOST * own
 
 
@@ -163,7 +154,7 @@ def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrain
     assert abs(margin - float(full[best] - full[second])) > 1e-3, "nothing would be noticed"
     tie = examined(model, (second, best), kv_cache="int8", runner=engine.runner)
     assert tie.margin == pytest.approx(margin, abs=1e-4)
-    assert tie.bound is not None and tie.bound < margin
+    assert tie.bound < margin
 
 
 @pytest.mark.full
@@ -174,9 +165,7 @@ def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.Mo
     sequence = torch.randint(0, target.vocab_size, (120,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def bound(name: str | None) -> float:
-        found = examine(target.model, sequence, (0, 1), GREEDY, prompt_length=118, kv_cache=name).bound
-        assert found is not None
-        return found
+        return examine(target.model, sequence, (0, 1), GREEDY, prompt_length=118, kv_cache=name).bound
 
     raised = bound(kv_cache)
     assert bound(None) < 1e-3 < raised < 0.5
@@ -184,25 +173,8 @@ def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.Mo
     assert bound(kv_cache) < raised
 
 
-TOP, IID, SWOR = DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
+IID, SWOR = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
-
-
-@pytest.mark.parametrize(
-    ("p", "words"),
-    [
-        ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) sums to 0.95"),
-        ({**COIN, (0,): [1.25, -0.25]}, r"p after \(0,\) has a negative"),
-        ({**COIN, (0,): [1.0, float("nan")]}, r"p after \(0,\) .* not finite"),
-    ],
-)
-def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        tables_of(p, COIN)
-
-
-CHAIN, FORK = TreeShape.chain(1), TreeShape.branching(2)
-TABLES = tables_of(COIN, COIN)
 
 
 class ChainRule(RejectionVerifier):
@@ -210,27 +182,20 @@ class ChainRule(RejectionVerifier):
     chain_only = True
 
 
-def broken(**changes: object) -> tuple[DraftTree, Tensor]:
-    """Row 1 of a batch of two trees with two children."""
-    p = torch.full((2, 3, 2), 0.5)
-    parts = {
-        "tokens": torch.zeros(2, 3, dtype=torch.long),
-        "parents": torch.tensor([[-1, 0, 0], [-1, 0, 0]]),
-        "sampling": IID,
-        "draft_probs": p.clone(),
-        **{name: value for name, value in changes.items() if name != "p"},
-    }
-    return DraftTree.build(**parts), changes.get("p", p)
+HALF = torch.full((2, 3, 2), 0.5)
+PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
+
+
+def broken(*, p: Tensor = HALF, **changes: object) -> tuple[DraftTree, Tensor]:
+    """A batch of two trees with two children, but for changes."""
+    parts = {"tokens": PARENTS * 0, "parents": PARENTS, "sampling": IID, "draft_probs": HALF}
+    return DraftTree.build(**parts | changes), p
 
 
 def changed(table: Tensor, at: tuple[int, ...], value: float) -> Tensor:
     table = table.clone()
     table[at] = value
     return table
-
-
-HALF = torch.full((2, 3, 2), 0.5)
-PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +221,14 @@ def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
         check_drafts(RejectionVerifier(), *broken(**changes))
 
 
-def test_a_rule_is_not_asked_for_what_it_does_not_take() -> None:
+def test_rows_that_are_no_distributions_and_drafts_that_a_rule_does_not_take() -> None:
+    for after, row, words in (
+        ((1,), [0.25, 0.7], r"p after \(1,\) sums to 0.95"),
+        ((0,), [1.25, -0.25], r"p after \(0,\) has a negative"),
+        ((0,), [1.0, float("nan")], r"p after \(0,\) .* not finite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            tables_of(COIN | {after: row}, COIN)
     with pytest.raises(ValueError, match=r"row 0, node 2: .* ChainRule takes chains only"):
         check_drafts(ChainRule(), *broken())
     tables = Tables.random(3, 2, seed=0)
@@ -270,8 +242,8 @@ def test_the_joint_law_is_a_law_and_its_distance_is_counted_by_hand() -> None:
     def accept_all(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
         return torch.eye(2, dtype=target_probs.dtype)[-1].expand(len(target_probs), -1)
 
-    p = {(): [0.5, 0.5], (0,): [0.5, 0.5], (1,): [0.5, 0.5]}
-    q = {**p, (): [0.25, 0.75]}
+    p = {path: [0.5, 0.5] for path in ((), (0,), (1,))}
+    q = p | {(): [0.25, 0.75]}
     rule = ChangedRule(RejectionVerifier(), stop=accept_all)
     result = enumerate_outcome(rule, tables_of(p, q), TreeShape.chain(1), IID)
     assert result.joint.tolist() == [0.125, 0.125, 0.375, 0.375]
