@@ -15,7 +15,6 @@ The notebook runs as it is.
 import gc
 import importlib
 import importlib.util
-import itertools
 import json
 import os
 import re
@@ -51,8 +50,8 @@ PLUGINS = {
 """Choices that exist only where an extra is installed."""
 MOST_LINES = 150
 """What a visitor reads of a README."""
-SHORT = {"experiments.replay": ("trace", True), "experiments.compare": ("runs", True)}
-"""Commands that take bare folders: the setting that these stand for, and whether it takes several."""
+SHORT = {"experiments.replay": "trace", "experiments.compare": "runs"}
+"""Commands that take bare folders, and the setting that these stand for."""
 
 
 def text_of(document: str) -> str:
@@ -70,12 +69,10 @@ def blocks(document: str) -> list[tuple[int, str, str]]:
 def commands() -> list[tuple[str, str]]:
     """Returns place and text of every command in a ``bash`` block, each once."""
     found: dict[str, str] = {}
-    for document in DOCUMENTS:
-        for line, language, text in blocks(document):
-            if language == "bash":
-                for offset, command in enumerate(text.replace("\\\n", "  ").splitlines(), start=1):
-                    if command.strip() and not command.strip().startswith("#"):
-                        found.setdefault(command.strip(), f"{document}:{line + offset}")
+    for document, (line, language, text) in [(page, block) for page in DOCUMENTS for block in blocks(page)]:
+        for offset, command in enumerate(text.replace("\\\n", "  ").splitlines(), start=1):
+            if language == "bash" and command.strip() and not command.strip().startswith("#"):
+                found.setdefault(command.strip(), f"{document}:{line + offset}")
     return [(place, command) for command, place in found.items()]
 
 
@@ -101,14 +98,10 @@ def two_runs(folder: Path) -> None:
         path.write_text(json.dumps(manifest))
 
 
-BEFORE = {"docs/measurements.md": two_runs}
-"""What a page's blocks find in the working directory, where that is not the repository."""
-
-
 @pytest.mark.parametrize("document", [complete(name, strong=name == "README.md") for name in WITH_PYTHON])
 def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if document in BEFORE:
-        BEFORE[document](tmp_path)
+    if document == "docs/measurements.md":
+        two_runs(tmp_path)
         monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples" / "project")  # a page shows a file that imports its package
     namespace: dict[str, Any] = {"__name__": document}
@@ -164,8 +157,8 @@ def test_commands_resolve(place: str, command: str) -> None:
         assert script in SCRIPTS, f"{place}: there is no {script}"
         return
     if words[:2] == ["pip", "install"]:
-        for extra in itertools.chain.from_iterable(group.split(",") for group in re.findall(r"\[(.*?)\]", command)):
-            assert extra in PROJECT["optional-dependencies"], f"{place}: pyproject.toml has no extra {extra!r}"
+        extras = {extra for group in re.findall(r"\[(.*?)\]", command) for extra in group.split(",")}
+        assert extras <= PROJECT["optional-dependencies"].keys(), f"{place}: pyproject.toml has not all of {extras}"
         return
     if words == ["python", "-m", "specdec.doctor"]:
         return
@@ -185,17 +178,15 @@ def test_commands_resolve(place: str, command: str) -> None:
         application = importlib.import_module(f"{module}.__main__")
     assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
     if module in SHORT:
-        name, several = SHORT[module]
-        arguments = with_folders(arguments, name, several=several)
+        arguments = with_folders(arguments, SHORT[module], several=True)
     for choice in PLUGINS.keys() & set(arguments):
         pytest.importorskip(f"hydra_plugins.{PLUGINS[choice]}", reason=f"{choice} needs an extra")
     assert not bare_words(arguments), f"{place}: {module} takes no bare word"
     if module == "experiments.demo":
         module, arguments = "experiments.run", ["experiment=demo", *arguments]
     if "--config-dir" in arguments:
-        position = arguments.index("--config-dir")
-        own = ROOT / "examples" / "project" / arguments[position + 1]
-        arguments[position : position + 2] = [f"hydra.searchpath=[file://{own}]"]
+        at = arguments.index("--config-dir")
+        arguments[at : at + 2] = [f"hydra.searchpath=[file://{ROOT / 'examples' / 'project' / arguments[at + 1]}]"]
     for job in jobs(arguments):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose(module.removeprefix("experiments."), overrides=job)
@@ -216,12 +207,9 @@ def test_what_the_text_names_exists(document: str) -> None:
             assert (ROOT / path).exists(), f"{document} names {path}, which does not exist"
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short_and_the_results_page_shows_the_same_figures() -> None:
     lines = len(text_of("README.md").splitlines())
     assert lines <= MOST_LINES, f"README.md has {lines} lines, and at most {MOST_LINES} are read: move some to docs/"
-
-
-def test_the_readme_and_the_results_page_show_the_same_figures() -> None:
     _, _, rest = text_of("README.md").partition("<!-- results:begin")
     table, end, _ = rest.partition("<!-- results:end -->")
     rows = [line for line in table.splitlines() if line.startswith("|")]
