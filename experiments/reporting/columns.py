@@ -1,12 +1,13 @@
 """Columns and words that tables share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, words
 from experiments.results.lossless import NOT_LOSSLESS, Verdict, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.rows import Row
+from experiments.results.runs import Run
 
 FAMILY = ": "
 """Stands in a label between its family (one line in plots) and the member."""
@@ -79,3 +80,17 @@ def labels_of(rows: Sequence[Row]) -> list[str]:
     """The methods' labels, with their temperatures where there are several."""
     several = len({row["temperature"] for row in rows}) > 1
     return [row["label"] + (f", T={row['temperature']:g}" if several else "") for row in rows]
+
+
+def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str]:
+    """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
+    shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
+    values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
+    counts = {
+        "INCOMPLETE": sum(not run.complete for run in runs),
+        "NOISY TIMINGS": sum(run.noisy for run in runs),
+    }
+    return [
+        *(" or ".join(sorted(texts)) for texts in values),
+        *(f"{warning} in {count} of {len(runs)} runs" for warning, count in counts.items() if count),
+    ]

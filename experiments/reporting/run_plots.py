@@ -8,6 +8,7 @@ from experiments.reporting import style
 from experiments.reporting.columns import FAMILY, labels_of, rules_of
 from experiments.reporting.run_tables import shown_categories, stage_milliseconds, stages_of
 from experiments.reporting.style import Panel
+from experiments.reporting.table import three_digits
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
 from experiments.results.rows import Row, ends, family, interval, positions
@@ -30,6 +31,7 @@ def _temperature(row: Row) -> str:
     return f"temperature {row['temperature']:g}"
 
 
+@style.styled()
 def length_and_speedup(
     named: Named, path: Path, text: str, subtitle: str, series_of: Callable[[Row], str] = _temperature
 ) -> Path | None:
@@ -41,9 +43,25 @@ def length_and_speedup(
         series.setdefault(series_of(row), {})[names.index(name)] = row
     if not names:
         return None
-    panels = {label: (field, 1.0) for field, label in FIGURES.items()}
-    about, alarm = f"{text}, with {drawn[0][1]['confidence']:.0%} intervals", alarm_of(named)
-    return style.rows_plot(path, names, panels, series, about=about, subtitle=subtitle, alarm=alarm)
+    figure = style.new_figure(style.PAGE, 1.1 + (0.12 + 0.13 * len(series)) * len(names))
+    panels = figure.subplots(1, len(FIGURES), sharey=True, squeeze=False)[0]
+    for axes, (field, label) in zip(panels, FIGURES.items(), strict=True):
+        for index, (about, rows) in enumerate(series.items()):
+            offset = 0.0 if len(series) == 1 else -0.3 + 0.6 * index / (len(series) - 1)
+            known = {place + offset: row for place, row in rows.items() if row[field] is not None}
+            values = [row[field] for row in known.values()]
+            axes.plot(values, list(known), label=about, linestyle="none", **style.looks(index))
+            for (y, row), value in zip(known.items(), values, strict=True):
+                low, high = interval(row, field) or (value, value)
+                axes.hlines(y, low, high, color=style.color(index), linewidth=1.3)
+                style.note(axes, three_digits(value), (max(value, high), y), color=style.color(index))
+        axes.axvline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1, label="plain decoding")
+        axes.set_xlabel(label)
+        axes.margins(x=0.18)  # room for the last number
+    style.name_rows(panels[0], names, 34)
+    style.legend(figure, panels[0])
+    title = f"{text}, with {drawn[0][1]['confidence']:.0%} intervals"
+    return style.finish(figure, path, title, subtitle, alarm=alarm_of(named))
 
 
 def alarm_of(named: Named) -> str:
@@ -73,7 +91,7 @@ def acceptance_lines(named: Named, path: Path, subtitle: str, *, conditional: bo
         for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
     ]
     about = "Acceptance by position in the draft" + "; dotted: if all before was accepted" * conditional
-    return style.lines(path, panels, series, about=about, subtitle=subtitle, alarm=alarm_of(named), across=2)
+    return style.lines(path, panels, series, about=about, subtitle=subtitle, alarm=alarm_of(named))
 
 
 # ---------------------------------------------------------------- of one run
@@ -159,7 +177,7 @@ def nodes_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     ]
     about = f"What drafted nodes bring, with {run.rows[0]['confidence']:.0%} intervals"
     told = conditions(subtitle, run)
-    return style.lines(path, panels, series, about=about, subtitle=told, alarm=alarm_of(named), across=2)
+    return style.lines(path, panels, series, about=about, subtitle=told, alarm=alarm_of(named))
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.comparison import conditions_of
+from experiments.reporting.columns import conditions_of
 from experiments.reporting.formats import document, publish
 from experiments.reporting.style import Panel as Panel
 from experiments.reporting.table import Col, Table

@@ -1,13 +1,12 @@
 """One style for all pictures, and the kinds of pictures: they are read in a paper's column, in colour or not.
 
-Sizes are those at which a picture is printed: a column of 3.4 inches or a page of 7. No letter is smaller than 7 points
-there. Colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart; whatever has a colour has a
-marker or a place of its own as well. Every picture is written twice, as PNG and as SVG with its text kept as text.
+Sizes are those at which a picture is printed: on a page of 7 inches. No letter is smaller than 7 points there. Colours
+are those of Okabe and Ito (2008), which colour-blind readers can tell apart; whatever has a colour has a marker or a
+place of its own as well. Every picture is written twice, as PNG and as SVG with its text kept as text.
 
 Matplotlib is imported when something is drawn: it takes a while.
 """
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 """A row of the frame of results (``experiments.results.rows``)."""
-COLUMN, PAGE = 3.4, 7.0
-"""Widths in inches: one column of a two-column paper, and both."""
+PAGE = 7.0
+"""The width of pictures in inches: both columns of a paper."""
 SMALLEST = 7.0
 """The smallest letters, in points."""
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#000000")
@@ -75,20 +74,8 @@ def legend(figure: "Figure", *panels: "Axes", entries: Mapping[str, Any] | None 
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text in lines of at most so many characters, broken between words.
-
-    A word that is too long by itself, such as a path or a setting, is broken behind a sign, never inside a name.
-    """
-    lines = [""]
-    for word in text.split():
-        parts = [word] if len(word) <= width else re.findall(r"[^,=/_:;.|-]*(?:[,=/_:;.|-]+|$)", word)
-        for number, part in enumerate(filter(None, parts)):
-            space = " " if number == 0 and lines[-1] else ""
-            if lines[-1] and len(lines[-1]) + len(space) + len(part) > width:
-                lines.append(part)
-            else:
-                lines[-1] += space + part
-    return "\n".join(lines)
+    """The text in lines of at most so many characters."""
+    return textwrap.fill(text, width)
 
 
 def finish(figure: "Figure", path: Path, text: str, subtitle: str, *, alarm: str = "") -> Path:
@@ -149,7 +136,6 @@ class Panel:
         log: x has a logarithmic scale with the values that occur.
         log_y: y has one with plain numbers.
         shares: x are positions, and y shares of 1.
-        points: Points are not joined, and x has a logarithmic scale with plain numbers.
         beside: A column whose values stand beside the points.
         ring: A column of texts; points that have one are ringed.
     """
@@ -164,7 +150,6 @@ class Panel:
     log: bool = False
     log_y: bool = False
     shares: bool = False
-    points: bool = False
     beside: str | None = None
     ring: str | None = None
 
@@ -178,12 +163,11 @@ def lines(
     about: str,
     subtitle: str,
     alarm: str = "",
-    across: int = 3,
 ) -> Path:
     """Draw panels, a line for each series of rows, and one legend below."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    down = -(-len(panels) // across)
+    down = -(-len(panels) // 3)
     figure = new_figure(PAGE, 0.9 + 0.03 * len(series) + 2.5 * down)
     drawn = figure.subplots(down, -(-len(panels) // down), squeeze=False).ravel()
     for axes in drawn[len(panels) :]:
@@ -199,8 +183,6 @@ def lines(
         axes.margins(0.12)
         if panel.log:
             plain_log(axes.xaxis, sorted({row[panel.x] for rows in series.values() for row in rows}), base=2)
-        if panel.points:
-            plain_log(axes.xaxis)
         if panel.log_y:
             plain_log(axes.yaxis)
         else:
@@ -214,7 +196,7 @@ def lines(
 
 
 def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: str) -> None:
-    strokes = ("none",) if panel.points else ("-", ":", "--")
+    strokes = ("-", ":", "--")
     for name, stroke in zip([panel.y] if isinstance(panel.y, str) else panel.y, strokes, strict=False):
         known = [row for row in rows if row.get(panel.x) is not None and row.get(name) is not None]
         xs, ys = ([scale * row[key] for row in known] for key, scale in zip((panel.x, name), panel.scale, strict=True))
@@ -230,45 +212,6 @@ def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: st
                 axes.plot(x, y, linestyle="none", label=row[panel.ring], **ring)
 
 
-@styled()
-def rows_plot(
-    path: Path,
-    names: Sequence[str],
-    panels: Mapping[str, tuple[str, float]],
-    series: Mapping[str, Mapping[int, Row]],
-    *,
-    about: str,
-    subtitle: str,
-    alarm: str = "",
-) -> Path:
-    """Draw columns of rows with their intervals along named lines, beside the line of plain decoding.
-
-    Args:
-        panels: The column and its factor, by the label of the panel's axis.
-        series: Rows by their places among the names, by the label of the series.
-    """
-    figure = new_figure(PAGE, 1.1 + (0.12 + 0.13 * len(series)) * len(names))
-    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (label, (name, scale)) in zip(drawn, panels.items(), strict=True):
-        for index, (legend_label, rows) in enumerate(series.items()):
-            offset = 0.0 if len(series) == 1 else -0.3 + 0.6 * index / (len(series) - 1)
-            known = {place + offset: row for place, row in rows.items() if row.get(name) is not None}
-            values = [scale * row[name] for row in known.values()]
-            axes.plot(values, list(known), label=legend_label, linestyle="none", **looks(index))
-            for (y, row), value in zip(known.items(), values, strict=True):
-                ends = (row.get(f"{name}_low"), row.get(f"{name}_high"))
-                low, high = (value if end is None else scale * end for end in ends)
-                axes.hlines(y, low, high, color=color(index), linewidth=1.3)
-                text = f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
-                note(axes, text, (max(value, high), y), color=color(index))
-        axes.axvline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1, label="plain decoding")
-        axes.set_xlabel(label)
-        axes.margins(x=0.08 + 0.05 * len(panels))  # a narrow panel has less room for its last number
-    name_rows(drawn[0], names, 34)
-    legend(figure, drawn[0])
-    return finish(figure, path, about, subtitle, alarm=alarm)
-
-
 def matrix(
     axes: "Axes", values: Sequence[Sequence[float]], texts: Mapping[tuple[int, int], str], norm: "Normalize", map_: str
 ) -> "AxesImage":
@@ -281,9 +224,8 @@ def matrix(
         value, shade = values[y][x], FAINT
         if value == value:
             rgb = image.cmap(float(norm(value)))[:3]
-            linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
-            bright = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) > 0.179
-            shade = "black" if bright else "white"
+            bright = sum(weight * part**2.2 for weight, part in zip((0.2126, 0.7152, 0.0722), rgb, strict=True))
+            shade = "black" if bright > 0.179 else "white"
         axes.text(x, y, text, ha="center", va="center", fontsize=SMALLEST, color=shade, zorder=4)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)

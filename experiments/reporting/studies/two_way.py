@@ -1,25 +1,27 @@
-"""Two-way tables of a comparison, one setting down, another across, and their heat maps.
+"""Two-way tables, one setting down and another across, and their heat maps: of a comparison, and of labelled runs.
 
 Every cell of a heat map is coloured and has its value and interval printed in it. The colours can be told apart with
 any kind of colour vision, and in grey the values are still there.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pandas
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import BOLD, LENGTH, SPEEDUP
-from experiments.reporting.formats import csv_text, document, write_texts
+from experiments.reporting.columns import BOLD, FAMILY, LENGTH, NODES, SPEEDUP, conditions_of
+from experiments.reporting.formats import document, publish, write_texts
 from experiments.reporting.run_plots import FIGURES
 from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
-from experiments.results.comparison import Entry, Grid, grids
-from experiments.results.frame import Frame
+from experiments.results.comparison import Entry, Grid, commit_of, dataset_name, grids
+from experiments.results.records import PLAIN
 from experiments.results.rows import Row
+from experiments.results.runs import Run
+from experiments.results.statistics import Bootstrap
+from experiments.results.timing import gain_over
 
 _SHOWN = 4
 """Tables on a terminal; the file has them all."""
@@ -39,26 +41,97 @@ def report_two_way(
         listed = grids(entries, by_category=name == "categories")
         if not listed:
             continue
-        tables = [two_way_table(grid, confidence, notes=notes) for grid in listed]
+        tables = [
+            two_way_table(grid, confidence, notes=["mean acceptance length, then speedup", *notes]) for grid in listed
+        ]
         terminal.show(console, *tables[:_SHOWN])
         if tables[_SHOWN:]:
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
         parts = [part for table in tables for part in (f"{table.title} ({'; '.join(table.notes)})", table)]
-        written += write_texts(out, {f"{name}.md": document(*parts), f"{name}.csv": csv_text(long_table(listed))})
+        written += write_texts(out, {f"{name}.md": document(*parts)})
         written.append(heat_map(listed, out / picture, subtitle, confidence))
     return written
 
 
-def _cell(row: Row) -> Cell:
+def report_lengths(
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    rows: str,
+    about: str,
+    columns: Mapping[str, str] = {},
+    missing: Sequence[str] = (),
+) -> None:
+    """Print tokens per round, a table per temperature, and write ``lengths.md`` and the heat map ``lengths.png``.
+
+    Args:
+        runs: One whose labels are "column: row", or a sweep's, of which each is a column.
+        rows: Heading of the rows' names.
+        columns: Parts of the names of a sweep's columns, by the overrides that make them, as Hydra writes them.
+
+    Raises:
+        ValueError: Two methods have one place.
+    """
+    cells: dict[float, dict[tuple[str, str], tuple[Row, Run]]] = {}  # by temperature, row and column
+    for run in runs:
+        column = ", ".join(name for override, name in columns.items() if override in run.manifest["overrides"])
+        for row in run.rows:
+            if row["method"] == PLAIN or not row["finished"]:
+                continue
+            head, _, name = (column, "", row["label"]) if column else row["label"].rpartition(FAMILY)
+            placed = cells.setdefault(row["temperature"], {})
+            if (name, head) in placed:
+                raise ValueError(
+                    f"{name!r} stands twice in the column {head!r}: name what differs in labels or columns"
+                )
+            placed[name, head] = row, run
+    places = [place for placed in cells.values() for place in placed]
+    names, heads = (tuple(dict.fromkeys(parts)) for parts in zip(*places, strict=True))
+    bootstrap = Bootstrap(**runs[0].manifest["config"]["bootstrap"])
+    listed = []
+    for at, placed in sorted(cells.items()):
+        shown = {place: row for place, (row, _) in placed.items()}
+        for (name, head), (row, run) in placed.items() if not columns else ():
+            if name != names[0] and (names[0], head) in placed:
+                first, of_first = placed[names[0], head]
+                shown[name, head] = row | {"gain_over_first": gain_over(run.of(row), of_first.of(first), bootstrap)}
+        listed.append(Grid(rows, "column", names, heads, {"T": f"{at:g}"}, shown))
+    signed = f"signed: more than {names[0]} has in the same column, on the same prompts and given the drafts; "
+    notes = ["tokens per round / drafted nodes per round", *missing]
+    notes += [] if columns else [f"{signed}starred: an interval without zero"]
+    tables = [two_way_table(grid, bootstrap.confidence, notes=notes, cell=_length) for grid in listed]
+    facts = (dataset_name, lambda run: f"{run.manifest['config']['sampling']['max_new_tokens']} new tokens")
+    made = ", ".join(conditions_of(runs, *facts, lambda run: f"commit {commit_of(run.manifest)}"))
+    parts = [part for table in tables for part in (table.title, table)]
+    picture = folder / "lengths.png"
+    publish(
+        folder,
+        "lengths",
+        tables=tables,
+        document=document(f"{about}. {made}.", f"In a cell: {'; '.join(notes)}.", *parts),
+        drawn=lambda: [heat_map(listed, picture, made, bootstrap.confidence, about, [LENGTH])],
+    )
+
+
+def _length(row: Row) -> Cell:
+    """A method's tokens per round, how many more these are than those of its column's first row, and its nodes."""
+    cell, gain = LENGTH.cell(row), row.get("gain_over_first")
+    more = [*cell.more]
+    if gain is not None:
+        sure = gain.interval is not None and gain.interval[0] * gain.interval[1] > 0
+        more.append(f"{gain.difference:+.2f}{'*' if sure else ''}")
+    return Cell(cell.text, [*more, f"/ {NODES.cell(row).text}"])
+
+
+def _length_and_speedup(row: Row) -> Cell:
     return Cell(LENGTH.cell(row).line, (SPEEDUP.cell(row).line,), joint="; ")
 
 
 def two_way_table(
-    grid: Grid, confidence: float, *, notes: Sequence[str] = (), cell: Callable[[Row], Cell] = _cell
+    grid: Grid, confidence: float, *, notes: Sequence[str] = (), cell: Callable[[Row], Cell] = _length_and_speedup
 ) -> Table:
     """The ``cell`` of every row; the fastest exact method stands out (``Grid.best``)."""
-    about = ["mean acceptance length, then speedup"] if cell is _cell else []
-    about += [f"intervals at {confidence:.0%}", *([BOLD] if grid.best is not None else []), *notes]
+    about = [f"intervals at {confidence:.0%}", *([BOLD] if grid.best is not None else []), *notes]
     title = f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}"
     table = Table([words(f"{grid.down} \\ {grid.across}"), *map(Col, grid.columns)], title, about)
     for down in grid.rows:
@@ -67,20 +140,6 @@ def two_way_table(
             made[grid.best] = replace(made[grid.best], emphasis=Emphasis.BEST)
         table.add(down, *(made.get((down, across), Cell(NOTHING)) for across in grid.columns))
     return table
-
-
-def long_table(listed: Sequence[Grid]) -> Frame:
-    """A row per cell of all grids, with every figure in a column of its own: for spreadsheets and programs."""
-    names = [
-        *(f"{figure}{end}" for figure in FIGURES for end in ("", "_low", "_high")),
-        "tokens_per_second",
-        "exactness",
-    ]
-    return pandas.DataFrame(
-        {**grid.fixed, grid.down: down, grid.across: across} | {name: row[name] for name in names}
-        for grid in listed
-        for (down, across), row in grid.cells.items()
-    )
 
 
 @style.styled()
@@ -96,31 +155,31 @@ def heat_map(
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
     first, rows = listed[0], [row for grid in listed for row in grid.cells.values()]
-    by_field = {str(column.field): column for column in columns}
-    known = {field: [row[field] for row in rows if row[field] is not None] for field in by_field}
-    shown = [field for field in by_field if known[field]]
+    known = {column: [row[column.field] for row in rows if row[column.field] is not None] for column in columns}
+    shown = [column for column in columns if known[column]]
     width = 1.4 + 0.07 * max(map(len, first.rows)) + max(2.4, 0.95 * len(first.columns))
     height = 1.0 + (0.8 + 0.39 * len(first.rows)) * len(listed)
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
-    for place, field in enumerate(shown):
-        low, high = min(known[field]), max(known[field])
+    for place, column in enumerate(shown):
+        low, high = min(known[column]), max(known[column])
         norm = Normalize(low, high if high > low else low + 1)
-        if field == "speedup":  # with 1 in the middle of the colours, so that one says faster or slower
-            reach = max(0.1, *(abs(value - 1) for value in known[field]))
+        if column is SPEEDUP:  # with 1 in the middle of the colours, so that one says faster or slower
+            reach = max(0.1, *(abs(value - 1) for value in known[column]))
             norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
         for grid, axes in zip(listed, panels[:, place], strict=True):
             cells = [[grid.cells.get((down, across), {}) for across in grid.columns] for down in grid.rows]
-            values = [[math.nan if row.get(field) is None else row[field] for row in line] for line in cells]
+            values = [[row.get(column.field) for row in line] for line in cells]
             texts = {
-                (y, x): by_field[field].cell(r).stacked for y, line in enumerate(cells) for x, r in enumerate(line) if r
+                (y, x): column.cell(row).stacked for y, line in enumerate(cells) for x, row in enumerate(line) if row
             }
-            image = style.matrix(axes, values, texts, norm, _COLORS[field])
+            numbers = [[math.nan if value is None else value for value in line] for line in values]
+            image = style.matrix(axes, numbers, texts, norm, _COLORS[str(column.field)])
             axes.set_facecolor("#e8e8e8")  # a cell without a value is left transparent
             axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
             axes.set_yticks(range(len(grid.rows)), [style.wrapped(name, 24) for name in grid.rows])
             axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
-        label = FIGURES[field] + ("; 1 is white" if field == "speedup" else "")
+        label = FIGURES[str(column.field)] + ("; 1 is white" if column is SPEEDUP else "")
         figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40).set_label(label)
     title = f"{about or f'{first.down} by {first.across}'}, with {confidence:.0%} intervals"
     return style.finish(figure, path, title, subtitle)

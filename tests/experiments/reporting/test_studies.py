@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.reporting.studies import batch_sweep, context
 from experiments.reporting.studies.batch_sweep import BATCH, crossings
 from experiments.reporting.studies.context import CONTEXT
-from experiments.reporting.studies.two_way import long_table, report_two_way, two_way_table
+from experiments.reporting.studies.two_way import report_two_way, two_way_table
 from experiments.reporting.table import Emphasis
 from experiments.results.comparison import Entry, Grid, entries_of, grids
 from experiments.results.records import Record
@@ -157,7 +157,7 @@ def test_what_is_written_and_said_of_contexts(
     assert {path.name for path in tmp_path.iterdir()} == {f"context.{end}" for end in ("md", "json", "png", "svg")}
 
 
-LENGTHS = "experiments.reporting.studies.lengths.report_lengths"
+LENGTHS = "experiments.reporting.studies.two_way.report_lengths"
 LABELS = {"a": "chain: none", "b": "chain: Markov", "c": "drawn tree: none"}
 ACCEPTED = {"a": (0, 1), "b": (1, 1), "c": (2, 2)}
 
@@ -275,12 +275,10 @@ def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     marks = {cell.emphasis for row in table.rows for cell in row[1:] if cell is not table.rows[0][1]}
     assert table.rows[0][1].emphasis is Emphasis.BEST, "the fastest exact method"
     assert marks == {Emphasis.NONE}, "not the one that is not lossless, which is faster"
-    assert len(long_table([grid])) == 4
-    assert list(long_table([grid]).columns)[:3] == ["a", "b", "mean_acceptance_length"]
 
     out = Console(width=120, file=io.StringIO(), record=True)
     written = report_two_way(found, tmp_path, "conditions", out)
-    assert [path.name for path in written] == ["two_way.md", "two_way.csv", "heat_map.png"]
+    assert [path.name for path in written] == ["two_way.md", "heat_map.png"]
     assert all(path.stat().st_size for path in written) and "a by b" in out.export_text()
     assert (tmp_path / "two_way.md").read_text().count("| a \\ b | x | y |") == 1
     assert report_two_way(found[:1], tmp_path, "", out) == []

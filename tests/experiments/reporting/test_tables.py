@@ -49,7 +49,7 @@ def test_no_letter_is_too_small_no_figure_too_wide_and_a_lossy_rule_says_so(
         before = len(figures)
         plot(lossy, tmp_path / name, "conditions")
         for figure in figures[before:]:
-            assert figure.get_figwidth() in (style.COLUMN, style.PAGE)
+            assert figure.get_figwidth() == style.PAGE
             texts = [text for text in figure.findobj(Text) if text.get_text()]
             assert min(float(text.get_fontsize()) for text in texts) >= style.SMALLEST
             assert any("lossy" in text.get_text() for text in texts), name
