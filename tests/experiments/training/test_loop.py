@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from accelerate.utils import DistributedType
 from torch import Tensor
 
 from drafters.eagle import TrainedEagle3
-from drafters.heads.training import TargetStates
-from drafters.model import TrainedLM
+from drafters.heads.training import TargetStates, TextBatch
 from experiments.train import train
 from experiments.training import loop
 from experiments.training.comparison import Comparison
@@ -34,8 +32,6 @@ from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
 from tests.experiments.runs import Configure
-from tests.experiments.training.conftest import LM
-from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -162,7 +158,7 @@ class Share:
 
     is_main_process, num_processes, device = False, 2, torch.device("cpu")
 
-    def __init__(self, rank: int, sums: list[torch.Tensor] | None):
+    def __init__(self, rank: int, sums: list[torch.Tensor] | None = None):
         self.process_index, self.sums, self.said = rank, sums, []
 
     def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -171,32 +167,34 @@ class Share:
         return value if self.sums is None else self.sums[len(self.said) - 1]
 
 
-def test_sums_are_divided_by_the_places_of_all_processes() -> None:
+def gradients(target: Target, batch: TextBatch, states: TargetStates, share: Share | None = None) -> Tensor:
+    torch.manual_seed(1)
+    head = TrainedEagle3(depths=3, hidden_layers=[1, 2, 3])
+    head.begin(target, None)
+    anchors = head.anchors(batch, torch.Generator())
+    totals = anchors.counted.sum(0).float()
+    totals = totals if share is None else loop._summed(share, totals)
+    loss, _ = Comparison(head, ForwardKL(), Power(), chunk=7)(batch, states, anchors, totals, 0.0)
+    (loss * (1 if share is None else share.num_processes)).backward()
+    return torch.cat([each.grad.flatten() for each in head.parameters() if each.grad is not None])
+
+
+def test_sums_are_divided_by_the_places_of_all_processes(target: Target) -> None:
     """The mean of two processes' gradients is that of the whole batch, also where one has fewer places."""
     rows = Rows([Document.whole(str(n), list(range(n))) for n in (16, 11)], length=16, batch_size=2, seed=0)
-    target = Target(tiny_model(vocab_size=VOCAB_SIZE), name="tiny")
+    frozen, whole = FrozenTarget(target, [1, 2, 3]), rows.batch(rows.numbers(0))
 
-    def gradient(world: int, rank: int, sums: list[torch.Tensor] | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        torch.manual_seed(1)
-        head = TrainedLM(config=yaml.safe_load(LM))
-        head.begin(target, None)
-        comparison, frozen = Comparison(head, ForwardKL(), Power(), chunk=64), FrozenTarget(target)
-        share = Share(rank, sums)
-        batch = rows.batch(rows.numbers(0, rank, world))
-        anchors = head.anchors(batch, torch.Generator())
-        totals = anchors.counted.sum(0).float()
-        totals = loop._summed(share, totals) if world > 1 else totals  # type: ignore[arg-type]
-        loss, _ = comparison(batch, frozen(batch), anchors, totals, 0.0)
-        (loss * world).backward()
-        return torch.cat([each.grad.flatten() for each in head.parameters() if each.grad is not None]), share.said
+    def of_both(shares: list[Share]) -> list[Tensor]:
+        batches = [rows.batch(rows.numbers(0, share.process_index, 2)) for share in shares]
+        return [gradients(target, *each) for each in zip(batches, map(frozen, batches), shares, strict=True)]
 
-    whole, _ = gradient(1, 0, None)
-    alone = [gradient(2, rank, None) for rank in (0, 1)]
-    sums = [torch.stack(each).sum(0) for each in zip(*(said for _, said in alone), strict=True)]
-    both = [gradient(2, rank, sums)[0] for rank in (0, 1)]
-    torch.testing.assert_close((both[0] + both[1]) / 2, whole, rtol=1e-4, atol=1e-6)
-    mean_of_means = (alone[0][0] + alone[1][0]) / 4  # the mutant: each divides by its own places
-    assert not torch.allclose(mean_of_means, whole, rtol=1e-2, atol=1e-4)
+    shares = [Share(rank) for rank in (0, 1)]
+    alone, wanted = of_both(shares), gradients(target, whole, frozen(whole))
+    sums = [torch.stack(each).sum(0) for each in zip(*(share.said for share in shares), strict=True)]
+    both = of_both([Share(rank, sums) for rank in (0, 1)])
+    torch.testing.assert_close((both[0] + both[1]) / 2, wanted, rtol=1e-4, atol=1e-6)
+    # The mutant: each divides by its own places.
+    assert not torch.allclose((alone[0] + alone[1]) / 4, wanted, rtol=1e-2, atol=1e-4)
 
 
 def launched(given: list[str], count: int, out: Path, *program: str) -> subprocess.CompletedProcess[str]:
@@ -270,38 +268,21 @@ def test_what_cannot_be_divided_is_refused() -> None:
             check_processes(processes, sharded=sharded, muon=count == 2)
 
 
-NUMBERS = [2, 0]
-
-
 @pytest.fixture
 def rows() -> Rows:
     documents = [Document.whole(str(n), [(n * 7 + i) % VOCAB_SIZE for i in range(n)]) for n in (30, 11, 5, 40, 9)]
     return Rows(documents, length=16, batch_size=2, seed=0)
 
 
-def gradients(target: Target, rows: Rows, states: TargetStates) -> dict[str, Tensor]:
-    torch.manual_seed(1)
-    head = TrainedEagle3(depths=3, hidden_layers=[1, 2, 3])
-    head.begin(target, None)
-    batch = rows.batch(NUMBERS)
-    anchors = head.anchors(batch, torch.Generator())
-    totals = anchors.counted.sum(0).float()
-    loss, _ = Comparison(head, ForwardKL(), Power(), chunk=7)(batch, states, anchors, totals, 0.0)
-    loss.backward()
-    return {name: each.grad for name, each in head.named_parameters() if each.grad is not None}
-
-
 def test_states_from_a_disk_give_the_gradients_of_computed_ones(target: Target, rows: Rows, tmp_path: Path) -> None:
     """To the last bit: when they are computed and stored, when they are read, and by another process."""
-    frozen = FrozenTarget(target, [1, 2, 3])
-    wanted = gradients(target, rows, frozen(rows.batch(NUMBERS)))
-    stored = StoredTarget(frozen, rows, tmp_path)
+    frozen, numbers = FrozenTarget(target, [1, 2, 3]), [2, 0]
+    batch, stored = rows.batch(numbers), StoredTarget(frozen, rows, tmp_path)
+    wanted = gradients(target, batch, frozen(batch))
     for source in (stored, stored, StoredTarget(frozen, rows, tmp_path, main=False)):
-        found = gradients(target, rows, source(rows.batch(NUMBERS), NUMBERS))
-        assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+        assert torch.equal(gradients(target, batch, source(batch, numbers)), wanted)
     # The mutant: the states of other rows.
-    found = gradients(target, rows, stored(rows.batch(NUMBERS), NUMBERS[::-1]))
-    assert not all(torch.allclose(found[name], wanted[name], rtol=1e-2) for name in wanted)
+    assert not torch.allclose(gradients(target, batch, stored(batch, numbers[::-1])), wanted, rtol=1e-2)
 
 
 def test_every_row_is_computed_once(target: Target, rows: Rows, tmp_path: Path, monkeypatch: Any) -> None:
