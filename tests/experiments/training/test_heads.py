@@ -86,6 +86,12 @@ def begun(head: Any, target: Target, counts: Tensor | None = None, std: float | 
     return head
 
 
+def ready(head: Any, target: Target, **options: Any) -> tuple[Any, FrozenTarget, TextBatch, Anchors]:
+    """A head that has begun, the frozen target, some text, and the head's anchors in it."""
+    head, frozen, batch = begun(head, target, **options), FrozenTarget(target, head.hidden_layers or ()), packed()
+    return head, frozen, batch, head.anchors(batch, torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("architecture", ["qwen2_mixed_sliding", "qwen3_5_text", pytest.param("gpt2", marks=FULL)])
 def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
     """States and logits of packed documents are those of the documents alone; recurrent layers need them apart."""
@@ -227,12 +233,10 @@ def test_further_fields_of_a_block_head(target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", [*list(BLOCKS)[:6], *(pytest.param(n, marks=FULL) for n in list(BLOCKS)[6:])])
-def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator: torch.Generator) -> None:
+def test_packed_blocks_are_each_block_alone(name: str, target: Target) -> None:
     head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
-    head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.3)
+    head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.3)
     assert head.depths == head.head.config.tokens == 4
-    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
-    anchors = head.anchors(batch, generator)
     mine = logits(head, batch, frozen, anchors)
     check(mine, anchors, lambda root: block_slowly(head.head.eval(), batch, frozen, root, target))
     mine.sum().backward()
@@ -240,12 +244,11 @@ def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator
     assert not without
 
 
-def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, generator: torch.Generator) -> None:
+def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target) -> None:
     """The further predictions are the slots' own logits, and those after one pass and after two."""
     head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS["xpress"])
-    head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.3)
-    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
-    anchors, flat, states = head.anchors(batch, generator), batch.tokens.flatten(), frozen(batch)
+    head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.3)
+    flat, states = batch.tokens.flatten(), frozen(batch)
     previous = flat[anchors.places(batch)]
 
     def of(states: list[Tensor]) -> Tensor:
@@ -268,10 +271,9 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, genera
 )
 def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, weights, target, generator) -> None:
     head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS[name])
-    head = begun(head, target, torch.arange(VOCAB_SIZE), std=0.5)
-    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
-    anchors, states = head.anchors(batch, generator), frozen(batch)
-    given, totals = head(batch, states, anchors), torch.ones(head.depths)
+    head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.5)
+    states, totals = frozen(batch), torch.ones(head.depths)
+    given = head(batch, states, anchors)
 
     def loss(prediction: Prediction) -> float:
         head.forward = lambda *inputs: prediction
@@ -325,9 +327,7 @@ RECURRENT = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 
 
 @pytest.mark.parametrize(("architecture", "more"), [("llama", {}), ("qwen3_5_text", RECURRENT)])
 def test_a_small_model_is_run_over_packed_documents(architecture: str, more: dict[str, Any], target, generator) -> None:
-    head = begun(TrainedLM(architecture=architecture, config=LM | more), target)
-    frozen, batch = FrozenTarget(target), packed()
-    anchors = head.anchors(batch, generator)
+    head, frozen, batch, anchors = ready(TrainedLM(architecture=architecture, config=LM | more), target)
 
     def slowly(root: int) -> Tensor:
         own, at = alone(batch, root)

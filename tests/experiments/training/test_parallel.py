@@ -15,7 +15,7 @@ from drafters.peagle import TrainedPEagle
 from experiments.training.states import FrozenTarget
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
-from tests.experiments.training.test_heads import LM, alone, begun, check, logits, packed
+from tests.experiments.training.test_heads import LM, alone, check, logits, packed, ready
 
 HEADS: dict[str, Callable[[], Any]] = {
     "peagle": lambda: TrainedPEagle(depths=4, layers=2, hidden_layers=[1, 2, 3], keeps=0.5, mask_token_id=7),
@@ -39,9 +39,8 @@ def slowly(head: Any, batch: TextBatch, frozen: FrozenTarget, root: int) -> Tens
 
 @pytest.mark.parametrize("name", HEADS)
 def test_masks_behind_packed_text_are_each_draft_alone(name: str, target: Target, generator: torch.Generator) -> None:
-    head = begun(HEADS[name](), target)
-    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
-    anchors = head.anchors(batch, generator)
+    head, frozen, batch, anchors = ready(HEADS[name](), target)
+    generator.manual_seed(0)
     every = head.eval().anchors(batch, generator)
     assert torch.equal(every.index, anchors.index) and 0 < anchors.valid[:, 1:].sum() < every.valid[:, 1:].sum()
     mine = logits(head, batch, frozen, anchors)
@@ -52,7 +51,7 @@ def test_masks_behind_packed_text_are_each_draft_alone(name: str, target: Target
 
 def test_a_mask_that_sees_another_draft_is_told(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: masks see those of all drafts of their row that are no deeper."""
-    head, frozen, batch = begun(HEADS["pard"](), target), FrozenTarget(target), packed()
+    head, frozen, batch, _ = ready(HEADS["pard"](), target)
     anchors = head.eval().anchors(batch, torch.Generator())
     behind = Masked.behind
 
