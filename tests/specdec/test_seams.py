@@ -1,5 +1,6 @@
 """What a user's code may do in the middle of a turn: call the engine, raise anything, or be interrupted there."""
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -21,7 +22,21 @@ from drafters import (
     SuffixDrafter,
 )
 from drafters.heads.eagle import Eagle3Head
-from specdec import Batch, Drafter, Engine, Outcome, SamplingParams, Step, Target
+from specdec import (
+    Batch,
+    Drafter,
+    DraftSampling,
+    DraftTree,
+    Engine,
+    Outcome,
+    Paging,
+    SamplingParams,
+    Session,
+    Sizes,
+    Step,
+    Target,
+)
+from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, View, Work
 from specdec.engine.text import Detokenizer
 from specdec.execution import recorder
@@ -308,3 +323,66 @@ def test_drafters_that_run_tokens_again_refuse_models_with_recurrent_layers() ->
         Engine(
             Target(tiny_model(vocab_size=VOCAB)), PARDDrafter(model, 3, mask_token_id=7), RejectionVerifier(), **options
         )
+
+
+class Poisoned(Drafter):
+    """Drafts a token that makes NaN of all that sees it, in some rounds of some requests, and otherwise one guess."""
+
+    max_nodes = max_depth = 1
+    is_chain = True
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    def __init__(self, bad: int, share: int):
+        self.bad, self.share = bad, share
+
+    def bind(self, target: Target, sizes: Sizes) -> Session:
+        return PoisonedSession(self)
+
+
+class PoisonedSession(Session):
+    lookback = 0
+
+    def __init__(self, drafter: Poisoned):
+        self._drafter = drafter
+
+    def propose(self, batch: Batch) -> DraftTree:
+        poisoned = ((batch.keys ^ (batch.rounds * 0x9E3779B1)) * 0x2545F491 >> 24) % self._drafter.share == 0
+        token = torch.where(poisoned, self._drafter.bad, (batch.roots * 5 + 3) % self._drafter.bad)
+        parents = torch.tensor([[-1, 0]], device=batch.device).expand(len(batch), -1)
+        return DraftTree.build(torch.stack([batch.roots, token], 1), parents, max_depth=1, max_children=1)
+
+
+@pytest.mark.parametrize("seed", [0, *(complete(seed, strong=False) for seed in range(1, 12))])
+@pytest.mark.parametrize("recording", ["rounds", "off"])
+def test_what_was_not_finite_ends_its_request_and_nothing_else(recording: str, seed: int) -> None:
+    """Also where the next round has been begun: slots, pages and beginnings that others share are clean behind it."""
+    model, rng, bad = tiny_model(vocab_size=VOCAB, layers=2), random.Random(seed), VOCAB - 1
+    with torch.no_grad():
+        model.get_output_embeddings().weight[bad] = model.get_output_embeddings().weight[
+            0
+        ]  # never said: ties go to the lower id
+    prompts = [[rng.randrange(9) for _ in range(rng.choice([1, 2, 5, 17]))] for _ in range(24)]
+    sampling = SamplingParams(max_new_tokens=14, seed=seed)
+    plain = [output.token_ids for output in Engine(Target(model), max_length=40).generate(prompts, sampling)]
+    assert not any(bad in tokens for tokens in plain)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[bad] = torch.nan
+    paging = rng.choice([None, Paging(shared=True), Paging(page_size=4, pages=40, shared=True, reserve=0.2)])
+    parts = Poisoned(bad, rng.choice([9, 25])), RejectionVerifier()
+    engine = Engine(Target(model), *parts, max_batch_size=3, max_length=40, recording=recording, cache=paging)
+    ended = []
+    for _ in range(2):
+        for output, tokens in zip(engine.generate(prompts, sampling), plain, strict=True):
+            ended.append(output.finish_reason)
+            if output.finish_reason == "error":
+                assert "not finite" in str(output.error) and output.token_ids == tokens[: len(output.token_ids)]
+            else:
+                assert output.token_ids == tokens
+    assert {*ended} == {"error", "length"}
+
+
+def test_a_slot_that_is_left_as_it_is_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = RunningRequests.leave
+    monkeypatch.setattr(RunningRequests, "leave", lambda self, request, *, sound=True: leave(self, request))
+    with pytest.raises(AssertionError):
+        test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", 0)
