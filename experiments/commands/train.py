@@ -190,7 +190,8 @@ def _rewritten(
 
         made_with = {"target": engine.target.name, "dtype": dtype_name(engine.target.dtype)}
 
+        asked = [document for document in documents.held_out if not document.supervised.any()]
         with accelerator.main_process_first():
-            made = regenerate(prompts, engine, settings, seed=seed, made_with=made_with, told=told)
-    originals = with_originals(made, documents.training, settings.original, seed)
-    return Documents(originals, documents.held_out)
+            made = regenerate([*prompts, *asked], engine, settings, seed=seed, made_with=made_with, told=told)
+    held = [document for document in documents.held_out if document.supervised.any()] + made[len(prompts) :]
+    return Documents(with_originals(made[: len(prompts)], documents.training, settings.original, seed), held)

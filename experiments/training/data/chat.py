@@ -19,8 +19,8 @@ class Chat(Source):
     """A conversation per line of a JSONL (or Parquet) file.
 
     A line holds ``messages`` or ``conversations``: a list of ``{"role": …, "content": …}``, or of ShareGPT's
-    ``{"from": "human", "value": …}``. What the assistant says is supervised, the token that ends its turn included, as
-    the template's ``{% generation %}`` markers have it.
+    ``{"from": "human", "value": …}``; or ``turns``, of which the first is asked. What the assistant says is supervised,
+    the token that ends its turn included, as the template's ``{% generation %}`` markers have it.
 
     Args:
         file: A path, or a name on the hub (``experiments.datasets.files``).
@@ -52,6 +52,8 @@ class Chat(Source):
         for number, row in rows(self.file, "data.file"):
             if self.count is not None and len(found) == self.count:
                 break
+            if isinstance(row, Mapping) and "made_with" in row:  # the first line of ``regenerate.file``
+                continue
             found.append((f"{self.file}, line {number}", messages_of(row, f"{self.file}, line {number}")))
         if not found:
             raise ValueError(f"{self.file} has no conversations: it is empty")
@@ -83,6 +85,8 @@ class Chat(Source):
 def messages_of(row: Any, where: str) -> list[dict[str, str]]:
     """A line's messages. Raises ValueError: it has none, in neither of the two forms."""
     given = row.get("messages", row.get("conversations")) if isinstance(row, Mapping) else None
+    if isinstance(row, Mapping) and given is None and row.get("turns"):  # what is asked, as in our datasets
+        given = [{"role": "user", "content": row["turns"][0]}]
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise ValueError(f'{where} is no conversation: give {{"messages": [{{"role": "user", "content": "…"}}, …]}}')
     found = []
@@ -146,7 +150,7 @@ def marked(
         reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"{name}: the chat template does not take these messages: {reason}") from error
     ids = torch.tensor(found["input_ids"], dtype=torch.int32)
-    return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool))
+    return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool), messages)
 
 
 def no_turns(file: str) -> str:

@@ -19,11 +19,13 @@ class Document:
     Attributes:
         name: Where it comes from, such as a file's name and line.
         supervised: Which of them a head learns to predict.
+        messages: The conversation that they are; none for plain text.
     """
 
     name: str
     tokens: Int[Tensor, " position"]
     supervised: Bool[Tensor, " position"]
+    messages: Sequence[dict[str, str]] = ()
 
     @classmethod
     def whole(cls, name: str, tokens: Sequence[int]) -> "Document":

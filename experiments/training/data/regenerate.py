@@ -106,20 +106,35 @@ def regenerate(
                 f"regenerate.file={str(path)!r} holds responses made with {name}={before!r}, and now it is {now!r}: "
                 f"give another file, or remove this one"
             )
-    done = [_document(row["name"], row["tokens"], row["supervised"]) for row in rows[1:]]
+    done = [_document(row["name"], row["tokens"], row["supervised"], row.get("messages", ())) for row in rows[1:]]
     while len(done) < len(prompts):
         told(len(done), len(prompts))
         numbers = range(len(done), min(len(done) + config.batch_size, len(prompts)))
         for document in answered([prompts[n] for n in numbers], engine, config, seed=seed, numbers=numbers):
             done.append(document)
-            spans = document.supervised.int().tolist()
-            keep_row(path, {"name": document.name, "tokens": document.tokens.tolist(), "supervised": spans})
+            row = {"name": document.name, "tokens": document.tokens.tolist()}
+            row |= {"supervised": document.supervised.int().tolist()}
+            keep_row(path, row | ({"messages": list(document.messages)} if document.messages else {}))
     told(len(done), len(prompts))
     return done
 
 
-def _document(name: str, tokens: list[int], supervised: list[int]) -> Document:
-    return Document(name, torch.tensor(tokens, dtype=torch.int32), torch.tensor(supervised, dtype=torch.bool))
+def _document(name: str, tokens: list[int], supervised: list[int], messages: Sequence[dict[str, str]] = ()) -> Document:
+    ids, marks = torch.tensor(tokens, dtype=torch.int32), torch.tensor(supervised, dtype=torch.bool)
+    return Document(name, ids, marks, messages)
+
+
+def _said(prompt: Document, answers: list[str]) -> list[dict[str, str]]:
+    """A conversation up to the last new answer."""
+    told, left = list[dict[str, str]](), list(answers)
+    for message in [*prompt.messages, {"role": "assistant"}] if prompt.messages else []:
+        if message["role"] != "assistant":
+            told.append(message)
+        elif left:
+            told.append({"role": "assistant", "content": left.pop(0)})
+        if answers and not left:
+            break
+    return told
 
 
 def answered(
@@ -129,6 +144,7 @@ def answered(
     given = [_parts(prompt) for prompt in prompts]
     tokens: list[list[int]] = [list(parts[0]) for parts in given]
     marks = [[0] * len(row) for row in tokens]
+    answers: list[list[str]] = [[] for _ in prompts]
     open_rows = list(range(len(prompts)))
     turn = 0
     while open_rows:
@@ -151,13 +167,15 @@ def answered(
                 continue
             tokens[row] += completion.token_ids
             marks[row] += [1] * len(completion.token_ids)
+            answers[row].append(completion.text)
             turns = given[row]
             if completion.finish_reason == "stop" and turn + 1 < len(turns):
                 tokens[row] += turns[turn + 1]
                 marks[row] += [0] * len(turns[turn + 1])
                 open_rows.append(row)
         turn += 1
-    return [_document(prompt.name, ids, mark) for prompt, ids, mark in zip(prompts, tokens, marks, strict=True)]
+    told = map(_said, prompts, answers)
+    return [_document(prompt.name, *made) for prompt, *made in zip(prompts, tokens, marks, told, strict=True)]
 
 
 def _parts(document: Document) -> list[list[int]]:

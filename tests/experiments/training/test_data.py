@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
+from experiments.commands.train import _rewritten
 from experiments.training.adapted import adapted
 from experiments.training.data.chat import Chat
 from experiments.training.data.document import Document, held_apart
@@ -169,13 +171,18 @@ def test_plain_text_is_continued_and_the_file_is_read_again(chatting: Target, tm
 
 
 def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> None:
-    file = lines(tmp_path / "t.jsonl", *[{"messages": TALK[:1]}] * 3)
+    """Also those that are held out; the answers are written as conversations, too."""
+    file = lines(tmp_path / "t.jsonl", {"messages": TALK[:1]}, {"turns": ["hi", "and then?"]}, {"messages": TALK[:1]})
     found = Chat(file).load(chatting, unanswered=True)
     assert byte_tokenizer().decode(found.training[0].tokens.tolist()) == "U:hi;A:"
-    with Engine(chatting, max_length=64) as engine:
-        prompts = prompts_of(found.training, config(tmp_path), seed=0)
-        (first, _) = answered(prompts, engine, config(tmp_path), seed=0, numbers=[0, 1])
-    assert int(first.supervised.sum()) == 6 and said(first, supervised=False) == "U:hi;A:"
+    made = _rewritten(found, Engine(chatting, max_length=64), config(tmp_path), 0, Accelerator(cpu=True))
+    assert [len(made.training), len(made.held_out)] == [2, 1]
+    for document in (*made.training, *made.held_out):
+        assert int(document.supervised.sum()) == 6 and said(document, supervised=False) == "U:hi;A:"
+        told = [*TALK[:1], {"role": "assistant", "content": said(document, supervised=True)}]
+        assert [*document.messages] == told
+    again = Chat(str(tmp_path / "answers.jsonl")).conversations()
+    assert [messages for _, messages in again] == [[*d.messages] for d in (*made.training, *made.held_out)]
 
 
 def test_the_served_length_is_the_engines(target: Target) -> None:
