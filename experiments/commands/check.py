@@ -140,7 +140,7 @@ def inspect_drafter(config: DictConfig) -> Any:
     """Inspect a trained drafter, and print facts, acceptance, and the verdict."""
     from drafters.heads.files import Checkpoint
     from experiments.inspecting.acceptance import facts_of, prompts_of, trained_on
-    from experiments.inspecting.mistakes import USUAL, check_one_model, inspect
+    from experiments.inspecting.mistakes import check_one_model, inspect
 
     settle(config)
     if config.drafter.get("_target_") is None:
@@ -174,16 +174,16 @@ def inspect_drafter(config: DictConfig) -> Any:
             given=[name for name in ("hidden_layers", "mask_token_id") if options.get(name) is not None],
             progress=lambda text: say(f"trying: {text}"),
         )
-    usual, console = USUAL.get(found.drafter.kind), terminal.console()
+    console = terminal.console()
     facts = facts_of(found.drafter, target, found.loaded.frequencies)
     terminal.show(
         console,
         checks.facts_table(f"{title}, inspected with {target.name}", facts),
-        checks.predictions_table(found, usual),
+        checks.predictions_table(found),
         checks.tried_table(found) if found.tried or found.refused else None,
     )
     trained = None if checkpoint is None else trained_on(checkpoint)
-    terminal.say(console, *checks.verdict(title, target.name, found, usual, trained))
+    terminal.say(console, *checks.verdict(title, target.name, found, trained))
     return found
 
 

@@ -25,14 +25,11 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class SpecdecLM(TemplateLM):
-    """An engine that answers lm-eval's requests.
+    """An engine that answers lm-eval's requests; ``steps`` are all rounds of all answers.
 
     Args:
         max_new_tokens: Tokens of an answer, where a task does not say how many.
         template: More arguments of the chat template, such as ``enable_thinking``.
-
-    Attributes:
-        steps: All rounds of all answers.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.inspecting.acceptance import Acceptance, Gain, gain, play
 from specdec.interfaces import Description, Drafter
@@ -31,30 +31,6 @@ class Alternative:
     remedy: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     edit: Callable[[Mapping[str, Any]], object] | None = None
-
-
-class Usual(NamedTuple):
-    """Figures of published heads of a kind, on targets of 7 to 8 billion weights, in chat and in mathematics or code.
-
-    ``first`` is the acceptance at depth 1, ``lengths`` that of a chain of this ``depth``, simulated or served.
-    """
-
-    first: tuple[float, float]
-    lengths: tuple[float, float]
-    depth: int
-    source: str
-
-
-_DEEPSPEC = "Qwen3-8B at T = 1, arXiv 2607.05147"
-USUAL: dict[str, Usual] = {
-    "EAGLE-1 head": Usual((0.60, 0.80), (2.2, 3.5), 5, "roughly, by reports on Vicuna-7B"),
-    "EAGLE-3 head": Usual((0.53, 0.81), (2.5, 5.3), 7, _DEEPSPEC),
-    "MTP module": Usual((0.70, 0.90), (2.2, 3.4), 3, "roughly, by reports on DeepSeek-V3, GLM and Qwen"),
-    "block head (DFlash)": Usual((0.72, 0.88), (2.8, 5.3), 7, _DEEPSPEC),
-    "block head (DSpark)": Usual((0.72, 0.88), (3.2, 6.2), 7, _DEEPSPEC),
-    "Medusa heads": Usual((0.45, 0.65), (1.7, 2.3), 4, "roughly, by reports on Vicuna-7B"),
-}
-"""By the name of the kind. A small model has no usual figures: they depend on its size."""
 
 
 def check_one_model(drafter: Description) -> None:

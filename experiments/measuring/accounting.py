@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas
 
 from experiments.measuring.conditions import shape_of, without_policy
+from experiments.results.metrics import decided
 from specdec.engine.engine import Engine
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
@@ -82,23 +84,24 @@ class Accountant:
         They are bytes and operations of every stage, nodes that were verified and tokens that were committed. A stage
         about which nothing is known has no entry.
         """
-        rounds = _Rounds(completions)
-        if not rounds.count:
+        rounds = _rounds_of(completions)
+        if rounds.empty:
             return {}
-        nodes, committed, context, depth = rounds.nodes + 1, rounds.committed, rounds.context, rounds.depth
+        number, context, drafted, depth, committed = (rounds[name].to_numpy() for name in rounds)
+        nodes, count = drafted + 1, int(number.max()) + 1
         work = {"verified": float(nodes.sum()), "committed": float(committed.sum())}
         if (target := self.target) is not None:
-            verify = target.rows(context=context, drafted=rounds.nodes, depth=np.minimum(depth, rounds.nodes))
-            read = target.weights(np.bincount(rounds.number, weights=nodes, minlength=rounds.count))
-            work["verify_forwards"] = float(rounds.count)
+            verify = target.rows(context=context, drafted=drafted, depth=np.minimum(depth, drafted))
+            read = target.weights(np.bincount(number, weights=nodes, minlength=count))
+            work["verify_forwards"] = float(count)
             work["verify_bytes"] = read + float(np.sum(verify.attention.bytes))
             work["verify_flops"] = float(np.sum(verify.total.flops))
             work["useful_flops"] = float(np.sum(target.rows(batch=committed, context=context).total.flops))
         if (drafter := self.drafter) is not None:
             forwards = np.minimum(depth, 1) if self.at_once else depth
             # What must be done at least: every forward reads the weights once for all rows, and one token per row.
-            most = np.zeros(rounds.count, dtype=np.int64)
-            np.maximum.at(most, rounds.number, forwards)
+            most = np.zeros(count, dtype=np.int64)
+            np.maximum.at(most, number, forwards)
             cached = drafter.rows(batch=forwards, context=context).kv_read_bytes
             work["draft_forwards"] = float(most.sum())
             work["draft_bytes"] = drafter.weights(np.ones(1)) * float(most.sum()) + float(np.sum(cached))
@@ -113,24 +116,19 @@ class Accountant:
         return {"prefill_forwards": float(forwards), "prefill_bytes": work.bytes, "prefill_flops": work.flops}
 
 
-class _Rounds:
-    """The rounds of requests that ran together, whose rows share one mapping of seconds in a round.
+def _rounds_of(completions: Sequence[Completion]) -> pandas.DataFrame:
+    """A row per round of requests that ran together; the rows of a batch share one mapping of seconds in a round.
 
-    Arrays have an entry per request and round: the round's number, positions in the row's cache before it, drafted
-    nodes that were verified, their depth, and the tokens that became final. There are ``count`` rounds.
+    The round's ``number``, positions in the row's cache before it (``context``), drafted ``nodes`` that were verified,
+    their ``depth``, and the tokens that became final (``committed``).
     """
-
-    def __init__(self, completions: Sequence[Completion]):
-        known: dict[int, int] = {}
-        entries: list[tuple[int, int, int, int, int]] = []
-        for done in completions:
-            context = len(done.prompt_ids) - 1
-            for step in done.steps:
-                number = known.setdefault(id(step.seconds), len(known))
-                decided = step.error is None and step.finish_reason != "error"
-                emitted = step.accepted + 1 if decided else 0
-                entries.append((number, context, step.proposed_nodes, step.proposed_depth, emitted))
-                context += emitted
-        self.count = len(known)
-        columns = np.array(entries, dtype=np.int64).reshape(-1, 5).T
-        self.number, self.context, self.nodes, self.depth, self.committed = columns
+    numbers: dict[int, int] = {}
+    rows: list[tuple[int, int, int, int, int]] = []
+    for done in completions:
+        context = len(done.prompt_ids) - 1
+        for step in done.steps:
+            number = numbers.setdefault(id(step.seconds), len(numbers))
+            emitted = step.accepted + 1 if decided([step]) else 0
+            rows.append((number, context, step.proposed_nodes, step.proposed_depth, emitted))
+            context += emitted
+    return pandas.DataFrame(rows, columns=["number", "context", "nodes", "depth", "committed"], dtype=np.int64)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +24,6 @@ CPU_RANGES = (1, 16)
 """On a CPU, one token is bound by the memory; up to sixteen, and more, are so less and less."""
 GPU_RANGES = (64,)
 """On a GPU, matrix products work on tiles of 64 rows or more, which fewer tokens do not fill."""
-
-_KINDS = {"fit": False, "held_out": True}
-"""Kinds of points, and whether they are kept out of the fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +102,12 @@ def calibrate(
     del runner
     parts: dict[str, Any] = {}
     if plan.rounds:
-        given = {"rounds": plan.rounds, "sampling": sampling, **options}
-        timing = partial(measure_rounds, target, drafter, verifier, prompt, progress=progress, **given)
-        parts, more = _parts(timing, plan.grid, cost, ends)
-        errors |= more
+        batches, contexts = sorted(plan.grid.batch), sorted(plan.grid.context)
+        more = {"rounds": plan.rounds, "sampling": sampling, "progress": progress, **options}
+        more["batches"] = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
+        more["contexts"] = sorted({contexts[0], contexts[len(contexts) // 2]})
+        parts, found = _parts(measure_rounds(target, drafter, verifier, prompt, **more), cost, ends)
+        errors |= found
     measured, passes = [], min(each.passes for each in timed)
     for each in timed:
         point, fitted = each.forward, prefill or cost if each.forward.prompt else cost
@@ -131,14 +129,9 @@ def calibrate(
 
 
 def _parts(
-    timing: Callable[..., list[TimedRound]], grid: Grid, cost: StepCost, ends: Sequence[int]
+    timed: Sequence[TimedRound], cost: StepCost, ends: Sequence[int]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Errors]]]:
     """Return the parts of rounds besides the forward, and their errors and those of the forward's prediction there."""
-    batches, contexts = sorted(grid.batch), sorted(grid.context)
-    timed = timing(
-        batches=sorted({batches[0], batches[len(batches) // 2], batches[-1]}),
-        contexts=sorted({contexts[0], contexts[len(contexts) // 2]}),
-    )
     drafts = [each for each in timed if each.depth]
     parts: dict[str, Any] = {"host": smallest([each.host for each in timed])}
     errors: dict[str, dict[str, Errors]] = {}
@@ -167,8 +160,10 @@ def _parts(
 
 def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict[str, Errors]]:
     """Return the cost that fits the points which are not held out, and its errors at both kinds."""
-    kinds = {kind: [each for each in timed if each.forward.held_out is held] for kind, held in _KINDS.items()}
-    sizes = {kind: [each.forward.size for each in group] for kind, group in kinds.items()}
-    seconds = {kind: [each.seconds for each in group] for kind, group in kinds.items()}
-    cost = fit_step(sizes["fit"], seconds["fit"], ends=ends)
-    return cost, {kind: Errors.of(list(map(cost.seconds, sizes[kind])), seconds[kind]) for kind in kinds if kinds[kind]}
+    fitted, held_out = ([each for each in timed if each.forward.held_out is held] for held in (False, True))
+    cost = fit_step([each.forward.size for each in fitted], [each.seconds for each in fitted], ends=ends)
+    return cost, {
+        kind: Errors.of([cost.seconds(each.forward.size) for each in points], [each.seconds for each in points])
+        for kind, points in (("fit", fitted), ("held_out", held_out))
+        if points
+    }

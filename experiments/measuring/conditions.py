@@ -29,13 +29,13 @@ def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None =
         device=device_name(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         model=target.name,
-        fingerprint=fingerprint(target),
+        fingerprint=_fingerprint(target),
         quantization=quantization_of(target.model),
         kv_cache=runner.kv_cache,
         attention=runner.attention_name,
         executor=type(runner.executor).__name__,
         threads=torch.get_num_threads() if target.device.type == "cpu" else 1,
-        drafter=drafter_name(drafter),
+        drafter=None if drafter is None else type(without_policy(drafter)).__name__,
     )
 
 
@@ -45,15 +45,9 @@ def without_policy(drafter: Drafter | None) -> Drafter | None:
     return inner if isinstance(inner, Drafter) else drafter
 
 
-def drafter_name(drafter: Drafter | None) -> str | None:
-    """Return a drafter's name in cost files; a policy beside it is not part of the name."""
-    return None if drafter is None else type(without_policy(drafter)).__name__
-
-
-def fingerprint(target: Target) -> str:
+def _fingerprint(target: Target) -> str:
     """Return a text that is equal for targets whose forwards cost alike: of the configuration and the stored bytes."""
-    config = target.model.config.to_dict()
-    kept = {name: value for name, value in config.items() if name not in _NOT_COST}
+    kept = {name: value for name, value in target.model.config.to_dict().items() if name not in _NOT_COST}
     text = json.dumps([kept, round(target.bytes_per_weight, 4)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

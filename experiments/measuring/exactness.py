@@ -4,38 +4,21 @@ There is no sampling noise, except for rules with shared noise, which are tried 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean
 from typing import Any
 
 from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts
-from specdec.checks.outcomes import Outcome, check_shared, enumerate_outcome, outcome
+from specdec.checks.outcomes import check_shared, enumerate_outcome, outcome
 from specdec.checks.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling, Noise
-from verifiers import (
-    BlockVerifier,
-    GreedyMultiPathVerifier,
-    KSeqVerifier,
-    RejectionVerifier,
-    TargetWalkVerifier,
-    TraversalVerifier,
-    TwoDraftVerifier,
-    WeightedTransportVerifier,
-)
+from verifiers import RejectionVerifier
 
-KNOWN: dict[str, Verifier] = {
-    "rejection": RejectionVerifier(),
-    "block": BlockVerifier(),
-    "traversal": TraversalVerifier(),
-    "k-seq": KSeqVerifier(),
-    "target walk": TargetWalkVerifier(),
-    "two drafts": TwoDraftVerifier(),
-    "weighted transport": WeightedTransportVerifier(),
-    "greedy multi-path": GreedyMultiPathVerifier(),
-}
+REJECTION = RejectionVerifier()
+"""What rules are compared with."""
 SHAPES = {
     "chain 3": TreeShape.chain(3),
     "2": TreeShape.branching(2),
@@ -52,8 +35,6 @@ LAWS = {
 SHARED_LAWS = {DraftSampling.COUPLED: "coupled", **LAWS}
 """The ways of drafting, with the table's words, where drafter and target share their noise."""
 ROWS = {"dense": ("dense",), "mixed": ROW_KINDS, "one-hot": ("one_hot",)}
-Part = tuple[str, DraftSampling]
-"""A shape's name and a law: drafts of one kind."""
 SHARED_LEVEL = 1e-6
 """p-values below this are taken for a bias, not for chance, over all cases."""
 
@@ -69,10 +50,10 @@ class Case:
         tv: Largest total variation to the distribution that the rule states, which is the target's unless it is
             ``EXACT_WRT`` another; infinite for NaN.
         target_tv: Largest total variation to the target.
-        known: Accepted tokens of the known rules that take such drafts, by name.
+        rejection: The same of rejection sampling on these drafts, None if it takes none; beside a rule with shared
+            noise on independent drafts without replacement.
         differing: Of a rule with shared noise: outputs that are not plain decoding's.
         p_value: Likewise: the smallest of plain decoding against the target's distribution.
-        rejection: Likewise: accepted tokens of rejection sampling, on independent drafts without replacement.
     """
 
     shape: str
@@ -80,12 +61,11 @@ class Case:
     rows: str
     temperature: float
     accepted: float
+    rejection: float | None
     tv: float = 0.0
     target_tv: float = 0.0
-    known: Mapping[str, float] = field(default_factory=dict)
     differing: int = 0
     p_value: float = 1.0
-    rejection: float = 0.0
 
 
 def cases(
@@ -116,43 +96,40 @@ def cases(
         for rows in ROWS:
             for temperature in temperatures if rows != "one-hot" else (0.0,):
                 advance(f"{name}, {SHARED_LAWS[law]}, {rows} tables, T={temperature:g}")
-                made = [
-                    _tables(vocab, SHAPES[name].max_depth, seed + number, rows, temperature) for number in range(tables)
-                ]
+                seeds, depth = range(seed, seed + tables), SHAPES[name].max_depth
+                made = [_tables(vocab, depth, number, rows, temperature) for number in seeds]
                 at = {"shape": name, "law": law, "rows": rows, "temperature": temperature}
                 yield _shared(rule, made, at, streams, seed) if shared else _usual(rule, made, at)
 
 
 def _usual(rule: Verifier, tables: Sequence[Tables], at: Mapping[str, Any]) -> Case:
-    """A rule, and the known ones, on all drafts over some tables."""
+    """A rule, and rejection sampling, on all drafts over some tables."""
     shape, law = SHAPES[at["shape"]], at["law"]
-    outcomes: list[Outcome] = []
-    known: dict[str, list[float]] = {name: [] for name, other in KNOWN.items() if takes(other, at["shape"], law)}
+    outcomes, rejection = [], []
     for made in tables:
         drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
         outcomes.append(outcome(rule, made, drafts))
-        for name, accepted in known.items():
-            accepted.append(outcome(KNOWN[name], made, drafts).expected_accepted)
+        if takes(REJECTION, at["shape"], law):
+            rejection.append(outcome(REJECTION, made, drafts).expected_accepted)
     return Case(
         **at,
         accepted=mean(each.expected_accepted for each in outcomes),
+        rejection=mean(rejection) if rejection else None,
         tv=max(each.tv if each.tv == each.tv else float("inf") for each in outcomes),
         target_tv=max(each.target_tv for each in outcomes),
-        known={name: mean(accepted) for name, accepted in known.items()},
     )
 
 
 def _shared(rule: Verifier, tables: Sequence[Tables], at: Mapping[str, Any], streams: int, seed: int) -> Case:
     """A rule with shared noise over some tables."""
-    shape, law, rejection = SHAPES[at["shape"]], at["law"], KNOWN["rejection"]
-    without = DraftSampling.WITHOUT_REPLACEMENT
-    results = [check_shared(rule, made, shape, law, samples=streams, seed=seed) for made in tables]
+    shape, without = SHAPES[at["shape"]], DraftSampling.WITHOUT_REPLACEMENT
+    results = [check_shared(rule, made, shape, at["law"], samples=streams, seed=seed) for made in tables]
     return Case(
         **at,
         accepted=mean(result.accepted for result in results),
+        rejection=mean(enumerate_outcome(REJECTION, made, shape, without).expected_accepted for made in tables),
         differing=sum(result.differing for result in results),
         p_value=min(result.p_value for result in results),
-        rejection=mean(enumerate_outcome(rejection, made, shape, without).expected_accepted for made in tables),
     )
 
 
@@ -171,20 +148,17 @@ def takes(rule: Verifier, name: str, law: DraftSampling) -> bool:
     )
 
 
-def check_size(parts: Sequence[Part], vocab: int) -> None:
-    """Refuse drafts, or outputs, that are too many to be enumerated."""
-
-    def numbers(part: Part, size: int) -> int:
-        shape = SHAPES[part[0]]
-        return max(num_drafts(shape, part[1], size) * (shape.num_nodes + 1) * size, size ** (shape.max_depth + 1))
+def check_size(parts: Sequence[tuple[str, DraftSampling]], vocab: int) -> None:
+    """Refuse drafts of some shapes and laws, or outputs, that are too many to be enumerated."""
 
     def fits(size: int) -> bool:
-        return all(numbers(part, size) <= MOST_NUMBERS for part in parts)
+        sizes = [(num_drafts(SHAPES[name], law, size) * size, SHAPES[name]) for name, law in parts]
+        numbers = (max(count * (shape.num_nodes + 1), size ** (shape.max_depth + 1)) for count, shape in sizes)
+        return all(number <= MOST_NUMBERS for number in numbers)
 
     if fits(vocab):
         return
-    name, law = max(parts, key=lambda part: num_drafts(SHAPES[part[0]], part[1], vocab))
-    count = num_drafts(SHAPES[name], law, vocab)
+    count, name, law = max((num_drafts(SHAPES[name], law, vocab), name, law) for name, law in parts)
     raise ValueError(
         f"vocab={vocab}: a tree of shape {name}, drafted {law.name.lower()}, has {count:.3g} drafts, and enumerating "
         f"them takes too much memory: give vocab={next(filter(fits, range(vocab, 0, -1)))} or less"

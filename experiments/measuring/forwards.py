@@ -67,7 +67,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A point that was timed: the lower quartile of its times, and how many there were."""
+    """A point that was timed: the lower quartile of its times, and their number."""
 
     forward: Forward
     seconds: float
@@ -82,7 +82,7 @@ def measure_forwards(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Timed]:
-    """Return how long some forwards take, measured for about ``seconds``, and in at least ``LEAST_PASSES`` passes."""
+    """Return the times of some forwards, measured for about ``seconds``, and in at least ``LEAST_PASSES`` passes."""
     fill(runner)
     random = np.random.default_rng(seed)
     times: dict[Forward, list[float]] = {point: [] for point in points}
@@ -111,12 +111,11 @@ def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBa
     slots, lengths = np.arange(point.batch), np.full(point.batch, point.context)
     if point.prompt:
         return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=lengths)
-    tree = DraftTree.root_only(tokens[:, 0])
-    if point.queries > 1:
-        paths: list[tuple[int, ...]] = [()]
-        for node in range(1, point.queries):
-            paths.append((*paths[(node - 1) // 2], (node - 1) % 2))
-        tree = DraftTree.from_shape(TreeShape.from_paths(paths[1:]), tokens)
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, point.queries):
+        paths.append((*paths[(node - 1) // 2], (node - 1) % 2))
+    shape = TreeShape.from_paths(paths[1:]) if paths[1:] else None
+    tree = DraftTree.root_only(tokens[:, 0]) if shape is None else DraftTree.from_shape(shape, tokens)
     return ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=lengths)
 
 
@@ -132,12 +131,11 @@ def fill(runner: ModelRunner) -> None:
 
 def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
     """Return a function that runs a point as rounds do: on a GPU as a CUDA graph, if it can be captured."""
-    batch = forward_batch(point, runner.vocab_size, runner.device)
-    if not point.prompt and runner.device.type == "cuda":
-        # A recorded round reads a number of positions that is rounded up.
-        batch = replace(batch, key_bound=bucket_of(point.context + point.queries))
-    graph = None if point.prompt else as_graph(runner, batch)
-    states = runner.cache.states
+    batch, states, graph = forward_batch(point, runner.vocab_size, runner.device), runner.cache.states, None
+    if not point.prompt:
+        if runner.device.type == "cuda":  # a recorded round reads a number of positions that is rounded up
+            batch = replace(batch, key_bound=bucket_of(point.context + point.queries))
+        graph = as_graph(runner, batch)
 
     def run() -> None:
         if states is not None:

@@ -15,6 +15,7 @@ from specdec.checks.betting import Question, Wealth, p_value
 from specdec.checks.telling import Telling
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
+from specdec.types import Completion
 
 Subject = Callable[[Sequence[Sequence[int]], SamplingParams, Sequence[int]], list[list[int]]]
 """From prompts, their sampling and a stream for each to one output for each, as token ids."""
@@ -24,34 +25,28 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
     """An engine in batches of ``size``; a request that fails, or tokens that are not its own, are a ``ValueError``."""
 
     def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
-        rows: list[list[int]] = []
-        for first in range(0, len(streams), size):
-            part = slice(first, first + size)
-            asked = [replace(sampling, stream=stream) for stream in streams[part]]
+        done: list[Completion] = []
+        asked = [replace(sampling, stream=stream) for stream in streams]
+        for part in (slice(first, first + size) for first in range(0, len(streams), size)):
             try:
-                done = engine.generate([list(prompt) for prompt in prompts[part]], asked)
+                done += engine.generate([list(prompt) for prompt in prompts[part]], asked[part])
             except ServerError as error:
                 raise ValueError(str(error)) from error
-            for completion in done:
-                if completion.error is not None:
-                    raise ValueError(f"a request failed: {completion.error}")
-                rows.append(list(completion.token_ids))
+            if failed := next((each for each in done if each.error is not None), None):
+                raise ValueError(f"a request failed: {failed.error}")
         if not getattr(engine, "tells_tokens", True):
             raise ValueError(
                 "the tokens cannot be judged: a server has to return token ids, as text has several spellings (recent "
                 "vLLM, SGLang and llama.cpp do; where another one needs a field: '+contenders.openai.extra="
                 "{return_token_ids:true}'), and engines in processes of their own need target.dtype=float32"
             )
-        return rows
+        return [list(completion.token_ids) for completion in done]
 
     return outputs
 
 
 def of_function(function: Callable[..., Any], name: str) -> Subject:
-    """A function ``generate(prompt_ids, sampling, n)`` that returns n lists of new token ids, after one prompt.
-
-    It is called with a seed of its own for every block.
-    """
+    """A function ``generate(prompt_ids, sampling, n)`` that returns n lists of token ids; every block has a seed."""
     try:
         inspect.signature(function).bind([], SamplingParams(), 1)
     except TypeError as error:
@@ -65,10 +60,8 @@ def of_function(function: Callable[..., Any], name: str) -> Subject:
         except (TypeError, ValueError):
             rows = []
         if len(rows) != len(streams):
-            raise ValueError(
-                f"function={name} returned {type(found).__name__} where {len(streams)} outputs were asked for: "
-                f"return a list of n lists of new token ids"
-            )
+            asked = f"{type(found).__name__} where {len(streams)} outputs were asked for"
+            raise ValueError(f"function={name} returned {asked}: return a list of n lists of new token ids")
         return rows
 
     return outputs
@@ -177,10 +170,9 @@ class Audit:
 
     def _check_noise(self, block: tuple[Any, ...], odds: float) -> None:
         """Refuse outputs that are the same every time; ``odds`` is the probability of all of them."""
-        same = len(set(block[1:])) == 1
-        again = block in self._blocks or same
+        same, again = len(set(block[1:])) == 1, block in self._blocks
         self._blocks.add(block)
-        if again and odds < NEVER:
+        if (same or again) and odds < NEVER:
             often = f"one and the same output {self.block} times" if same else "an earlier block's outputs again"
             raise ValueError(
                 f"the subject returned {often}, which has a probability of {odds:.2g}: it ignores the temperature, or "

@@ -43,34 +43,24 @@ def prepare(
     *,
     template: Mapping[str, Any] | None = None,
 ) -> list[Job]:
-    """Return the first turn's job of every prompt and sample.
-
-    A job's random stream comes from prompt, turn and sample, so its output does not depend on which other prompts
-    are in the run.
-    """
-    jobs: list[Job] = []
-    for prompt in prompts:
-        begin = time.perf_counter()
-        ids = render(prompt, tokenizer, template=template)
-        spent = time.perf_counter() - begin
-        streams = [stream_of(prompt.id, 0, sample) for sample in range(sampling.n)]
-        jobs += [
-            Job(prompt, sample, ids, replace(sampling, n=1, stream=stream), ingestion=spent)
-            for sample, stream in enumerate(streams)
-        ]
-    return jobs
+    """Return the first turn's job of every prompt and sample."""
+    jobs = (Job(prompt, sample, (), replace(sampling, n=1)) for prompt in prompts for sample in range(sampling.n))
+    return [follow(job, (), tokenizer, template) for job in jobs]
 
 
 def follow(
     job: Job, answers: Sequence[str], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None = None
 ) -> Job:
-    """Return the job of the turn that comes after these answers."""
-    turn = len(answers)
+    """Return the job of the turn that comes after these answers.
+
+    Its random stream comes from prompt, turn and sample, so the output does not depend on which other prompts are in
+    the run.
+    """
     begin = time.perf_counter()
     ids = render(job.prompt, tokenizer, answers, template=template)
     spent = time.perf_counter() - begin
-    sampling = replace(job.sampling, stream=stream_of(job.prompt.id, turn, job.sample))
-    return replace(job, turn=turn, prompt_ids=ids, ingestion=spent, sampling=sampling)
+    sampling = replace(job.sampling, stream=stream_of(job.prompt.id, len(answers), job.sample))
+    return replace(job, turn=len(answers), prompt_ids=ids, ingestion=spent, sampling=sampling)
 
 
 def too_long(job: Job, max_length: int) -> str | None:
@@ -95,21 +85,19 @@ def render(
     A conversation goes through the tokenizer's chat template if it has one. Otherwise the turns and answers are one
     running text, with a blank line before every later turn: turn, answer, blank line, turn.
     """
-    said = prompt.turns[: len(answers) + 1]
-    if prompt.chat and tokenizer.chat_template:
-        if prompt.last_tokens is not None:  # of what the user says: the template comes on top
-            ids = tuple(tokenizer(said[0], add_special_tokens=False)["input_ids"])
-            said = (str(tokenizer.decode(list(_last_of(ids, prompt, tokenizer)))), *said[1:])
-        messages = [{"role": "user", "content": said[0]}]
-        for answer, turn in zip(answers, said[1:], strict=True):
-            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
-        text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **dict(template or {})
-        )
-        return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote them
-    pairs = zip(answers, said[1:], strict=True)
-    ids = tuple(encode_prompt(tokenizer, said[0] + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
-    return ids if prompt.last_tokens is None else _last_of(ids, prompt, tokenizer)
+    first, *later = prompt.turns[: len(answers) + 1]
+    if not (prompt.chat and tokenizer.chat_template):
+        pairs = zip(answers, later, strict=True)
+        ids = tuple(encode_prompt(tokenizer, first + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
+        return ids if prompt.last_tokens is None else _last_of(ids, prompt, tokenizer)
+    if prompt.last_tokens is not None:  # of what the user says: the template comes on top
+        ids = tuple(tokenizer(first, add_special_tokens=False)["input_ids"])
+        first = str(tokenizer.decode(list(_last_of(ids, prompt, tokenizer))))
+    messages = [{"role": "user", "content": first}]
+    for answer, turn in zip(answers, later, strict=True):
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **dict(template or {}))
+    return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote the special ones
 
 
 def template_facts(
@@ -159,16 +147,13 @@ def stream_of(prompt_id: str, turn: int, sample: int) -> int:
 
 # ---------------------------------------------------------------- prompts that are too long
 
-_DONE = {
-    "cut": ("shortened", "dataset.too_long=skip leaves them out"),
-    "skipped": ("left out", "dataset.too_long=cut shortens them"),
-}
-"""The fates of long prompts, in words, and the setting to change."""
+_DONE = {"cut": "shortened", "skipped": "left out"}
+"""The fates of long prompts, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """The prompts that are run, and what became of those that are too long, in a sentence and for the manifest."""
+    """The prompts that are run, and the fate of those that are too long, in a sentence and for the manifest."""
 
     prompts: list[Prompt]
     sentence: str | None = None
@@ -193,27 +178,24 @@ def fit(
     Raises:
         ValueError: No prompt is left.
     """
+    if not prompts:
+        raise ValueError("there are no prompts")
     made: list[Prompt] = []
-    counts = dict.fromkeys(_DONE, 0)
-    longest = 0
+    counts, longest = dict.fromkeys(_DONE, 0), 0
     for prompt in prompts:
-        needed = needed_tokens(prompt, sampling, tokenizer, template)
-        if needed <= max_length:
-            made.append(prompt)
-            continue
-        longest = max(longest, needed)
-        shortened = _shorten(prompt, sampling, tokenizer, max_length, template) if policy == "cut" else None
-        counts["skipped" if shortened is None else "cut"] += 1
-        made += [] if shortened is None else [shortened]
+        needed, fitting = needed_tokens(prompt, sampling, tokenizer, template), prompt
+        if needed > max_length:
+            longest = max(longest, needed)
+            fitting = _shorten(prompt, sampling, tokenizer, max_length, template) if policy == "cut" else None
+            counts["skipped" if fitting is None else "cut"] += 1
+        made += [] if fitting is None else [fitting]
     if not longest:
-        if not prompts:
-            raise ValueError("there are no prompts")
         return Fitting(prompts=made)
-    hint = next(_DONE[name][1] for name, count in counts.items() if count)
     sentence = (
         f"{sum(counts.values())} of {len(prompts)} prompts do not fit into engine.max_length={max_length} "
         f"with sampling.max_new_tokens={sampling.max_new_tokens} (the longest needs {longest}): "
-        f"{', '.join(f'{count} {_DONE[name][0]}' for name, count in counts.items() if count)}; {hint}"
+        f"{', '.join(f'{count} {_DONE[name]}' for name, count in counts.items() if count)}; "
+        f"dataset.too_long={'skip leaves them out' if counts['cut'] else 'cut shortens them'}"
     )
     if not made:
         raise ValueError(f"no prompt fits: {sentence}")
@@ -222,10 +204,7 @@ def fit(
 
 
 def needed_tokens(
-    prompt: Prompt,
-    sampling: SamplingParams,
-    tokenizer: PreTrainedTokenizerBase,
-    template: Mapping[str, Any] | None = None,
+    prompt: Prompt, sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase, template: Any = None
 ) -> int:
     """Return the tokens that a prompt may come to: all of its turns, and an output of full length for each."""
     turns = len(prompt.turns)
@@ -233,11 +212,7 @@ def needed_tokens(
 
 
 def _shorten(
-    prompt: Prompt,
-    sampling: SamplingParams,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    template: Mapping[str, Any] | None,
+    prompt: Prompt, sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase, max_length: int, template: Any
 ) -> Prompt | None:
     """The prompt as it fits; None where hardly anything would be left of it."""
     if not prompt.chat:

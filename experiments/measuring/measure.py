@@ -1,27 +1,31 @@
 """The measuring loop: every method on every prompt, interleaved batch by batch, on the clock."""
 
+import logging
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.accounting import Accountant
-from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.meters import LoadMeter, joules_of
 from experiments.measuring.rounds import now
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
-from experiments.results.lossless import OTHER_TARGET, THERE, stated_exactness
+from experiments.results.lossless import OTHER_TARGET, THERE, promises_equality, stated_exactness
 from experiments.results.records import MEMORY, PLAIN, Record
 from experiments.tracing.trace import TraceWriter
+from specdec.checks.ties import Tie, examine
 from specdec.engine.clock import COMPLETION
 from specdec.engine.engine import Engine
 from specdec.origin import described
 from specdec.placement import is_spread
 from specdec.types import Completion
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def measure(
 
     Contenders take turns batch by batch, and in each batch another one goes first, so that drift of the machine
     meets all alike. A batch is written when all contenders have run it. Where prompts have several turns this holds
-    turn by turn, and every contender leads a conversation of its own: what it answered is part of its next prompt.
+    turn by turn, and every contender leads a conversation of its own.
 
     Args:
         contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
@@ -100,8 +104,7 @@ def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], 
     size, sampling = slots_of(contenders), replace(jobs[0].sampling, stream=None)
     many = sum(job.sampling.max_new_tokens for job in jobs) >= _FEW
     for contender in contenders:
-        for start in range(0, len(prompts), size):
-            batch = prompts[start : start + size]
+        for batch in (prompts[start : start + size] for start in range(0, len(prompts), size)):
             contender.engine.generate(batch, [sampling] * len(batch), speculate=contender.speculate)
         if prompts and many and isinstance(contender.engine, Engine):
             contender.engine.warm_up(sampling=sampling)  # sizes of drafts that the prompts did not show
@@ -223,17 +226,9 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
 
 def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | None) -> Record:
     job, done = answer.job, answer.done
-    known = {
-        "prompt": job.prompt.id,
-        "turn": job.turn,
-        "category": job.prompt.category,
-        "sample": job.sample,
-        "method": contender.method,
-        "exactness": contender.exactness,
-        "temperature": job.sampling.temperature,
-        "batch": batch,
-        "prompt_tokens": len(job.prompt_ids),
-    }
+    known = {"prompt": job.prompt.id, "turn": job.turn, "category": job.prompt.category, "sample": job.sample}
+    known |= {"method": contender.method, "exactness": contender.exactness, "temperature": job.sampling.temperature}
+    known |= {"batch": batch, "prompt_tokens": len(job.prompt_ids)}
     if done is None:
         return Record(**known, finish_reason="error", error=answer.error, traceback=answer.traceback)
     rounds = metrics.decided(done.steps)
@@ -251,17 +246,17 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         **_moments(answer, done),
         **_compared(contender, answer, plain),
         accepted=tuple(step.accepted for step in rounds),
-        expected_accepted=_rounded([step.expected_accepted for step in rounds], 6),
+        expected_accepted=_rounded(step.expected_accepted for step in rounds),
         proposed_depth=tuple(step.proposed_depth for step in rounds),
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
-        distance_tv=_rounded([each.tv for each in far], 6),
-        distance_kl=_rounded([each.kl for each in far], 6),
+        distance_tv=_rounded(each.tv for each in far),
+        distance_kl=_rounded(each.kl for each in far),
         work={name: float(f"{value:.6g}") for name, value in answer.work.items()},
     )
 
 
-def _rounded(values: Sequence[float | None], digits: int) -> tuple[Any, ...]:
-    return tuple(None if value is None else round(value, digits) for value in values)
+def _rounded(values: Iterable[float | None]) -> tuple[Any, ...]:
+    return tuple(None if value is None else round(value, 6) for value in values)
 
 
 def _compared(contender: Contender, answer: _Answer, plain: _Answer | None) -> dict[str, Any]:
@@ -298,3 +293,61 @@ def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
         "ingestion": round(answer.job.ingestion, 7),
         "memory": {name: getattr(found, name) for name in MEMORY if getattr(found, name)},
     }
+
+
+# ---------------------------------------------------------------- the first token that differs
+
+
+def find_divergence(
+    engine: Engine | OtherEngine, job: Job, tokens: Sequence[int], plain: Sequence[int], *, exactness: str | None
+) -> dict[str, Any]:
+    """Return where an output first differs from plain decoding's, as fields of ``Record``; empty where they are equal.
+
+    The method's engine, which has nothing to do at the moment, runs the model again only if they differ.
+    ``tie_bound`` is 0 on an invariant engine, which has no rounding to explain, and None without a margin, and for a
+    rule that is not exact and is therefore not judged.
+    """
+    pairs = enumerate(zip_longest(tokens, plain))
+    index, pair = next(((index, pair) for index, pair in pairs if pair[0] != pair[1]), (None, None))
+    if index is None or pair is None:
+        return {}
+    tokenizer = engine.target.tokenizer
+    tie = _tie(engine, job, tokens[:index], pair, judged=promises_equality(exactness))
+    return {
+        "divergence": index,
+        "tokens_at_divergence": pair,
+        "texts_at_divergence": tuple(
+            None if token is None or tokenizer is None else str(tokenizer.decode([token])) for token in pair
+        ),
+        "margin": tie.margin,
+        "tie_bound": tie.bound,
+    }
+
+
+def _tie(
+    engine: Engine | OtherEngine, job: Job, before: Sequence[int], pair: tuple[int | None, int | None], *, judged: bool
+) -> Tie:
+    ours, plains = pair
+    if ours is None or plains is None:
+        return Tie(None, None)
+    runner = engine.runner if isinstance(engine, Engine) else None
+    invariant = runner is not None and runner.invariant
+    try:
+        tie = examine(
+            engine.target.model,
+            [*job.prompt_ids, *before],
+            (ours, plains),
+            job.sampling,
+            prompt_length=len(job.prompt_ids),
+            runner=runner,
+            kv_cache=None if runner is None else runner.kv_cache,
+            bounded=judged and not invariant,
+        )
+    except Exception as error:  # the run of hours goes on; a divergence that nothing explains counts as a fault
+        logger.warning(
+            "the divergence on %s could not be examined, and counts as one that the dtype does not explain (%s: %s)",
+            *(job.prompt.id, type(error).__name__, error),
+        )
+        return Tie(None, None)
+    # An invariant engine computes the same logits for every method, so nothing is left for rounding to explain.
+    return replace(tie, bound=0.0) if invariant and judged and tie.margin is not None else tie

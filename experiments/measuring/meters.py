@@ -110,10 +110,11 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     caches = [runner.cache for runner in own]
     kv, nodes = _cache_bytes(caches)
     drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs if runner.cache not in caches)
-    seen: set[int] = set()
+    weights = _tensors(runner.model for runner in own)
+    drafter = _tensors(part.model if isinstance(part, ModelRunner) else part for part in drafting)
     held = {
-        "weights": _bytes((runner.model for runner in own), seen),
-        "drafter": _bytes((part.model if isinstance(part, ModelRunner) else part for part in drafting), seen),
+        "weights": sum(map(stored_bytes, weights.values())),
+        "drafter": sum(stored_bytes(drafter[key]) for key in drafter.keys() - weights.keys()),
         "kv": kv,
         "drafter_kv": drafter_kv,
         "scratch": nodes + drafter_nodes,
@@ -122,16 +123,13 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     return held | {"total": sum(held.values())}
 
 
-def _bytes(modules: Iterable[nn.Module], seen: set[int]) -> int:
-    """Return the bytes of tensors that have not been seen; two names of one table are one tensor."""
+def _tensors(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """The tensors of modules; two names of one table are one tensor."""
 
     def key(tensor: Tensor) -> int:
         return id(tensor) if tensor.is_meta or hasattr(tensor, "__tensor_flatten__") else tensor.data_ptr()
 
-    tensors = {key(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
-    new = tensors.keys() - seen
-    seen.update(new)
-    return sum(stored_bytes(tensors[number]) for number in new)
+    return {key(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
 
 
 def _cache_bytes(caches: Iterable[Cache]) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -57,7 +56,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
     def best(call: Callable[[], object]) -> float:
         return shortest(call, device, seconds)
 
-    def memory() -> tuple[float, float]:
+    def memory() -> tuple[float, float]:  # a function, so that the tensors are gone afterwards
         source = torch.ones(size // 4, device=device)
         goal = torch.empty_like(source)
         return 2 * size / best(lambda: goal.copy_(source)), size / best(source.sum)
@@ -76,12 +75,6 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
     return Peaks(copy, read, max(map(product, {dtype, *widened})), caches)
 
 
-@cache
-def quick_peaks(device: torch.device, dtype: torch.dtype, threads: int) -> Peaks:
-    """Return ``brief_peaks``, measured once per process and number of the processor's threads."""
-    return brief_peaks(device, dtype)
-
-
 def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     """Return peaks that are measured in about half a second."""
     largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
@@ -92,12 +85,9 @@ def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu
     """Return the size of the last cache before a device's memory; 0 if the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = []
-    for file in root.glob("index*/size"):
-        text = file.read_text().strip()
-        number, unit = text.rstrip("KMG"), text[-1:]
-        if number.isdecimal():
-            sizes.append(int(number) << {"K": 10, "M": 20, "G": 30}.get(unit, 0))
+    texts = [file.read_text().strip() for file in root.glob("index*/size")]
+    units = {"K": 10, "M": 20, "G": 30}
+    sizes = [int(t.rstrip("KMG")) << units.get(t[-1], 0) for t in texts if t.rstrip("KMG").isdecimal()]
     return max(sizes, default=0)
 
 

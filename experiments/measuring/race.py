@@ -7,8 +7,7 @@ from experiments.results.records import Source
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
-_WARM = 16
-"""Tokens that are decoded to warm up."""
+_WARM = 16  # tokens
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Lane:
 
 
 def run_lane(method: str, engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, speculate: bool) -> Lane:
-    """Decode a prompt, and return the course; the first tokens are decoded twice, to warm up."""
+    """Decode a prompt; the first tokens are decoded twice, to warm up."""
     once = replace(sampling, n=1, stream=0)
     engine.generate([prompt], replace(once, max_new_tokens=min(_WARM, once.max_new_tokens)), speculate=speculate)
     steps = list(engine.stream([list(prompt)], once, speculate=speculate))

@@ -24,7 +24,6 @@ from specdec.types import Step
 WARM = 3
 """Turns before any round counts."""
 STAGES = ("draft", "verify", "accept", "commit")
-"""The stages of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +62,7 @@ def time_rounds(
     sampling: SamplingParams,
     rounds: int,
     *,
-    kinds: Sequence[Callable[[], object]] = (lambda: None,),
-    speculate: bool = True,
+    kinds: Sequence[Callable[[], object]],
 ) -> list[list[TimedRound]]:
     """Return timed rounds of full batches, by kind.
 
@@ -74,7 +72,6 @@ def time_rounds(
 
     Args:
         prompts: Token ids to go on from, which are used again where the batch has more rows.
-        sampling: The requests' parameters, but for their length.
         rounds: How many rounds of every kind are timed, at most.
         kinds: For every kind, what is called before a round of it.
 
@@ -102,7 +99,7 @@ def time_rounds(
             for number in ids:
                 engine.abort(number)
             emitted.clear()
-            ids = [engine.submit(prompt, endless, speculate=speculate) for prompt in given]
+            ids = [engine.submit(prompt, endless) for prompt in given]
             while len(emitted) < rows and engine.unfinished:
                 play()
         for kind in range(len(kinds))[:: 1 if turn % 2 else -1]:
@@ -117,11 +114,9 @@ def time_rounds(
                 seconds = now(engine.target.device) - start
                 if turn >= WARM and not first and engine.unfinished == rows:
                     stages = {stage: steps[0].seconds.get(stage, 0.0) for stage in STAGES}
-                    nodes, depth = (max(map(attrgetter(f"proposed_{name}"), steps)) for name in ("nodes", "depth"))
+                    most = {name: max(map(attrgetter(f"proposed_{name}"), steps)) for name in ("nodes", "depth")}
                     host = max(0.0, seconds - sum(stages.values()))
-                    timed[kind].append(
-                        TimedRound(rows=rows, nodes=nodes, depth=depth, context=context, stages=stages, host=host)
-                    )
+                    timed[kind].append(TimedRound(rows=rows, context=context, stages=stages, host=host, **most))
     for number in ids:
         engine.abort(number)
     if not all(timed):
@@ -145,12 +140,10 @@ def rounds_of_sizes(
     **options: Any,
 ) -> list[list[TimedRound]]:
     """Return timed rounds with drafts of some depths, or of whole trees of which so many nodes are verified."""
-    scored: Any = drafter
-    if drafter is None:
-        limited, verifier = None, None
-    else:
-        limited = scored.pruned_by(FirstNodes()) if by_nodes else AdaptiveDrafter(drafter, FixedLength(0))
-    with Engine(target, limited, verifier, **options) as engine:
+    limited: Any = drafter
+    if drafter is not None:
+        limited = limited.pruned_by(FirstNodes()) if by_nodes else AdaptiveDrafter(drafter, FixedLength(0))
+    with Engine(target, limited, None if drafter is None else verifier, **options) as engine:
         engine.warm_up()  # rounds of a run are captured, so these are to be, too
         policy, name = getattr(engine.session, "policy", None), "nodes" if by_nodes else "depth"
         kinds = [(lambda: None) if policy is None else partial(setattr, policy, name, size) for size in sizes]
@@ -182,15 +175,11 @@ def measure_rounds(
         progress(f"rounds: {batch} rows behind {context} tokens")
         length = min(context + (rounds + WARM) * turn, target.max_length)
         made = {**options, "max_batch_size": batch, "max_length": length, "timing": True}
-        given = [_repeated(prompt, context + 1)]
-        for timed in rounds_of_sizes(target, drafter, verifier, given, depths, rounds, **made):
+        repeated = [prompt[place % len(prompt)] for place in range(context + 1)]
+        for timed in rounds_of_sizes(target, drafter, verifier, [repeated], depths, rounds, **made):
             sizes = dict.fromkeys((each.nodes, each.depth) for each in timed)  # it may have drafted less
             typical += [_typical([each for each in timed if (each.nodes, each.depth) == size]) for size in sizes]
     return typical
-
-
-def _repeated(prompt: Sequence[int], length: int) -> list[int]:
-    return [prompt[place % len(prompt)] for place in range(length)]
 
 
 def _typical(rounds: Sequence[TimedRound]) -> TimedRound:
@@ -222,14 +211,14 @@ def measure_costs(
     """Return how long rounds take, by the depth of drafts, or by nodes of a ``ScoredDrafter``'s whole trees."""
     sizes = node_sizes(drafter.max_nodes) if by_nodes else tuple(range(drafter.max_depth + 1))
     room = max(map(len, prompts)) + room_of([min(size, drafter.max_depth) + 1 for size in sizes])
-    table = []
+    table = {}
     for count in sorted(set(rows)):
         made = {"max_length": room, **options, "max_batch_size": count}
         timed = rounds_of_sizes(target, drafter, verifier, prompts, sizes, rounds, by_nodes=by_nodes, **made)
-        table.append(tuple(smallest([each.seconds for each in kind]) for kind in timed))
+        table[count] = tuple(smallest([each.seconds for each in kind]) for kind in timed)
     return RoundCosts(
-        rows=tuple(sorted(set(rows))),
-        table=tuple(table),
+        rows=tuple(table),
+        table=tuple(table.values()),
         nodes=sizes if by_nodes else None,
         device=str(target.device),
         dtype=dtype_name(target.dtype),

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,8 +27,8 @@ class Watch:
         seconds: How long looking took, which is not part of the call's time.
         looks: When every look ended, and how long all looks took until then.
         joules: The energy that the device used in the call; None where no counter tells, or where somebody looked.
-        distances: How far each round's first token is from the target's distribution, by the job's random stream;
-            empty for an exact rule.
+        distances: Of each round's first token from the target's distribution, by the job's random stream; empty for an
+            exact rule.
     """
 
     seconds: float = 0.0
@@ -83,17 +84,15 @@ def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int
     """Return the key of each row of a batch; None for a row that did not draft or whose round ended in an error."""
     verdict = seen.verdict
     stop = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.num_accepted[:, None])[:, 0]
-    kept = (verdict.num_accepted, verdict.expected_accepted, verdict.valid, stop, verdict.next_token)
-    keys: list[TraceKey | None] = []
-    rows = zip(seen.requests, *(column.tolist() for column in kept), strict=True)
-    for request, accepted, expected, valid, end, following in rows:
-        if request is None or not valid:
-            keys.append(None)
-            continue
-        assert request.sampling.stream is not None, "every job has a stream"
-        job = jobs[request.sampling.stream]
-        keys.append(
-            TraceKey(
+    kept = {"accepted": verdict.num_accepted, "expected_accepted": verdict.expected_accepted, "stop": stop}
+    columns: dict[str, list[Any]] = {name: column.tolist() for name, column in kept.items()}
+    columns["next_token"] = verdict.next_token.tolist()
+    keys: list[TraceKey | None] = [None] * len(seen.requests)
+    for row, (request, valid) in enumerate(zip(seen.requests, verdict.valid.tolist(), strict=True)):
+        if request is not None and valid:
+            assert request.sampling.stream is not None, "every job has a stream"
+            job = jobs[request.sampling.stream]
+            keys[row] = TraceKey(
                 method=method,
                 exactness=exactness.value,
                 temperature=job.sampling.temperature,
@@ -101,10 +100,6 @@ def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int
                 turn=job.turn,
                 sample=job.sample,
                 round=request.rounds,
-                accepted=accepted,
-                expected_accepted=expected,
-                stop=end,
-                next_token=following,
+                **{name: values[row] for name, values in columns.items()},
             )
-        )
     return keys

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from experiments.inspecting.acceptance import same_model
-from experiments.inspecting.mistakes import Inspection, Usual
+from experiments.inspecting.mistakes import Inspection
 from experiments.measuring.exactness import SHARED_LAWS, Case
-from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
+from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from specdec.checks.drafter import Finding
 from specdec.checks.draws import LEVEL
 from specdec.checks.playing import Status
@@ -30,14 +30,10 @@ def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
     columns = [words("draft", lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"), words("tables", "rows")]
     columns.append(Col("T", "temperature", "g"))
     if shared:
-        columns += [Col("differ", "differing", "d"), Col("p", "p_value", ".2g"), Col("this", "accepted", ".3f")]
-        columns.append(Col("rejec-\ntion", "rejection", ".3f"))
+        columns += [Col("differ", "differing", "d"), Col("p", "p_value", ".2g")]
     else:
         columns += [Col("TV", "tv", ".0e"), *([Col("TV to\np", "target_tv", ".3f")] if mixture else [])]
-        columns.append(Col("this", "accepted", ".3f"))
-        columns.append(
-            Col("rejec-\ntion", lambda case: f"{case.known['rejection']:.3f}" if "rejection" in case.known else NOTHING)
-        )
+    columns += [Col("this", "accepted", ".3f"), Col("rejec-\ntion", "rejection", ".3f")]
     title = f"{type(rule).__name__} ({rule.exactness.value})"
     return Table.of(done, columns, title=title, notes=[_ABOUT_SHARED if shared else _ABOUT_USUAL])
 
@@ -63,21 +59,17 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     return Table.of(list(facts.items()), columns, title=title)
 
 
-def predictions_table(found: Inspection, usual: Usual | None) -> Table:
+def predictions_table(found: Inspection) -> Table:
     """A row per depth."""
     loaded = found.loaded
     notes = ["acceptance: the mean of Σ min(p, q), given that all before was accepted; reached: its product so far"]
-    expected = ""
-    if usual is not None:
-        notes.append(f"usual: published heads of 7 to 8 billion weights' targets, chat to code ({usual.source})")
-        expected = f"{usual.first[0]:.2f} to {usual.first[1]:.2f}"
     rows = [
-        {"depth": depth, "acceptance": rate, "reached": reached, "usual": expected if depth == 1 else ""}
+        {"depth": depth, "acceptance": rate, "reached": reached}
         for depth, (rate, reached) in enumerate(zip(loaded.acceptance, loaded.unconditional, strict=True), 1)
     ]
     columns = [Col("depth", "depth", "d"), Col("acceptance", "acceptance"), Col("reached", "reached")]
     title = f"acceptance in {len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1"
-    return Table.of(rows, [*columns, Col("usual acceptance", "usual")], title=title, notes=notes)
+    return Table.of(rows, columns, title=title, notes=notes)
 
 
 def tried_table(found: Inspection) -> Table:
@@ -95,13 +87,10 @@ def tried_table(found: Inspection) -> Table:
     return Table.of(found.tried, columns, title="what was tried instead, on the same prompts", notes=notes)
 
 
-def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trained_on: str | None = None) -> list[str]:
+def verdict(name: str, target: str, found: Inspection, trained_on: str | None = None) -> list[str]:
     """The likely mistakes, in sentences."""
     loaded, mistake = found.loaded, found.mistake
     lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}."]
-    if usual is not None:
-        lines[0] += f" Published ones have {usual.lengths[0]:g} to {usual.lengths[1]:g} with a chain of {usual.depth} "
-        lines[0] += f"({usual.source})."
     if mistake is not None:
         change = mistake.alternative
         lines.append(
@@ -117,8 +106,6 @@ def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trai
         )
     elif found.tried:
         lines.append(f"No mistake was found: none of {len(found.tried)} alternatives raises the acceptance.")
-        if usual is not None and loaded.acceptance[0] < usual.first[0]:
-            lines.append("It predicts less than published heads of larger targets: trained for less, or hard text.")
     if trained_on is not None:
         other = f"say that it was trained on {trained_on}, and the target is {target}."
         lines.append(f"Its files {'name this target.' if same_model(trained_on, target) else other}")

@@ -14,7 +14,7 @@ from experiments.contenders.base import OtherEngine
 from experiments.measuring.accounting import Accountant
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.measure import Contender
-from experiments.measuring.peaks import brief_peaks, quick_peaks
+from experiments.measuring.peaks import brief_peaks
 from experiments.results.records import PLAIN
 from experiments.session.methods import Method, methods_of
 from experiments.session.policies import built_policy, paced, policy_of, settle_costs
@@ -129,7 +129,7 @@ def accounted(contenders: Sequence[Contender]) -> list[Contender]:
 
 def peaks_of(target: Target) -> Mapping[str, float]:
     """The best that the target's device does, measured."""
-    return quick_peaks(target.device, target.dtype, torch.get_num_threads()).facts()
+    return brief_peaks(target.device, target.dtype).facts()
 
 
 def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, float]:

@@ -16,7 +16,7 @@ from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MT
 from drafters.heads.eagle import EagleHead
 from experiments.check import check
 from experiments.inspecting.acceptance import prompts_of
-from experiments.inspecting.mistakes import USUAL, Inspection, Mistake, alternatives, inspect
+from experiments.inspecting.mistakes import Inspection, Mistake, alternatives, inspect
 from experiments.measuring.exactness import LAWS, SHAPES, cases
 from specdec import Drafter, DraftSampling, DraftTree, Laws, Target, bundled
 from specdec.checks.drafts import enumerate_drafts, num_drafts
@@ -40,9 +40,8 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 def test_an_exact_rule_and_a_lossy_one(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     done = check(configure("check", "verifier=traversal", *SMALL))
     assert max(case.tv for case in done) < 1e-12
-    assert all(case.accepted == pytest.approx(case.known["traversal"]) for case in done)
+    assert all(case.accepted >= case.rejection - 1e-12 for case in done), "it accepts no fewer than rejection sampling"
     assert {case.shape for case in done} > {"chain 3", "2 x 2"}
-    assert all("block" in case.known for case in done if case.shape == "chain 3")
     text = shown(capsys)
     assert "TraversalVerifier is exact, over" in text and "It says of itself: exact." in text
     done = check(configure("check", "verifier=lenient", *SMALL))
@@ -205,7 +204,7 @@ def test_a_right_head_is_not_accused(kind: str, target: Target) -> None:
     found = inspected(RIGHT[kind], target)
     assert found.mistake is None and not found.knows_nothing and not found.refused
     assert found.loaded.acceptance[0] > found.loaded.unigram + 0.1
-    assert found.drafter.kind == kind and kind in {*USUAL, "model"}
+    assert found.drafter.kind == kind
 
 
 # How a mistake is made, which settings are given, which mistake it is, and what mends it.

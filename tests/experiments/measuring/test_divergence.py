@@ -13,9 +13,9 @@ from torch import Tensor
 
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from experiments.datasets.stdlib import Stdlib
-from experiments.measuring import divergence
+from experiments.measuring import measure as loop
 from experiments.measuring.jobs import Job, prepare
-from experiments.measuring.measure import Contender, measure
+from experiments.measuring.measure import Contender, find_divergence, measure
 from experiments.results.lossless import Divergence, Verdict, judge, worst
 from experiments.results.records import PLAIN, Record
 from specdec import Drafter, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
@@ -101,9 +101,7 @@ def test_a_true_tie_is_a_tie(invariant: bool) -> None:
     weight.data[other] = weight.data[first]
     outputs = [max(first, other)], [min(first, other)]
     try:
-        found, lossy = (
-            divergence.find_divergence(engine, job, *outputs, exactness=exactness) for exactness in ("exact", "lossy")
-        )
+        found, lossy = (find_divergence(engine, job, *outputs, exactness=exactness) for exactness in ("exact", "lossy"))
     finally:
         weight.data[other] = before
     assert found["tie_bound"] == 0.0 if invariant else found["margin"] <= found["tie_bound"] < 1e-3
@@ -159,7 +157,7 @@ def test_an_examination_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, 
     def broken(*arguments: object, **more: object) -> Tie:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(divergence, "examine", broken)
+    monkeypatch.setattr(loop, "examine", broken)
     found, _ = verdict(wrong_root(("float32", None)), 2, 8)
     assert found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] is None
     assert "could not be examined" in caplog.text and "RuntimeError: out of memory" in caplog.text
