@@ -28,11 +28,9 @@ PROMPTS = [[1, 2, 3], [5] * 20, [7], [8, 9] * 6, [4, 2]]
 LOOKED_AT = {None, "ngram", "eagle3_expansion", "block_by_confidence", STRONGEST["rejection"]}
 
 
-def make(target: Target, drafter: str | None = "model_tree_without_replacement", **kwargs: object) -> Engine:
-    if drafter is None:
-        return Engine(target, max_length=64, **kwargs)  # type: ignore[arg-type]
-    made = DRAFTERS[drafter](target.model)
-    return Engine(target, made, fitting(made), max_length=64, **kwargs)  # type: ignore[arg-type]
+def make(target: Target, drafter: str | None = "model_tree_without_replacement", **options: Any) -> Engine:
+    made = None if drafter is None else DRAFTERS[drafter](target.model)
+    return Engine(target, made, None if made is None else fitting(made), max_length=64, **options)
 
 
 def test_equal_prompts_get_different_samples_and_seeds_repeat(target) -> None:
@@ -98,21 +96,17 @@ def test_the_last_position_of_the_row_can_be_filled_in_fewer_rounds(target) -> N
     assert all(step.proposed_nodes == 0 for step in plain.steps)
 
 
+LOOKS = ["item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"]
+"""Operations that would make the host wait for a GPU."""
+
+
 class Synchronizations(TorchFunctionMode):
-    """Counts what would make the host wait for a GPU."""
-
-    names = frozenset(
-        ["item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"]
-    )
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in self.names:
-            self.seen.append(name)
+        self.seen += [name for name in LOOKS if name == getattr(func, "__name__", "")]
         return func(*args, **(kwargs or {}))
 
 
@@ -144,31 +138,19 @@ def test_one_synchronization_per_round(target, drafter) -> None:
     )
 
 
-class Methods(Drafter):
-    def bind(self, target, sizes): ...
-
-
-class Forgetful(NGramDrafter):
-    """Its constructor leaves out its parent's."""
-
-    def __init__(self): ...
-
-
-class OnlyLaws(Verifier):
-    samplings = frozenset([DraftSampling.IID])
-
-    def laws(self, tree, target_probs): ...
-
-
 def changed(kind: type, **attributes: object) -> Any:
     """An instance of a class with other attributes."""
     return type("Changed", (kind,), attributes)()
 
 
+ONLY_LAWS = {"samplings": frozenset([DraftSampling.IID]), "laws": None}
 REFUSED = [
-    (Methods(), "Methods has no max_nodes and no max_depth and no laws and no is_chain: .*max_nodes = 4; max_depth"),
-    (Forgetful(), "Forgetful has no max_nodes .*super"),
-    (OnlyLaws(), "OnlyLaws has no exactness: .*exactness = Exactness.EXACT"),
+    (
+        changed(Drafter, bind=None),
+        "Changed has no max_nodes and no max_depth and no laws and no is_chain: .*max_nodes = 4; max_depth",
+    ),
+    (changed(NGramDrafter, __init__=lambda self: None), "Changed has no max_nodes .*super"),
+    (changed(Verifier, **ONLY_LAWS), "Changed has no exactness: .*exactness = Exactness.EXACT"),
     (changed(Honest, max_nodes=2.5), "Changed.max_nodes=2.5: "),
     (changed(Honest, laws=DraftSampling.IID), "Changed.laws=<DraftSampling.IID: 1>: "),
     (changed(Honest, hidden_layers=(7,)), "Changed.hidden_layers names layer 7 "),
@@ -186,9 +168,8 @@ def test_missing_and_wrong_attributes_are_named(target: Target, component: Any, 
 REPEATED = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
 
 
-def timed(model, *, size: int = 3, **options: object) -> Engine:
-    drafter = DRAFTERS["model_tree_without_replacement"](model)
-    return Engine(Target(model), drafter, fitting(drafter), max_length=64, max_batch_size=size, **options)  # type: ignore[arg-type]
+def timed(model, *, size: int = 3, **options: Any) -> Engine:
+    return make(Target(model), max_batch_size=size, **options)
 
 
 def reference(model, completion: Completion) -> torch.Tensor:
@@ -235,18 +216,14 @@ def test_raw_log_probabilities_are_the_models_own_and_are_cut_with_the_tokens(mo
     assert len(done.logprobs) == len(done.top_logprobs) == kept
 
 
-STEPS = (
-    Step(
-        request=4, round=0, token_ids=(1, 2, 3), text="abc", accepted=2, proposed_depth=4, proposed_nodes=6, elapsed=0.5
-    ),
-    Step(request=4, round=1, token_ids=(9,), text="d", accepted=0, elapsed=2.0, finish_reason="stop"),
-)  # fmt: skip
-DONE = Completion(prompt_ids=(7,), token_ids=(1, 2, 3, 9), text="abcd", finish_reason="stop", steps=STEPS)
-
-
 def test_a_completion_adds_up_its_steps() -> None:
-    assert DONE.mean_acceptance_length == 2  # 3 + 1 tokens in two rounds
-    assert (DONE.seconds, DONE.tokens_per_second) == (2.0, 2.0)
+    steps = (
+        Step(request=4, round=0, token_ids=(1, 2, 3), text="abc", accepted=2, elapsed=0.5),
+        Step(request=4, round=1, token_ids=(9,), text="d", accepted=0, elapsed=2.0, finish_reason="stop"),
+    )
+    done = Completion(prompt_ids=(7,), token_ids=(1, 2, 3, 9), text="abcd", finish_reason="stop", steps=steps)
+    assert done.mean_acceptance_length == 2  # 3 + 1 tokens in two rounds
+    assert (done.seconds, done.tokens_per_second) == (2.0, 2.0)
     empty = Completion(prompt_ids=(7,), token_ids=(), text="", finish_reason="error", steps=(), error="no room")
     assert (empty.mean_acceptance_length, empty.tokens_per_second) == (None, None)
 
@@ -260,7 +237,6 @@ def test_moments_are_in_order_and_between_the_calls_ends(model) -> None:
     after = time.perf_counter()
     for done in completions:
         found = done.timestamps
-        assert found is not None
         visible = [step.visible for step in done.steps]
         moments = [before, found.arrived, found.admitted, found.prefilled, *visible, found.finished, after]
         assert moments == sorted(moments)
@@ -274,7 +250,6 @@ def test_moments_are_in_order_and_between_the_calls_ends(model) -> None:
 def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(model) -> None:
     alike = timed(model, size=2).generate([REPEATED[0]] * 3, GREEDY)
     first, second, third = (done.timestamps for done in alike)
-    assert first is not None and second is not None and third is not None
     assert first.arrived == second.arrived == third.arrived
     assert first.admitted < first.finished < third.admitted
     shown = [tuple(step.visible for step in done.steps) for done in alike]
@@ -312,7 +287,6 @@ def test_an_error_has_a_time_and_an_abort_has_none(model, monkeypatch) -> None:
         engine.step()
     (failed,) = engine.step()
     found = failed.timestamps  # of a submitted request, in its last step
-    assert found is not None
     assert found.arrived < found.admitted < found.prefilled < found.finished == failed.visible
     waiting = timed(model, size=1)
     stream = waiting.stream(REPEATED[:2], GREEDY)

@@ -76,14 +76,13 @@ class Fragile(NGramDrafter):
         return super().propose(batch)
 
 
-def assert_named(error: str | None, message: str, function: Callable[..., object]) -> None:
+def assert_named(error: str, message: str, function: Callable[..., object]) -> None:
     """Assert that an error has this message, and names a line of this function of this file."""
-    code = function.__code__
-    found = re.fullmatch(rf"{message} \(at (?P<file>\S+):(?P<line>\d+) in (?P<function>[\w.]+)\)", error or "")
+    found = re.fullmatch(rf"{message} \(at (\S+):(\d+) in ([\w.]+)\)", error)
     assert found is not None, error
-    assert Path(found["file"]).resolve() == Path(__file__).resolve()
-    lines = {line for _, _, line in code.co_lines() if line is not None}
-    assert int(found["line"]) in lines and found["function"].endswith(code.co_name)
+    file, line, name = found.groups()
+    assert Path(file).resolve() == Path(__file__).resolve() and name.endswith(function.__code__.co_name)
+    assert int(line) in {line for _, _, line in function.__code__.co_lines()}
 
 
 @pytest.mark.parametrize("where", ["admit", "prefill", "propose", "observe"])
@@ -106,8 +105,7 @@ def test_an_error_of_the_drafter_is_shown_and_ends_what_ran(target, wanted, wher
 
 def test_a_tokenizer_that_raises_ends_its_request_alone(wanted: list[tuple[int, ...]], monkeypatch) -> None:
     bad = wanted[0][4]
-    others = [i for i in (1, 2) if bad not in wanted[i]]
-    assert others, "another token would show more"
+    assert bad not in wanted[1], "another token would show more"
     decode = Detokenizer._decode
 
     def raises(self: Detokenizer, token_ids: list[int]) -> str:
@@ -124,8 +122,7 @@ def test_a_tokenizer_that_raises_ends_its_request_alone(wanted: list[tuple[int, 
     assert outputs[0].finish_reason == "error"
     assert_named(outputs[0].error, "the tokenizer failed: UnicodeError: no such piece", raises)
     assert outputs[0].token_ids == wanted[0][: len(outputs[0].token_ids)], "what was decoded before is kept"
-    for i in others:
-        assert outputs[i].token_ids == wanted[i]
+    assert all(bad in tokens or done.token_ids == tokens for done, tokens in zip(outputs, wanted, strict=True))
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
@@ -199,10 +196,6 @@ CPU_SHORTAGE = (
 )
 
 
-def raising(error: Exception) -> Any:
-    return Mock(side_effect=error)
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -230,8 +223,7 @@ def test_out_of_memory_ends_what_runs_and_keeps_the_rest(target, wanted, error, 
         tokens[step.request] += step.token_ids
         if step.finish_reason is not None:
             done[step.request] = step
-            if step.request == 0:
-                left[0] = forward
+            left[0] = forward if step.request == 0 else left[0]
     assert [step.finish_reason for step in done.values()] == ["length", "error", "length"]
     assert [tuple(tokens[request]) for request in (0, 2)] == [wanted[0], wanted[2]]
     assert re.search(f"{said}.*max_batch_size=1, prefill_chunk=512, max_length=64", done[1].error or "")
@@ -243,7 +235,7 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
     """The others are in the middle of a forward that needs this one: they must not wait for it."""
     engine = Engine(target, max_length=64)
     monkeypatch.setattr(engine.runner.agreement, "shared", True)
-    monkeypatch.setattr(engine.runner, "run", raising(torch.OutOfMemoryError(CUDA_SHORTAGE)))
+    monkeypatch.setattr(engine.runner, "run", Mock(side_effect=torch.OutOfMemoryError(CUDA_SHORTAGE)))
     with pytest.raises(torch.OutOfMemoryError):
         engine.generate(PROMPTS, SAMPLING)
 
@@ -251,29 +243,28 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
 @pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.storage.zeros_by_head"])
 def test_out_of_memory_while_an_engine_is_built_is_one_sentence(target, error, place, monkeypatch) -> None:
-    monkeypatch.setattr(place, raising(error))
+    monkeypatch.setattr(place, Mock(side_effect=error))
     with pytest.raises(ValueError, match=r"out of memory on .*max_batch_size=2 or max_length=64"):
         Engine(target, max_batch_size=2, max_length=64)
 
 
-@pytest.mark.parametrize("drafted", [False, True])
-def test_an_engine_says_what_would_fit(drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position takes 4 layers x 2 x 2 heads x 8 numbers x 4 bytes = 512 in each of the two models."""
-    target = Target(tiny_model(vocab_size=VOCAB))
-    free, wanted = [1 << 40, 1 << 20], r"64 positions x 512 bytes.* max_batch_size=32 .* max_length=32 with"
-    drafter = None
-    if drafted:
-        free, wanted = (
+    place, target = "specdec.cache.layout.free_memory", Target(tiny_model(vocab_size=VOCAB))
+    alone = [1 << 40, 1 << 20]
+    for drafter, free, wanted in (
+        (None, alone, r"64 positions x 512 bytes.* max_batch_size=32 .* max_length=32 with"),
+        (
+            ModelDrafter(tiny_model(vocab_size=VOCAB), shape=3),
             [1 << 40, 64 * 67 * 512, 1 << 40, 0],
             "67 positions x 1024 bytes.* max_batch_size=31 .* max_length=30 ",
-        )
-        drafter = ModelDrafter(tiny_model(vocab_size=VOCAB), shape=3)
-    place = "specdec.cache.layout.free_memory"
-    monkeypatch.setattr(place, Mock(side_effect=free))
-    with pytest.raises(ValueError, match=wanted):
-        Engine(target, drafter, RejectionVerifier(), max_batch_size=64, max_length=64)
-    for slots, length in () if drafted else ((32, 64), (64, 32)):
+        ),
+    ):
         monkeypatch.setattr(place, Mock(side_effect=free))
+        with pytest.raises(ValueError, match=wanted):
+            Engine(target, drafter, RejectionVerifier(), max_batch_size=64, max_length=64)
+    for slots, length in ((32, 64), (64, 32)):
+        monkeypatch.setattr(place, Mock(side_effect=alone))
         Engine(target, max_batch_size=slots, max_length=length)
 
 

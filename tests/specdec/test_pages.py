@@ -21,25 +21,11 @@ from tests.specdec.test_schedules import KINDS, SameDepth
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
-ANYWAY = {"max_length": 64, "prefill_chunk": 5}
-LAYOUTS = {
-    "shared rows": Paging(shared=True),
-    "pages": Paging(page_size=4),
-    "shared pages": Paging(page_size=4, shared=True),
-    "few shared pages": Paging(page_size=4, pages=20, shared=True),
-    "pages of one position": Paging(page_size=1, shared=True),
-}
-
-
-def shared_prompts(count: int = 6) -> list[list[int]]:
-    """Prompts of two families with beginnings in common; the last one is a beginning itself."""
-    rng = np.random.default_rng(0)
-    families = [rng.integers(1, 24, 13).tolist(), rng.integers(1, 24, 7).tolist()]
-    prompts = [families[index % 2] + rng.integers(1, 24, 1 + index % 5).tolist() for index in range(count - 1)]
-    return [*prompts, families[0][:9]]
-
-
-PROMPTS = shared_prompts()
+LAYOUTS = {"shared rows": Paging(shared=True), "shared pages": Paging(page_size=4, shared=True)}
+RNG = np.random.default_rng(0)
+FAMILIES = [RNG.integers(1, 24, length).tolist() for length in (13, 7)]
+PROMPTS = [FAMILIES[index % 2] + RNG.integers(1, 24, 1 + index % 5).tolist() for index in range(5)] + [FAMILIES[0][:9]]
+"""Two families with beginnings in common; the last one is a beginning itself."""
 SAMPLING = [
     SamplingParams(max_new_tokens=6 + index, temperature=index % 3 * 0.6, seed=index, ignore_eos=True)
     for index in range(len(PROMPTS))
@@ -64,7 +50,7 @@ def alone(kind: str) -> list[tuple[int, ...]]:
 
 
 def engine_of(kind: str, target: Target | None = None, **options: Any) -> Engine:
-    options = {**ANYWAY, "max_batch_size": 3, **options}
+    options = {"max_length": 64, "prefill_chunk": 5, "max_batch_size": 3, **options}
     return Engine(target or shared_target(), drafter_of(kind), RejectionVerifier(), **options)
 
 
@@ -188,7 +174,6 @@ def test_a_key_without_its_past_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pairs_of_other_tokens_are_noticed(mutant: str, monkeypatch) -> None:
     """Mutants: a head's pairs are shared before they are in the cache, without its window, or with another token."""
     engine = engine_of("feature heads", max_batch_size=8, cache=Paging(page_size=1, shared=True))
-    assert engine.session is not None
     if mutant == "held":
         monkeypatch.setattr(FeatureScorer, "held", lambda scorer, slot, length: length)
     elif mutant == "lookback":
@@ -213,21 +198,16 @@ def test_the_page_that_was_left_first_is_evicted_first_and_of_a_request_the_last
     assert pool.counts.evicted_pages == 1
 
 
-@pytest.mark.parametrize(
-    ("paging", "named"),
-    [
+def test_wrong_pages_and_a_policy_that_admits_too_much_are_refused() -> None:
+    for paging, named in (
         ({"page_size": 0}, "page_size"),
         ({"page_size": 4, "pages": 3}, "pages=3"),
         ({"pages": 3}, "pages=3"),
         ({"swap": -1}, "swap"),
-    ],
-)
-def test_mistakes(paging: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Engine(shared_target(), max_length=64, cache=Paging(**paging))
+    ):
+        with pytest.raises(ValueError, match=named):
+            Engine(shared_target(), max_length=64, cache=Paging(**paging))
 
-
-def test_a_policy_that_admits_too_much_is_refused() -> None:
     class Admits(Scheduler):
         """Gives every free slot away, whether there are pages or not."""
 

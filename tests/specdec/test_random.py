@@ -124,30 +124,20 @@ def test_a_draw_depends_on_nothing_but_its_own_counter() -> None:
         assert torch.equal(alone[0], batch[row, :2])
 
 
-# shared noise
-
-
-def noise_along(coordinate: str) -> torch.Tensor:
-    """The shared noise along one coordinate, all others fixed, as uniforms."""
+def test_shared_noise_is_exponential_and_independent_along_every_coordinate() -> None:
+    """Token, position and stream, all others fixed, as uniforms."""
     key, steps = torch.tensor([request_key(7, 3)]), torch.arange(COUNT)
-    if coordinate == "token":
-        noise = shared_noise(key, torch.tensor([[5]]), COUNT)[0, 0]
-    elif coordinate == "position":
-        noise = shared_noise(key, steps[None], 3)[0, :, 2]
-    else:
-        keys = torch.tensor([request_key(7, i) for i in range(COUNT // 4)])
-        noise = shared_noise(keys, torch.full((len(keys), 1), 5), 3)[:, 0, 2]
-    return (-noise.double()).exp()
-
-
-@pytest.mark.parametrize("coordinate", ["token", "position", "stream"])
-def test_shared_noise_is_exponential_and_independent_along_every_coordinate(coordinate: str) -> None:
-    u = noise_along(coordinate)
-    uniform(u)
-    independent(u[:-1], u[1:])
-    if coordinate == "token":  # noise that two tokens share at times would not pass
-        with pytest.raises(AssertionError):
-            independent(torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
+    keys = torch.tensor([request_key(7, i) for i in range(COUNT // 4)])
+    for noise in (
+        shared_noise(key, torch.tensor([[5]]), COUNT)[0, 0],
+        shared_noise(key, steps[None], 3)[0, :, 2],
+        shared_noise(keys, torch.full((len(keys), 1), 5), 3)[:, 0, 2],
+    ):
+        u = (-noise.double()).exp()
+        uniform(u)
+        independent(u[:-1], u[1:])
+        with pytest.raises(AssertionError):  # noise that two neighbours share at times would not pass
+            independent(torch.where(torch.arange(len(u)) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
 
 
 def test_shared_noise_is_no_other_noise_and_depends_on_key_position_and_token_only() -> None:
@@ -179,8 +169,7 @@ def test_draw_follows_its_definition_and_never_takes_weight_zero(weights: list[f
     assert index == next(i for i, mass in enumerate(cumulative) if mass > u * cumulative[-1])
 
 
-# 0 - 1 - 2 with a second child 3 of node 1.
-PARENTS = [-1, 0, 1, 1]
+PARENTS = [-1, 0, 1, 1]  # 0 - 1 - 2 with a second child 3 of node 1
 VOCAB = 3
 STOP_LAW = torch.tensor([0.4, 0.1, 0.2, 0.3])
 NEXT_LAWS = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.0, 0.4], [0.1, 0.1, 0.8], [1 / 3, 1 / 3, 1 / 3]])
