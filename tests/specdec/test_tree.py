@@ -42,8 +42,10 @@ def test_shapes_are_numbered_level_by_level_however_they_are_written() -> None:
     assert TreeShape.of(3) == TreeShape.chain(3)
     assert TreeShape.of([3, 2]) == TreeShape.branching(3, 2)
     assert TreeShape.of([[0], [1], [0, 0]]) == TreeShape.from_paths([(0,), (1,), (0, 0)])
-    shape = TreeShape.chain(2)
     assert TreeShape.of(shape) is shape
+
+
+ONE, TWO, LINE = TreeShape.chain(1), TreeShape.chain(2), torch.zeros(1, 2, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
@@ -59,28 +61,19 @@ def test_shapes_are_numbered_level_by_level_however_they_are_written() -> None:
         (lambda: TreeShape.branching(*[64] * 3), "266,304 nodes, .* at most 4,096"),
         (lambda: TreeShape.branching(*[9] * 99), "at most 4,096 nodes"),  # refused before a node is made
         (lambda: TreeShape.of([[rank] for rank in range(5000)]), "at most 4,096"),
+        (lambda: DraftTree.from_shape(4, LINE), "^shape is an int"),
+        (lambda: DraftTree.from_shape(TWO, LINE), r"^the tokens .*\[1, 2\]: give \[batch, 3\]"),
+        (
+            lambda: DraftTree.from_shape(ONE, LINE, draft_probs=torch.ones(1, 1, 8)),
+            r"^draft_probs .*\[1, 1, 8\]: give \[1, 2, vocab\]",
+        ),
+        (lambda: DraftTree.from_shape(ONE, LINE, valid=torch.ones(2).bool()), r"^valid .*\[2\]: give \[1, 2\]"),
+        (lambda: DraftTree.build(LINE, torch.zeros(1, 3).long()), r"^parents .*\[1, 3\]: give \[1, 2\]"),
     ],
 )
-def test_shapes_that_are_none(make, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "given", "named"),
-    [
-        (4, (1, 5), {}, "^shape is an int"),
-        (2, (1, 2), {}, r"^the tokens .*\[1, 2\]: give \[batch, 3\]"),
-        (1, (1, 2), {"draft_probs": torch.ones(1, 1, 8)}, r"^draft_probs .*\[1, 1, 8\]: give \[1, 2, vocab\]"),
-        (1, (1, 2), {"valid": torch.ones(2, dtype=torch.bool)}, r"^valid .*\[2\]: give \[1, 2\]"),
-        (None, (1, 2), {}, r"^parents .*\[1, 3\]: give \[1, 2\]"),
-    ],
-)
-def test_tensors_that_make_no_tree(shape: int | None, size: tuple[int, ...], given: dict, named: str) -> None:
-    tokens = torch.zeros(size, dtype=torch.long)
-    chain: object = TreeShape.chain(shape) if shape in (1, 2) else shape
+def test_shapes_and_tensors_that_make_no_tree(make, named: str) -> None:
     with shapes_unchecked(), pytest.raises(ValueError, match=named):
-        DraftTree.from_shape(chain, tokens, **given) if shape else DraftTree.build(tokens, torch.zeros(1, 3).long())
+        make()
 
 
 def test_depth_ancestors_their_words_and_bounds_are_derived_from_parents_alone() -> None:
@@ -198,8 +191,6 @@ def test_settled_trees_are_judged_alike_and_come_in_few_kinds(shape: TreeShape, 
     # What a warm-up records for so many nodes is what comes later, with or without a node more.
     roots = DraftTree.root_only(tokens[:, 0])
     plain = DraftTree.from_shape(shape, tokens)
-    kinds = [
-        taken_apart(padded, []) for padded in (settled(roots, shape.num_nodes, **bounds), settled(plain, **bounds))
-    ]
-    assert kinds[0] == kinds[1]
+    recorded, later = settled(roots, shape.num_nodes, **bounds), settled(plain, **bounds)
+    assert taken_apart(recorded, []) == taken_apart(later, [])
     assert settled(roots, **bounds) is roots and settled(roots, 0, max_nodes=0, max_depth=0, is_chain=True) is roots
