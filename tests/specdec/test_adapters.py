@@ -67,8 +67,7 @@ def mixed(folders: dict[str, str], drafter: str | None, **options: object) -> li
     engine.warm_up()  # captured forwards choose anew at every replay
     wanted = [SamplingParams(max_new_tokens=12, adapter=name) for name in CHOSEN]
     outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, wanted)]
-    if isinstance(engine.runner.executor, ReplayExecutor):
-        assert engine.runner.executor.recordings.replays > 0
+    assert not isinstance(engine.runner.executor, ReplayExecutor) or engine.runner.executor.recordings.replays > 0
     return outputs
 
 
@@ -81,13 +80,12 @@ def expected(folders: dict[str, str]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [
-        complete("model_tree_iid", {}, strong=True),
-        complete("eagle3_expansion", {"recording": "rounds"}, strong=True),
+        ("model_tree_iid", {}),
+        ("eagle3_expansion", {"recording": "rounds"}),
         complete(None, {"optimize": False}, strong=False),
         complete("medusa", {"prefill_chunk": 4}, strong=False),
         complete("model_chain_iid", {"cache": Paging(page_size=4, pages=24, reserve=0.0)}, strong=False),
     ],
-    ids=["tree", "recorded", "plain", "medusa", "paged"],
 )
 def test_requests_of_a_batch_follow_the_adapters_that_they_choose(folders, drafter, options) -> None:
     wanted = expected(folders)
@@ -106,7 +104,7 @@ def test_an_adapter_that_is_chosen_for_other_rows_is_noticed(folders: dict[str, 
 
 def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_path: Path) -> None:
     tiny_model(vocab_size=VOCAB).save_pretrained(tmp_path)
-    model, _ = adapters.merge(AutoModelForCausalLM.from_pretrained(tmp_path), folders["many"]), None
+    model = adapters.merge(AutoModelForCausalLM.from_pretrained(tmp_path), folders["many"])
     ours = dict(model.named_parameters())
     for name, parameter in merged(folders["many"]).named_parameters():
         torch.testing.assert_close(ours[name], parameter)
@@ -123,17 +121,18 @@ def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tm
     other = save_adapter(tmp_path / "other", seed=1, layers=["lm_head"], vocab=VOCAB + 8)
     refused(rf"of another base .* is \[32, 3\], and this model has a layer of 32 to {VOCAB} there", other=other)
     refused("no adapter at", missing=str(tmp_path / "nowhere"))
-    dora = save_adapter(tmp_path / "dora", seed=1, layers=["q_proj"], use_dora=True)
-    refused("no request can choose: merge it", dora=dora)
-    head = save_adapter(tmp_path / "head", seed=1, layers=["lm_head"])
-    refused("lm_head.* no request can choose: merge it", head=head)
+    for name, layer, options in (
+        ("", "q_proj", {"use_dora": True}),
+        ("lm_head.*", "lm_head", {}),
+        ("", "embed_tokens", {}),
+    ):
+        folder = save_adapter(tmp_path / f"only {layer}", seed=1, layers=[layer], **options)
+        refused(f"{name} no request can choose: merge it", only=folder)
     half = Path(save_adapter(tmp_path / "half", seed=1, layers=["q_proj"])) / "adapter_model.safetensors"
     tensors = load_file(half)
     gone = sorted(tensors)[-1]
     save_file({name: tensor for name, tensor in tensors.items() if name != gone}, half)
     refused(f"half' is incomplete: the tensor {gone} is missing", half=str(half.parent))
-    tokens = save_adapter(tmp_path / "tokens", seed=1, layers=["embed_tokens"])
-    refused("no request can choose: merge it", tokens=tokens)
     model = tiny_model(vocab_size=VOCAB)
     with pytest.raises(ValueError, match="of another base"):
         adapters.merge(model, other)

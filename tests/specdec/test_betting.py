@@ -28,9 +28,7 @@ def places(vocab: int) -> list[Place]:
 
 def question(vocab: int = VOCAB, drafted: int = 1, horizon: int = 2) -> tuple[Cells, Question]:
     at = places(vocab)
-    cells, laws = joint(
-        lambda paths: [at[path[-1] if path else vocab] for path in paths], horizon=horizon, drafted=drafted
-    )
+    cells, laws = joint(lambda paths: [at[[vocab, *path][-1]] for path in paths], horizon=horizon, drafted=drafted)
     return cells, Question([laws[HONEST]], {name: [laws[name]] for name in SHOWN}, level=LEVEL, block=32)
 
 
@@ -163,10 +161,8 @@ def served(name: str) -> Iterator[tuple[Telling, np.ndarray]]:
         law, parts = scores.softmax(-1)[0].numpy(), MISTAKES[name][1](at)
         assert parts.recovered == pytest.approx(law, abs=1e-6) and parts.bonus is parts.recovered
         assert not parts.stays.any()
-        yield (
-            Telling(str(number), (0,), *joint(lambda paths, at=at: [at], horizon=1, drafted=1, names=list(SERVED))),
-            law,
-        )
+        cells, laws = joint(lambda paths, at=at: [at], horizon=1, drafted=1, names=list(SERVED))
+        yield Telling(str(number), (0,), cells, laws), law
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -206,13 +202,10 @@ def test_shares_are_those_with_which_the_hardest_mistake_shows_fastest() -> None
         Telling("c", (3,), cells, {HONEST: law, "first": law, "second": law}),
     ]
     prompts, asked = planned(candidates, ["first", "second"], level=LEVEL)
-    assert [each.id for each in prompts] == ["a", "b"] and [each.best_for for each in prompts] == [
-        ("first",),
-        ("second",),
+    assert [(each.id, each.best_for) for each in prompts] == [("a", ("first",)), ("b", ("second",))]
+    growth = [
+        share * asked.growth(i, name) for i, (name, share) in enumerate(zip(asked.mistakes, asked.shares, strict=True))
     ]
-    growth = [share * asked.growth(index, name) for (index, name), share in zip(
-        enumerate(("first", "second")), asked.shares, strict=True
-    )]  # fmt: skip
     assert asked.shares[0] >= KEPT / 2 and sum(asked.shares) == pytest.approx(1)
     assert growth[0] == pytest.approx(growth[1]) or asked.shares[0] == pytest.approx(KEPT / 2)
     order = asked.order(40)

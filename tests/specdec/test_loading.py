@@ -1,12 +1,11 @@
 """Loading: bundled models, checkpoints from anywhere, and those that other libraries have quantized."""
 
-import importlib
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,15 +30,6 @@ def test_files_are_those_that_were_installed_and_a_wrong_name_lists_the_right_on
         bundled.resolve("bundled/eagle")
 
 
-SOURCE = {
-    "revision": "v2",
-    "token": "secret",
-    "cache_dir": "elsewhere",
-    "local_files_only": True,
-    "trust_remote_code": True,
-    "subfolder": "inner",
-}
-
 FAST = Cpu(features=frozenset({"avx512_bf16"}))
 SLOW = Cpu(features=frozenset({"avx2"}))
 
@@ -63,25 +53,6 @@ def folder(saved: Path, tmp_path: Path) -> str:
     return str(shutil.copytree(saved, tmp_path, dirs_exist_ok=True))
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    """What each of the three was given; they answer as if the hub had."""
-    given: dict[str, dict[str, Any]] = {}
-    answers = {
-        AutoConfig: llama().config,
-        AutoModelForCausalLM: llama(),
-        AutoTokenizer: load_tokenizer("bundled/target"),
-    }
-    for reader, answer in answers.items():
-
-        def read(path: str, name: str = reader.__name__, answer: object = answer, **options: Any) -> object:
-            given[name] = options | {"path": path}
-            return (answer, {}) if options.get("output_loading_info") else answer
-
-        monkeypatch.setattr(reader, "from_pretrained", read)
-    return given
-
-
 def test_a_folder_without_a_tokenizer_takes_tokens_alone(folder: str) -> None:
     whole = Target.from_pretrained(folder, dtype="float32", device="cpu")
     for name in ("tokenizer.json", "special_tokens_map.json"):
@@ -100,15 +71,20 @@ def test_a_folder_without_a_tokenizer_takes_tokens_alone(folder: str) -> None:
         assert done.token_ids == engine.generate([[5, 9, 2]], wanted)[0].token_ids and done.text == ""
 
 
-def test_where_files_come_from_is_told_to_all_readers(calls: dict[str, dict[str, Any]]) -> None:
-    target = Target.from_pretrained("some/model", device="cpu", attn_implementation="eager", **SOURCE)
+def test_where_files_come_from_is_told_to_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"revision": "v2", "token": "secret", "cache_dir": "elsewhere", "local_files_only": True}
+    source |= {"trust_remote_code": True, "subfolder": "inner"}
+    model, tokenizer = llama(), load_tokenizer("bundled/target")
+    readers = {AutoConfig: model.config, AutoModelForCausalLM: (model, {}), AutoTokenizer: tokenizer}
+    for reader, answer in readers.items():
+        monkeypatch.setattr(reader, "from_pretrained", Mock(return_value=answer))
+    target = Target.from_pretrained("some/model", device="cpu", attn_implementation="eager", **source)
     assert target.name == "some/model"
-    assert set(calls) == {"AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"}
-    for reader, options in calls.items():
-        assert SOURCE.items() <= options.items(), reader
-        assert options["path"] == "some/model"
+    for reader in readers:
+        (path,), options = reader.from_pretrained.call_args
+        assert path == "some/model" and source.items() <= options.items(), reader
         # The rest is for the model alone.
-        assert ("attn_implementation" in options) is (reader == "AutoModelForCausalLM")
+        assert ("attn_implementation" in options) is (reader is AutoModelForCausalLM)
 
 
 NORM, MORE = "model.norm.weight", "model.layers.1.input_layernorm.weight"
@@ -135,14 +111,9 @@ def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
     type(model)(model.config).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert "lm_head.weight" not in tensors
-    besides = (
-        "model.layers.0.self_attn.rotary_emb.inv_freq",
-        "medusa_head.0.1.weight",
-        "model.mtp_layers.0.input_proj.weight",
-        "model.layers.1.eh_proj.weight",
-        "model.layers.1.mlp.up_proj.weight",
-    )
-    tensors |= {name: torch.ones(4) for name in besides}
+    besides = ["layers.0.self_attn.rotary_emb.inv_freq", "mtp_layers.0.input_proj.weight"]
+    besides += ["layers.1.eh_proj.weight", "layers.1.mlp.up_proj.weight"]
+    tensors |= {name: torch.ones(4) for name in ("medusa_head.0.1.weight", *(f"model.{name}" for name in besides))}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(str(tmp_path), device="cpu")
     assert torch.equal(loaded.get_input_embeddings().weight, tensors["model.embed_tokens.weight"])
@@ -186,11 +157,7 @@ def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.Mon
 def test_a_model_that_does_not_fit_into_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = "CUDA out of memory. Tried to allocate 112.00 MiB. GPU 1 has a total capacity of 79.11 GiB of which "
     error = torch.OutOfMemoryError(message + "64.00 MiB is free.")
-
-    def to(self: Any, *args: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(LlamaForCausalLM, "to", to)
+    monkeypatch.setattr(LlamaForCausalLM, "to", Mock(side_effect=error))
     with pytest.raises(ValueError, match=r"cuda:1: 112 MiB asked for, 64 MiB free; give device_map='auto'"):
         load(str(saved), device="cpu")
 
@@ -237,17 +204,9 @@ def test_our_own_changes_of_weights_are_refused(stored: Callable[[dict[str, Any]
         quantize(model, "int8")
 
 
-def wide_model() -> PreTrainedModel:
-    """As ``tiny_model``, with layers wide enough for groups of 64 weights."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
-    config = LlamaConfig(vocab_size=64, **sizes, bos_token_id=None, eos_token_id=None)
-    return AutoModelForCausalLM.from_config(config).float().eval()
-
-
 def _with_compressed_tensors(model: PreTrainedModel, folder: str) -> None:
-    quantization = importlib.import_module("compressed_tensors.quantization")
-    compressors = importlib.import_module("compressed_tensors.compressors")
+    from compressed_tensors import compressors, quantization
+
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
     config = quantization.QuantizationConfig(
         config_groups={"group_0": {"targets": ["Linear"], "weights": weights}},
@@ -269,10 +228,11 @@ def _with_compressed_tensors(model: PreTrainedModel, folder: str) -> None:
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what the library warns about is its own, and changes with its versions
 def test_a_quantized_checkpoint_decodes_as_it_is(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("compressed_tensors")
-    model = wide_model()
+    pytest.importorskip("compressed_tensors")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=64, **sizes, bos_token_id=None, eos_token_id=None)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     full = weights_read(model)
     _with_compressed_tensors(model, str(tmp_path))
     target = Target(load(str(tmp_path), device="cpu").model)

@@ -150,7 +150,7 @@ class Played:
     """Plays a workload, and lists what is wrong with any turn, and with the outputs."""
 
     def __init__(self, work: Workload, policy: Scheduler | None = None):
-        self.work, self.found, self.first = work, list[str](), dict[int, int]()
+        self.work, self.found = work, list[str]()
         self.policy = POLICIES[work.policy]() if policy is None else policy
         self.engine = HostEngine(
             self.policy, work.paging, slots=work.slots, max_length=MOST, prefill_chunk=work.chunk, depth=DEPTH,
@@ -174,7 +174,6 @@ class Played:
                 break
             for step in self.engine.step():
                 self.steps[step.request].append(step)
-                self.first.setdefault(step.request, turn)
                 if step.finish_reason is not None:
                     self.check(step.finish_reason == "stop" or step.finish_reason == "length", "an error")
                     self.gone.add(step.request)
@@ -230,7 +229,7 @@ class Played:
         if isinstance(pool, Pool):
             tables = Counter(page for row in pool._rows for page in row.pages)
             self.check(
-                all(tables[page] == users for page, users in enumerate(pool._users)), "references are miscounted"
+                [tables[page] for page in range(len(pool._users))] == [*pool._users], "references are miscounted"
             )
             self.check(set(pool._free) == {page for page in range(len(pool._users)) if not tables[page]}, "pages lost")
             for request in running:
@@ -313,8 +312,7 @@ def test_mistakes_of_schedules_are_noticed(mutant: str, monkeypatch: pytest.Monk
         count_anew(monkeypatch)
     if mutant == "freed twice":
         monkeypatch.setattr(Pool, "leave", careless)
-    policy.mutant = mutant  # pyright: ignore[reportAttributeAccessIssue]
-    found: list[str] = []
+    policy.mutant = mutant
     try:
         found = Played(work, policy).found
     except (AssertionError, IndexError, KeyError, ValueError) as error:
