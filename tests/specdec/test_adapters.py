@@ -121,13 +121,9 @@ def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tm
     other = save_adapter(tmp_path / "other", seed=1, layers=["lm_head"], vocab=VOCAB + 8)
     refused(rf"of another base .* is \[32, 3\], and this model has a layer of 32 to {VOCAB} there", other=other)
     refused("no adapter at", missing=str(tmp_path / "nowhere"))
-    for name, layer, options in (
-        ("", "q_proj", {"use_dora": True}),
-        ("lm_head.*", "lm_head", {}),
-        ("", "embed_tokens", {}),
-    ):
-        folder = save_adapter(tmp_path / f"only {layer}", seed=1, layers=[layer], **options)
-        refused(f"{name} no request can choose: merge it", only=folder)
+    for named, layer, dora in (("", "q_proj", True), ("lm_head.*", "lm_head", False), ("", "embed_tokens", False)):
+        folder = save_adapter(tmp_path / f"only {layer}", seed=1, layers=[layer], use_dora=dora)
+        refused(f"{named} no request can choose: merge it", only=folder)
     half = Path(save_adapter(tmp_path / "half", seed=1, layers=["q_proj"])) / "adapter_model.safetensors"
     tensors = load_file(half)
     gone = sorted(tensors)[-1]

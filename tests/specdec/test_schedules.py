@@ -228,9 +228,7 @@ class Played:
         self.check(sorted(states) == sorted(self.asked), "not every request is in one state")
         if isinstance(pool, Pool):
             tables = Counter(page for row in pool._rows for page in row.pages)
-            self.check(
-                [tables[page] for page in range(len(pool._users))] == [*pool._users], "references are miscounted"
-            )
+            self.check(tables == Counter(dict(enumerate(pool._users))), "references are miscounted")
             self.check(set(pool._free) == {page for page in range(len(pool._users)) if not tables[page]}, "pages lost")
             for request in running:
                 own = pool._rows[request.slot].pages

@@ -40,7 +40,7 @@ def test_names_may_be_written_in_other_ways_and_near_ones_are_offered() -> None:
             find_device(name, devices)
 
 
-def test_a_row_of_ones_own(tmp_path: Path) -> None:
+def test_a_row_of_ones_own_and_rows_that_are_wrong(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(ROW + "  measured: {bandwidth: 1.5e9}\n")
     device = read_devices(path)["tiny"]
@@ -49,10 +49,6 @@ def test_a_row_of_ones_own(tmp_path: Path) -> None:
     assert device.roof("float32", measured=True).flops == 4e9, "not measured, so printed"
     with pytest.raises(ValueError, match="does not compute in fp8: give one of float32"):
         device.roof("fp8")
-
-
-def test_rows_that_are_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
     for text, said in (
         ("", "has no rows"),
         ("a: [", "cannot be read"),
@@ -72,10 +68,7 @@ def test_rows_that_are_wrong(tmp_path: Path) -> None:
             read_devices(path)
 
 
-H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
-
-
 def test_ridges() -> None:
-    assert H100.ridge == pytest.approx(295.3, abs=0.05)
+    assert Roof(3.35e12, 989.4e12).ridge == pytest.approx(295.3, abs=0.05)
     assert Roof(3.35e12, 1979e12).ridge == pytest.approx(590.7, abs=0.05), "fp8, printed as 1,979 and as 1,987"
     assert Roof(2.0e12, 312e12).ridge == 156, "A100, rounded"

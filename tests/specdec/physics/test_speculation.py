@@ -91,9 +91,6 @@ def test_when_it_pays_is_the_closed_form() -> None:
         found = tokens * seconds[0] - seconds[drafted]
         assert found == pytest.approx(shared - paid)
         assert (found > 0) == (speedup_of(FITTED, 0.5, batch=batch, drafted=drafted, context=context) > 1)
-
-
-def test_break_even() -> None:
     batch = break_even_batch(FITTED, 0.5, drafted=3, context=1024)
     assert batch is not None and 256 < batch < 512
     assert speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) >= 1
@@ -124,23 +121,18 @@ def test_critical_context() -> None:
         # Operations of a row's tokens over what it reads, without the weights.
         rate = (step.attention_flops + 2 * (drafted + 1) * shape.active_weights) / step.kv_read_bytes
         assert rate == pytest.approx(H100.ridge, rel=2e-3)
-
-
-def test_intensity_of_decode_attention() -> None:
-    """With a key for every head, one for 8 heads, and latents."""
+    # Operations per byte of decode's attention with a key for every head, one for 8 heads, and latents.
     multi_head = nominal(32, layers=32, heads=32, kv_heads=32)
     for shape, intensity in ((multi_head, 1.0), (ROUND_70B, 8.0), (DEEPSEEK_V3, 241.8)):
-        kv = 2.0 * shape.kept_per_position
-        assert shape.pair_flops / kv == pytest.approx(intensity, abs=0.05)
+        assert shape.pair_flops / (2.0 * shape.kept_per_position) == pytest.approx(intensity, abs=0.05)
 
 
 def test_experts_make_verifying_dear_for_few_rows() -> None:
     """More tokens hit more experts, which few rows pay for; very many rows pay for operations instead."""
     mlp = Mlp(weights=0, experts=128, chosen=8, expert_weights=5_000_000)
     attention = Attention.grouped(weights=20_000_000, heads=32, kv_heads=4, head_dim=128)
-    mixture = ModelShape(
-        kind="", hidden=0, vocab=0, layers=(Layer(attention=attention, mlp=mlp),) * 4, table_weights=0, output_weights=0
-    )
+    none = {"kind": "", "hidden": 0, "vocab": 0, "table_weights": 0, "output_weights": 0}
+    mixture = ModelShape(layers=(Layer(attention=attention, mlp=mlp),) * 4, **none)
     cost = RoofRounds(shape=mixture, precision=HALF, roof=H100)
     assert target_efficiency(cost, batch=64, drafted=0, context=1024) == 1
     few, some, many = (target_efficiency(cost, batch=batch, drafted=3, context=0) for batch in (1, 64, 8192))
@@ -151,9 +143,8 @@ def test_experts_make_verifying_dear_for_few_rows() -> None:
 
 def test_drafting_one_by_one_costs_a_forward_each() -> None:
     model = DraftModel(shape=nominal(32_000_000, layers=1, heads=32, kv_heads=8), precision=HALF)
-    block = DraftModel(shape=model.shape, precision=HALF, at_once=True)
     chained = RoofRounds(shape=LLAMA_8B, precision=HALF, roof=H100, drafter=model, overhead=1e-4)
-    at_once = RoofRounds(shape=LLAMA_8B, precision=HALF, roof=H100, drafter=block, overhead=1e-4)
+    at_once = replace(chained, drafter=replace(model, at_once=True))
     options = {"batch": 1, "context": 0}
     assert chained.draft(drafted=0, **options) == 0
     assert chained.draft(drafted=4, **options) == pytest.approx(4 * chained.draft(drafted=1, **options), rel=1e-3)

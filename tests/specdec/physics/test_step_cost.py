@@ -175,16 +175,13 @@ def test_a_policy_by_calibrated_costs_drafts_deeper_behind_long_contexts(file: P
     assert long > short and same == again
 
 
-def test_sizes_outside_of_the_box_are_refused() -> None:
+def test_sizes_outside_of_the_box_and_costs_of_other_conditions_are_refused() -> None:
     for size in ({"batch": 9}, {"drafted": 16}, {"context": 961}, {"context": 15}):
         given = {"batch": 1, "drafted": 4, "context": 100, **size}
         with pytest.raises(ValueError, match=rf"^{next(iter(size))} .* outside"):
             COSTS.verify(**given)
     with pytest.raises(ValueError, match="to depth 8, and drafts are 9 deep"):
         COSTS.draft(batch=1, drafted=9, context=100)
-
-
-def test_costs_of_other_conditions_are_refused() -> None:
     check_conditions(HERE, HERE, "FILE")
     for change, said in (
         ({"device": "another chip"}, "device is a chip there and another chip here"),
@@ -196,7 +193,7 @@ def test_costs_of_other_conditions_are_refused() -> None:
             check_conditions(HERE, replace(HERE, **change), "FILE")
 
 
-def test_policies_get_the_costs_of_rounds(file: Path) -> None:
+def test_policies_get_the_costs_of_rounds_where_there_are_a_drafters(file: Path) -> None:
     costs = CostAwareLength(file).costs
     assert isinstance(costs, RoundCosts)
     assert costs.rows == (1, 2, 4, 8) and costs.max_depth == 8 and costs.conditions == HERE
@@ -211,9 +208,6 @@ def test_policies_get_the_costs_of_rounds(file: Path) -> None:
     assert trees.plain == pytest.approx(COSTS.round_seconds(batch=2, drafted=0, context=488))
     assert trees.of(12, 3) == pytest.approx(COSTS.round_seconds(batch=2, drafted=12, depth=3, context=488))
     assert trees.largest_error < 1e-6
-
-
-def test_without_a_drafter_policies_are_refused(file: Path) -> None:
     replace(COSTS, drafting=None, deepest=0).save(file)
     for asked in (RoundCosts.load, lambda path: CalibratedRounds.load(path).trees(rows=1)):
         with pytest.raises(ValueError, match="have no drafter's"):
@@ -235,19 +229,15 @@ def cost(delta: float = DELTA, gamma: float = GAMMA, alpha: float = ALPHA, beta:
     return StepCost(ranges=ranges, per_position=alpha, per_pair=beta)
 
 
-def test_a_forward_between_the_constants_that_is_faster_than_physics_is_refused() -> None:
-    """A range in the middle whose times per token are right at its ends, and nothing is left for its operations."""
-    ranges = (
-        TokenRange(upto=8, fixed=DELTA, per_token=GAMMA),
-        TokenRange(upto=256, fixed=DELTA, per_token=0.0),
-        TokenRange(upto=None, fixed=DELTA, per_token=GAMMA),
-    )
+def test_what_is_faster_than_physics_and_caches_is_refused() -> None:
+    """A range in the middle whose times per token are right at its ends, and nothing is left for its operations.
+
+    The bounds themselves are possible; faster is only what the caches, a quarter as large as the work, may hold.
+    """
+    steps = ((8, GAMMA), (256, 0.0), (None, GAMMA))
+    ranges = tuple(TokenRange(upto=end, fixed=DELTA, per_token=per_token) for end, per_token in steps)
     with pytest.raises(ValueError, match="of 256 tokens behind 800 positions would take"):
         check_possible(StepCost(ranges=ranges, per_position=ALPHA, per_pair=1e-8), FORWARDS, LEAST, ROOF, cache_bytes=0)
-
-
-def test_what_caches_hold_is_not_refused() -> None:
-    """The bounds themselves are possible; faster is only what the caches, a quarter as large as the work, may hold."""
     check_possible(cost(), FORWARDS, LEAST, ROOF, cache_bytes=0)
     fast = cost(delta=0.1 * DELTA)
     check_possible(fast, FORWARDS[:1], LEAST, ROOF, cache_bytes=3e8)
