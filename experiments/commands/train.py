@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from drafters.heads.training import TrainedHead
 from experiments.config.sections import build, component_of, job_overrides, plain, plain_whole, typed
-from experiments.reporting.progress import TrainingProgress, say_result
+from experiments.reporting.progress import TrainingProgress
 from experiments.results.manifest import write_manifest
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.session.engines import settle
@@ -149,7 +149,7 @@ def train(config: DictConfig) -> Path:
             tracker.summary(progress.last)
             tracker.finish(exit_code)
     if main:
-        say_result(progress, folder, [folder / BEST, folder / LAST])
+        print(f"wrote into {folder}: {BEST}/, {LAST}/ and training.jsonl")
     return folder / BEST
 
 

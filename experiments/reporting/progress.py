@@ -1,16 +1,13 @@
 """How far a run, a check or a training is: a bar on a terminal; elsewhere (in a log) a line now and then."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Self
 
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
-from experiments.reporting import terminal
 
 _EVERY = 30.0
 """Seconds between two lines where there is no terminal."""
@@ -35,7 +32,7 @@ def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
         return
 
     def say(step: str) -> None:
-        terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
+        screen.print(f"{time.monotonic() - begin:.0f} s: {step}", highlight=False, markup=False)
 
     say(first)
     yield say
@@ -87,38 +84,22 @@ class TrainingProgress(Progress):
 
     Attributes:
         last: The newest value of every figure.
-        best: The best step so far with its figures; None before any measurement.
     """
 
     def __init__(self, total: int, *, title: str, shown: bool):
         super().__init__(total, "steps", shown=shown)
         self.last: dict[str, float] = {}
-        self.best: tuple[int, Mapping[str, float]] | None = None
         self.line(title)
 
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         """So many steps are done."""
         self.last |= figures
-        names = {"loss": "loss", "training/acceptance/1": "acceptance"}
-        self.update(
-            done, ", ".join(f"{word} {self.last[name]:.3f}" for name, word in names.items() if name in self.last)
-        )
+        self.update(done, f"loss {self.last['loss']:.3f}" if "loss" in self.last else "")
 
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         """The head was measured."""
         self.last |= figures
-        if best:
-            self.best = (done, dict(figures))
         names = ("simulated_length", "simulated_length_greedy", "served_length", "calibration_error")
         shown = {name.removeprefix("held_out/"): value for name, value in figures.items()}
         parts = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in shown.items() if name.startswith(names)]
         self.line(f"after step {done}: {', '.join(parts)}{' (best so far)' if best else ''}")
-
-
-def say_result(progress: TrainingProgress, folder: Path, written: Sequence[Path]) -> None:
-    """Print the best step of a training, and where its files are."""
-    if progress.best is not None:
-        step, figures = progress.best
-        print(f"best: step {step}, served length {figures['served_length']:.3f}")
-    there = [f"{path.name}/" for path in written if path.exists()]
-    print(f"wrote into {terminal.short(folder)}: {', '.join(there)} and training.jsonl")

@@ -17,7 +17,6 @@ from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
 from experiments.results.timing import MODEL_STAGES, STAGES, noise_words
-from specdec.drafting.calibration import Calibration
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
 
@@ -68,7 +67,7 @@ def shown_categories(run: Run) -> list[str]:
 def category_table(run: Run) -> Table | None:
     """A row per category, method and temperature, plain decoding left out; None if there is nothing to tell apart."""
     shown = shown_categories(run)
-    parts = [part for part in run.parts if not _plain(part) and part["category"] in shown]
+    parts = [part for part in run.parts if part["method"] != PLAIN and part["category"] in shown]
     if not parts:
         return None
     parts.sort(key=lambda part: part["category"])
@@ -105,13 +104,10 @@ def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5
 
 REQUESTS = "What a user feels"
 _ALWAYS = [
-    cols.T,
-    cols.METHOD,
-    cols.TTFT,
-    cols.TPOT,
+    *(cols.T, cols.METHOD, cols.TTFT, cols.TPOT),
     Col("to end, ms\np50; p99", "e2e.p50", "3", 1e3, also="e2e.p99", bounds=False),
+    *(Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER),
 ]
-_ALWAYS += [Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER]
 _WHERE_KNOWN = [
     Col("within\nlimits", "attainment", ".0%"),
     Col("goodput,\nreq./s", "goodput"),
@@ -190,19 +186,6 @@ def _mb(size: float) -> str:
     return "0" if not size else f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.01 else "<0.01"
 
 
-def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
-    """A row per method, kind of requests and depth; None where nothing was predicted."""
-    rows = [{"method": method, **errors} for method, found in calibrations.items() for errors in found.errors()]
-    if not rows:
-        return None
-    columns = [words("method", "method"), words("requests", "requests"), Col("depth", "depth", "d")]
-    columns += [Col("nodes", "nodes", "d"), Col("predicted", "predicted", ".3f"), Col("accepted", "accepted", ".3f")]
-    columns.append(Col("calibration\nerror", "calibration_error", ".3f"))
-    note = "predictions were made before the round, while the calibration was still learning"
-    title = "Predicted and actual acceptance of the nodes that were verified"
-    return Table.of(rows, columns, title=title, notes=[note])
-
-
 # ---------------------------------------------------------------- parts of the above
 
 
@@ -233,13 +216,14 @@ def noise_notes(run: Run) -> list[str]:
 
 
 def _notes(run: Run) -> list[str]:
-    rules = cols.rules_of(run.rows)
-    return [*_incomplete(run), *([rules] if rules else []), *noise_notes(run)]
-
-
-def _incomplete(run: Run) -> list[str]:
     done = min((row["finished"] + row["failed"] for row in run.rows), default=0)
-    return [] if run.complete or not run.rows else [f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts"]
+    incomplete = bool(run.rows) and not run.complete
+    rules = cols.rules_of(run.rows)
+    return [
+        *([f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts"] if incomplete else []),
+        *([rules] if rules else []),
+        *noise_notes(run),
+    ]
 
 
 def _named(row: Row) -> Cell:
@@ -250,14 +234,6 @@ def _accepted_at(position: int) -> Col:
     def cell(row: Row) -> str:
         if row.get(f"rounds_at.{position}") is None:
             return NOTHING
-        parts = []
-        for kind in ("", "conditional_"):
-            share, low, high = (row.get(f"{kind}acceptance{end}_at.{position}") for end in ("", "_low", "_high"))
-            parts.append(percent(share) + ("" if low is None else f" [{low:.0%}, {high:.0%}]"))
-        return "; ".join(parts)
+        return "; ".join(percent(row.get(f"{kind}acceptance_at.{position}")) for kind in ("", "conditional_"))
 
     return Col(f"accepted at {position}: of all; if all before", cell)
-
-
-def _plain(row: Row) -> bool:
-    return row["method"] == PLAIN

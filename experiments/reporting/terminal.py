@@ -45,14 +45,9 @@ def say(out: Console, *lines: str) -> None:
 
 def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> None:
     """Print those tables that there are: full ones as narrow ones where only these fit."""
-    for table in tables:
-        if table is not None:
-            fits = {
-                kind: out.measure(render(table, kind), options=out.options.update(width=1_000)).maximum
-                for kind in Frame
-            }
-            narrow = fits[frame] > out.width >= fits[Frame.NARROW]
-            out.print(render(table, Frame.NARROW if narrow else frame))
+    for table in filter(None, tables):
+        wide = out.measure(render(table, frame), options=out.options.update(width=1_000)).maximum > out.width
+        out.print(render(table, Frame.NARROW if frame is Frame.FULL and wide else frame))
 
 
 def list_written(out: Console, paths: Iterable[Path | None]) -> None:

@@ -13,7 +13,6 @@ from experiments.measuring.measure import Contender
 from experiments.reporting import terminal
 from experiments.reporting.progress import Progress
 from experiments.reporting.run_tables import (
-    calibration_table,
     errors_of,
     memory_table,
     not_recorded,
@@ -176,8 +175,8 @@ class Measurement:
     def _closing(self, run: Run, records: Sequence[Record]) -> Shown:
         """More tables for the end, and the files of what policies have learned."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
-        calibrations, files = keep_calibrations(engines, self.folder)
-        tables: Tables = [calibration_table(calibrations), memory_table(self.held)]
+        files: Sequence[Path] = keep_calibrations(engines, self.folder)
+        tables: Tables = [memory_table(self.held)]
         ended = Ended(run=run, records=records, contenders=self.contenders)
         for study in self.report.studies:
             more, written = study(ended)

@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 from drafters.combined import AdaptiveDrafter
 from experiments.config.sections import build, choice, component_of, plain
 from experiments.measuring.rounds import measure_costs
-from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter
@@ -95,17 +94,15 @@ def settle_costs(
     policy.costs.save(folder / _named(COSTS, method))
 
 
-def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> tuple[dict[str, Calibration], list[Path]]:
-    """The calibrations by which node policies have predicted anything, and the files written of them."""
-    found: dict[str, Calibration] = {}
+def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]:
+    """Write the calibrations by which node policies have predicted anything, and return their files."""
     written = []
     for method, engine in engines.items():
         policy = getattr(engine.session, "policy", None)
         if isinstance(policy, NodePolicy) and policy.calibration.errors():
-            found[method] = policy.calibration
             written.append(folder / _named(CALIBRATION, method if len(engines) > 1 else ""))
             policy.save(written[-1], method=method)
-    return found, written
+    return written
 
 
 def policy_of(drafter: Drafter | None) -> Policy | None:

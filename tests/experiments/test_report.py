@@ -128,7 +128,8 @@ def test_runs_side_by_side_and_the_limit_of_prompts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "kind"),
-    [({}, "broken"), ({"margin": 1e-7}, "ties"), ({"equals_plain": True}, "equal"), ({"exactness": "lossy"}, "lossy"),
+    [({}, "broken"), ({"margin": 1e-7}, "ties"),
+     ({"equals_plain": True, "divergence": None}, "equal"), ({"exactness": "lossy"}, "lossy"),
      ({"finish_reason": "error", "error": "x"}, "broken"), ({"equals_plain": None}, "unknown"),
      ({"temperature": 1.0, "equals_plain": None}, "sampled")],
 )  # fmt: skip

@@ -14,8 +14,6 @@ from experiments.reporting.comparison import pictures, remarks
 from experiments.reporting.report.data import as_script, choose_prompts, run_data
 from experiments.reporting.report.figures import facts_of, figures_table, findings, names_of
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot
-from experiments.reporting.run_tables import DEVICE, REQUESTS, requests_table, run_table, utilization_table
-from experiments.reporting.table import Table
 from experiments.results.comparison import differences, entries_of, title
 from experiments.results.origin import replace_text
 from experiments.results.records import RECORDS, read_records
@@ -77,7 +75,6 @@ def write_page(
         remarks=[*mixed, *(note.text.rstrip(".") + "." for note in remarks(runs))],
         figures=figures_table(runs),
         categories=categories,
-        details=_details(runs),
         made_by=[(name, facts_of(run)) for name, run in zip(names, runs, strict=True)],
         pictures=_pictures(runs),
         options=sorted(named - {ALL, ""}),
@@ -96,19 +93,6 @@ def _policy(style: str, code: str) -> str:
 
 def _resource(name: str) -> str:
     return files("experiments.reporting.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _details(runs: Sequence[Run]) -> list[tuple[str, Table]]:
-    """Further tables of every run, with what they show."""
-    tables: list[tuple[str, Table | None]] = []
-    for run, name in zip(runs, names_of(runs), strict=True):
-        made = {
-            REQUESTS: requests_table(run, ""),
-            "All figures": run_table(run, ""),
-            DEVICE: utilization_table(run, ""),
-        }
-        tables += [(f"{heading}{f', {name}' if name else ''}", table) for heading, table in made.items()]
-    return [(heading, table) for heading, table in tables if table is not None]
 
 
 def _pictures(runs: Sequence[Run]) -> list[tuple[str, str]]:

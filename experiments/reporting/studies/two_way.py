@@ -155,31 +155,34 @@ def heat_map(
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
     first, rows = listed[0], [row for grid in listed for row in grid.cells.values()]
-    known = {column: [row[column.field] for row in rows if row[column.field] is not None] for column in columns}
-    shown = [column for column in columns if known[column]]
+    known = {
+        str(column.field): [value for row in rows if (value := row[str(column.field)]) is not None]
+        for column in columns
+    }
+    shown = [column for column in columns if known[str(column.field)]]
     width = 1.4 + 0.07 * max(map(len, first.rows)) + max(2.4, 0.95 * len(first.columns))
     height = 1.0 + (0.8 + 0.39 * len(first.rows)) * len(listed)
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
     for place, column in enumerate(shown):
-        low, high = min(known[column]), max(known[column])
+        field = str(column.field)
+        low, high = min(known[field]), max(known[field])
         norm = Normalize(low, high if high > low else low + 1)
         if column is SPEEDUP:  # with 1 in the middle of the colours, so that one says faster or slower
-            reach = max(0.1, *(abs(value - 1) for value in known[column]))
+            reach = max(0.1, 1 - low, high - 1)
             norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
         for grid, axes in zip(listed, panels[:, place], strict=True):
             cells = [[grid.cells.get((down, across), {}) for across in grid.columns] for down in grid.rows]
-            values = [[row.get(column.field) for row in line] for line in cells]
+            values = [[math.nan if row.get(field) is None else row[field] for row in line] for line in cells]
             texts = {
                 (y, x): column.cell(row).stacked for y, line in enumerate(cells) for x, row in enumerate(line) if row
             }
-            numbers = [[math.nan if value is None else value for value in line] for line in values]
-            image = style.matrix(axes, numbers, texts, norm, _COLORS[str(column.field)])
+            image = style.matrix(axes, values, texts, norm, _COLORS[field])
             axes.set_facecolor("#e8e8e8")  # a cell without a value is left transparent
             axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
             axes.set_yticks(range(len(grid.rows)), [style.wrapped(name, 24) for name in grid.rows])
             axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
-        label = FIGURES[str(column.field)] + ("; 1 is white" if column is SPEEDUP else "")
+        label = FIGURES[field] + ("; 1 is white" if column is SPEEDUP else "")
         figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40).set_label(label)
     title = f"{about or f'{first.down} by {first.across}'}, with {confidence:.0%} intervals"
     return style.finish(figure, path, title, subtitle)
