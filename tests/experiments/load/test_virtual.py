@@ -68,14 +68,12 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler: Sched
     rng = np.random.default_rng(2)
     asked = requests(rng.integers(2, 90, 60).tolist(), rng.integers(1, 90, 60).tolist())
     paging = Paging(page_size=8, pages=26, reserve=reserve)
-    engine = VirtualEngine(
-        costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, accepted=TRACES, policy=RandomLength()
-    )
+    drafts = {"scheduler": scheduler, "accepted": TRACES, "policy": RandomLength()}
+    engine = VirtualEngine(costs=COSTS, slots=6, max_length=200, paging=paging, **drafts)
     run = engine.play(asked, Gaps(rate=30).times(rng, 60), loop=OPEN)
     table = run.requests
-    assert (table.outcome == DONE).all()
+    assert (table.outcome == DONE).all() and left == [26]
     assert table.output_tokens.tolist() == [each.planned.output_tokens for each in asked]
-    assert left == [26]
     assert (table.preemptions.sum() > 0) == (table.recomputed_tokens.sum() > 0) == (reserve < 1)
     assert (table.accepted + table.rounds >= table.output_tokens).all()
     ends = np.append(0.0, run.turns.begin + run.turns.seconds)

@@ -24,12 +24,8 @@ TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}A:{% generation %}{{ m['content'] }}!{% endgeneration %}"
     "{% else %}U:{{ m['content'] }};{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 )
-TALK = [
-    {"role": "user", "content": "hi"},
-    {"role": "assistant", "content": "yes"},
-    {"role": "user", "content": "so"},
-    {"role": "assistant", "content": "no"},
-]
+SAID = (("user", "hi"), ("assistant", "yes"), ("user", "so"), ("assistant", "no"))
+TALK = [{"role": role, "content": content} for role, content in SAID]
 
 
 @pytest.fixture
@@ -82,15 +78,12 @@ def test_bad_conversations_are_one_sentence(rows, template, message: str, chatti
         source.check() or source.load(chatting)
 
 
-def test_files_are_documents(tmp_path: Path, chatting: Target) -> None:
+def test_files_are_documents_and_some_are_held_out(tmp_path: Path, chatting: Target) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(name * 5)
     found = TextFiles(f"{tmp_path}/*.txt", held_out=0.3).load(chatting)
     assert [byte_tokenizer().decode(d.tokens.tolist()[1:-1]) for d in found.training] == ["aaaaa", "bbbbb"]
     assert found.training[0].tokens[0] == found.training[0].tokens[-1] == 0, "between two ends of text"
-
-
-def test_some_documents_are_held_out() -> None:
     documents = [Document.whole(str(n), [n, n]) for n in range(10)]
     found = held_apart(documents, 0.2)
     assert [d.name for d in found.held_out] == ["4", "9"] and len(found.training) == 8

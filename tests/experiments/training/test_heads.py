@@ -105,9 +105,8 @@ def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
         own, at = alone(batch, root)
         single = frozen(own)
         for layer in (*layers, -1):
-            torch.testing.assert_close(
-                states.hidden[layer].flatten(0, 1)[root], single.hidden[layer][0, at], rtol=1e-4, atol=1e-4
-            )
+            one, packed_one = single.hidden[layer][0, at], states.hidden[layer].flatten(0, 1)[root]
+            torch.testing.assert_close(packed_one, one, rtol=1e-4, atol=1e-4)
         wanted = target.model(own.tokens).logits[0, at]
         torch.testing.assert_close(states.logits(torch.tensor([root]))[0], wanted, rtol=1e-4, atol=1e-4)
     if recurrent:
@@ -269,7 +268,7 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target) -> Non
     ("name", "progress", "weights"),
     [("domino", 0.0, (0, 1)), ("domino", 0.25, (0.5, 0.5)), ("domino", 0.8, (1, 0)), ("dflash2", 0.3, (1, 1))],
 )
-def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, weights, target, generator) -> None:
+def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, weights, target) -> None:
     head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS[name])
     head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.5)
     states, totals = frozen(batch), torch.ones(head.depths)
@@ -326,7 +325,7 @@ RECURRENT = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 
 
 
 @pytest.mark.parametrize(("architecture", "more"), [("llama", {}), ("qwen3_5_text", RECURRENT)])
-def test_a_small_model_is_run_over_packed_documents(architecture: str, more: dict[str, Any], target, generator) -> None:
+def test_a_small_model_is_run_over_packed_documents(architecture: str, more: dict[str, Any], target) -> None:
     head, frozen, batch, anchors = ready(TrainedLM(architecture=architecture, config=LM | more), target)
 
     def slowly(root: int) -> Tensor:
