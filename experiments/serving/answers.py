@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from experiments.serving.fields import Asked, RequestError
 from specdec.requests import SamplingParams
+from specdec.target.spelling import token_bytes
 from specdec.types import Step, Timestamps
 
-LEAST_LOGPROB = -9999.0
-"""Stands for the logarithm of 0, which JSON has no word for; vLLM writes the same."""
+LEAST_LOGPROB = -9999.0  # stands for the logarithm of 0, which JSON has no word for, as in vLLM
 
 
 @dataclass(eq=False)
@@ -139,7 +139,10 @@ class Writer:
     def _chat_logprobs(self, step: Step) -> dict[str, Any]:
         def entry(token: int, value: float) -> dict[str, Any]:
             text = self._spelled(token)
-            return {"token": text, "logprob": max(value, LEAST_LOGPROB), "bytes": list(text.encode())}
+            raw = text.encode()
+            if self._tokenizer is not None and text == f"token_id:{token}":  # clients join bytes
+                raw = token_bytes([token], self._tokenizer).get(token, b"")
+            return {"token": text, "logprob": max(value, LEAST_LOGPROB), "bytes": list(raw)}
 
         most = step.top_logprobs or [()] * len(step.token_ids)
         entries = zip(step.token_ids, step.raw_logprobs, most, strict=True)

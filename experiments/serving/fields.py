@@ -159,14 +159,7 @@ class Asked:
 def understand(
     body: object, tokenizer: PreTrainedTokenizerBase | None, defaults: SamplingParams, *, chat: bool, most: int
 ) -> Asked:
-    """Return a request from the JSON of its body, a chat or a completion of at most so many choices.
-
-    Args:
-        defaults: Parameters that the request says nothing about.
-
-    Raises:
-        RequestError: A field is unknown, unsupported or wrong.
-    """
+    """Return a request from its JSON, of at most so many choices, with ``defaults``; raises RequestError."""
     if not isinstance(body, dict):
         raise RequestError(f"the body is {shown(body)}: send a JSON object")
     given = {str(name): value for name, value in body.items() if value is not None}

@@ -111,6 +111,7 @@ class Server:
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
         self.worker.start()
+        await self._loop.run_in_executor(None, self.worker.warm.wait)  # who connects before waits for an answer
         yield
         self.worker.stop()
         self._encoder.shutdown()

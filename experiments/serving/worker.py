@@ -42,6 +42,7 @@ class Worker(threading.Thread):
         self._inbox: SimpleQueue[Call | Choice | None] = SimpleQueue()
         self._live: dict[int, Choice] = {}
         self._view: View | None = None
+        self.warm = threading.Event()  # set when calls can be taken, or never will be
         engine.on_turn = self._noted
 
     def _noted(self, view: View, work: Work) -> None:
@@ -61,6 +62,7 @@ class Worker(threading.Thread):
         engine, errors, owing = self._engine, 0, False
         try:
             engine.warm_up(sampling=self._kinds)
+            self.warm.set()
             while True:
                 while not self._inbox.empty() or not (engine.unfinished or owing):
                     message = self._inbox.get()
@@ -84,6 +86,7 @@ class Worker(threading.Thread):
         except Exception as error:
             self._broken(f"the engine cannot go on: {described(error)}")
         finally:
+            self.warm.set()
             self._engine.close()
 
     def _submit(self, call: Call) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from experiments.serving.fields import NEUTRAL, RequestError, understand
 from experiments.serving.server import Server
 from specdec import Engine, SamplingParams
 from specdec.requests import Grammar
-from tests.experiments.serving.conftest import DEFAULTS, metric, tokenizer, wait_for
+from tests.experiments.serving.conftest import DEFAULTS, engine, metric, serving, tokenizer, wait_for
 
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
 IDS = [[5, 6, 7, 5, 6, 7], [9, 8]]
@@ -133,6 +134,8 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, reference: Engine) -
     chat = {name: value for name, value in ask.items() if name != "prompt"} | {"messages": CHAT, "logprobs": True}
     told = client.chat.completions.create(**chat, top_logprobs=2).choices[0].logprobs
     np.testing.assert_allclose([each.logprob for each in told.content], done.raw_logprobs, atol=1e-5)
+    joined = bytes(byte for each in told.content for byte in each.bytes)  # pieces of characters have their own
+    assert joined.decode(errors="replace") == reference.target.tokenizer.decode(done.token_ids)
     best = [[pair.logprob for pair in each.top_logprobs] for each in told.content]
     np.testing.assert_allclose(best, [[value for _, value in pairs] for pairs in done.top_logprobs], atol=1e-5)
     assert client.chat.completions.create(**chat).choices[0].logprobs.content[0].top_logprobs == []
@@ -307,3 +310,11 @@ def test_refusals_are_one_sentence_without_a_type_or_a_place_of_the_server(serve
     answer = httpx.post(f"{server.url}/v1/{path}", content=json.dumps(body), timeout=60)
     message = answer.json()["error"]["message"]
     assert answer.status_code == 400 and not re.search(r"Error|\.py|\(at ", message), message
+
+
+def test_nobody_is_answered_before_the_engine_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, gate = engine(), threading.Event()
+    monkeypatch.setattr(made, "warm_up", lambda **kinds: gate.wait())
+    threading.Timer(0.5, gate.set).start()
+    with serving(made):
+        assert gate.is_set()
