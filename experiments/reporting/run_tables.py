@@ -141,9 +141,7 @@ def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
     """A row per method and stage; None where no work was counted, or with nothing to compare it with."""
     names = dict(zip(labels_of(run.rows), run.rows, strict=True))
     known = [
-        {"name": name, "stage": stage}
-        | {figure: row[f"{figure}.{stage}"] for figure in ("mbu", "mfu", "of_least")}
-        | ({figure: row[figure] for figure in ("useful_mfu", "wasted")} if stage == "verify" else {})
+        {"name": name, "stage": stage} | {figure: row[f"{figure}.{stage}"] for figure in ("mbu", "mfu", "of_least")}
         for name, row in names.items()
         for stage in MODEL_STAGES
         if row.get(f"mbu.{stage}") is not None
@@ -153,12 +151,11 @@ def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
     notes = [
         "MBU: bytes of weights, keys and values that had to move, over what the memory could have moved",
         "MFU: operations of all verified nodes, over what the device could have computed meanwhile",
-        "useful: of committed tokens alone; both of the measured peaks; time over the least that these allow",
+        "both of the measured peaks; time over the least that these allow",
         "less than the least time: caches hold what is read, or time, peaks or the count of the work are wrong",
     ]
     columns = [words("method", "name"), words("stage", "stage"), Col("MBU", "mbu", ".0%"), Col("MFU", "mfu", ".0%")]
-    columns += [Col("time /\nleast", "of_least", "3"), Col("useful\nMFU", "useful_mfu", ".0%")]
-    columns.append(Col("wasted\nnodes", "wasted", ".0%"))
+    columns.append(Col("time /\nleast", "of_least", "3"))
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["name"])
 
 

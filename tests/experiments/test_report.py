@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments.compare import compare, main
-from experiments.reporting.report.figures import findings
+from experiments.reporting.report.page import findings
 from experiments.results.records import read_records
 from experiments.results.runs import load_run
 from experiments.results.texts import TOKENS

@@ -109,7 +109,7 @@ def test_the_sweep_over_contexts_is_one_command(
     assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 1
     short, long = json.loads((tmp_path / "sweep" / "context.json").read_text())["rows"]
     assert (short["config.dataset.tokens"], long["config.dataset.tokens"], long["finished"]) == (16, 48, 2)
-    assert long["draft"] > 0 and "change" in long
+    assert "change" in long
     assert "NO RESULT of job 2" in (tmp_path / "sweep" / "context.md").read_text()
     assert "all lengths go on from the same places" in " ".join(capsys.readouterr().out.split())
 

@@ -1,4 +1,4 @@
-"""One drafter or several at several lengths of the context: acceptance and time per round."""
+"""One drafter or several at several lengths of the context: acceptance and speed."""
 
 from collections.abc import Mapping
 
@@ -6,45 +6,31 @@ import pandas
 
 from experiments.reporting.columns import LENGTH, SPEEDUP, TOKENS, T
 from experiments.reporting.study import SERIES, Panel, Study
-from experiments.reporting.table import NOTHING, Col, three_digits, words
+from experiments.reporting.table import NOTHING, Col, words
 from experiments.results.comparison import commit_of, dataset_name
 from experiments.results.frame import Frame
 from experiments.results.rows import Row, ends, interval, positions, rows_of
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import calls_of, gain_over
+from experiments.results.timing import gain_over
 
 CONTEXT = "config.dataset.tokens"
 AXIS = "tokens of context"
 
 
 def with_changes(frame: Frame, runs: Mapping[str, Run]) -> Frame:
-    """Add what no run knows by itself: the change since the shortest context, and times per round.
-
-    ``change`` is in expected tokens per round on the same prompts, given the drafts; ``draft`` and ``verify`` are
-    seconds per round.
-    """
+    """Add ``change``: the tokens per round since the shortest context, on the same prompts and given the drafts."""
     derived: list[Row] = []
     for _, own in frame.groupby(SERIES, sort=False):
-        first, *others = rows_of(own)
-        shortest = runs[first["run"]].of(first)
-        derived += [_derived(first, runs[first["run"]], None)]
-        derived += [_derived(row, runs[row["run"]], shortest) for row in others]
+        rows = rows_of(own)
+        shortest = runs[rows[0]["run"]].of(rows[0])
+        for row in rows:
+            run = runs[row["run"]]
+            bootstrap = Bootstrap(**run.manifest["config"]["bootstrap"])
+            gain = None if row is rows[0] else gain_over(run.of(row), shortest, bootstrap)
+            change = {"change": None, **ends("change", None)}
+            derived.append(change if gain is None else {"change": gain.difference, **ends("change", gain.interval)})
     return frame.assign(**{name: pandas.array([row[name] for row in derived], dtype="Float64") for name in derived[0]})
-
-
-def _derived(row: Row, run: Run, shortest: Frame | None) -> Row:
-    outputs = run.of(row)
-    good, bootstrap = outputs[~outputs.failed], Bootstrap(**run.manifest["config"]["bootstrap"])
-    gain = None if shortest is None else gain_over(outputs, shortest, bootstrap)
-    # The rows of a batch share their rounds.
-    rounds, calls = good.groupby(["batch", "turn"], sort=False)["rounds"].max().sum(), calls_of(good)
-    seconds = {name: sum(stages.get(name, 0.0) for stages in calls.stages) for name in ("draft", "verify")}
-    return {
-        "change": None if gain is None else gain.difference,
-        **ends("change", None if gain is None else gain.interval),
-        **{name: total / rounds if rounds and total else None for name, total in seconds.items()},
-    }
 
 
 def sentences(frame: Frame) -> list[str]:
@@ -59,9 +45,6 @@ def sentences(frame: Frame) -> list[str]:
         if (bounds := interval(last, "change")) is not None:
             sure = "less" if bounds[1] < 0 else "more" if bounds[0] > 0 else "no more than chance"
             line += f": {sure} (paired {last['change']:+.2f} [{bounds[0]:+.2f}, {bounds[1]:+.2f}])"
-        if first["draft"] and last["draft"]:
-            times = [three_digits(1000 * row["draft"]) for row in (first, last)]
-            line += f"; its drafts take {times[0]} ms per round, then {times[1]}"
         said.append(line)
     return said
 
@@ -73,25 +56,19 @@ def _accepted(row: Row) -> str:
     return " ".join(f"{shares[place - 1]:.2f}" for place in places) or NOTHING
 
 
-def _two(drafter: str, target: str, label: str, scale: float) -> Panel:
-    labels = (AXIS, f"{label}: — drafter, ··· target")
-    return Panel(x=CONTEXT, y=(drafter, target), labels=labels, scale=(1.0, scale), log=True)
-
-
 report = Study(
     name="context",
-    title="Acceptance and time by length of the context",
+    title="Acceptance and speed by length of the context",
     x=CONTEXT,
     give="dataset.tokens=128,512 (with dataset=context or dataset=joined, whose prompts have one length)",
     columns=[
         *(words("method", "name"), T, Col("context,\ntokens", CONTEXT, ",d"), LENGTH),
         *(Col("since the\nshortest", "change", "+.2f"), Col("accepted at 1,\n2, 4, …, last", _accepted)),
-        Col("ms/round,\ndraft; verify", "draft", "3", 1e3, also="verify"),
         *(TOKENS, SPEEDUP),
     ],
     panels=[
         Panel(x=CONTEXT, y="mean_acceptance_length", labels=(AXIS, "tokens per round"), at=1.0, log=True),
-        _two("draft", "verify", "ms per round", 1e3),
+        Panel(x=CONTEXT, y="speedup", labels=(AXIS, "tokens/s over plain decoding's"), at=1.0, log=True),
     ],
     derive=with_changes,
     sentences=sentences,

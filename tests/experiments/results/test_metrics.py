@@ -117,7 +117,7 @@ def test_utilization_is_counted_by_hand() -> None:
     table = utilization_table(run_of([record()], planned=1, series=1, peaks=PEAKS))
     assert table is not None
     shown = [[cell.text for cell in row] for row in table.rows]
-    assert shown == [["plain", "verify", "38%", "25%", "2.67", "6%", "25%"]]
+    assert shown == [["plain", "verify", "38%", "25%", "2.67"]]
     assert utilization_table(run_of([record()], planned=1, series=1)) is None
 
 
