@@ -72,9 +72,8 @@ def kind_of(name: str) -> str:
         ValueError: There is no such folder, or it holds none.
     """
     path = Path(bundled.resolve(name))
-    for kind in KINDS.values():
-        local = looks_local(str(path)) and kind.files
-        if local and (path.is_file() or any((path / file).is_file() for file in kind.files)):
+    for kind in KINDS.values() if looks_local(str(path)) else ():
+        if kind.files and (path.is_file() or any((path / file).is_file() for file in kind.files)):
             return kind.name
     if (path / "adapter_config.json").is_file():
         raise ValueError(
@@ -105,12 +104,9 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
         ValueError: It is incomplete, or the source says what this kind has no use for.
     """
     known, layers = KINDS[kind], source.hidden_layers
-    settings: dict[str, Any] = {
-        "mask_token_id": source.mask_token_id,
-        "adapter": source.adapter,
-        "hidden_layers": None if layers is None else tuple(layers),
-        "embeddings": None if source.embeddings == "auto" else source.embeddings,
-    }
+    settings: dict[str, Any] = {"mask_token_id": source.mask_token_id, "adapter": source.adapter}
+    settings["hidden_layers"] = None if layers is None else tuple(layers)
+    settings["embeddings"] = None if source.embeddings == "auto" else source.embeddings
     settings = {setting: value for setting, value in settings.items() if value is not None}
     for setting in settings:
         if setting not in known.takes:
@@ -127,11 +123,10 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
 
 def notes_of(name: str) -> dict[str, Any]:
     """The facts that were written beside a drafter's weights when it was trained or exported, if any were."""
-    try:
+    with suppress(ValueError):  # Medusa's heads need no config.json
         checkpoint = Checkpoint(name)
-    except ValueError:  # Medusa's heads need no config.json
-        return {}
-    return {**(checkpoint.json(TRAINING) or {}), **(checkpoint.json(OURS) or {})}
+        return {**(checkpoint.json(TRAINING) or {}), **(checkpoint.json(OURS) or {})}
+    return {}
 
 
 # ---------------------------------------------------------------- in another layout
@@ -224,7 +219,9 @@ def compare(found: Found, again: Found) -> None:
     """Compare a drafter with what was read back: every tensor, and what decides how it drafts."""
     module: Any = found.module
     wanted, got = _state(module), _state(again.module)
-    different = [name for name in wanted.keys() | got.keys() if not _equal(wanted.get(name), got.get(name))]
+    shared = wanted.keys() & got.keys()
+    equal = {n for n in shared if wanted[n].dtype is got[n].dtype and torch.equal(wanted[n], got[n])}
+    different = list((wanted.keys() | got.keys()) - equal)
     for name in KINDS[found.kind].decides:
         values = [attrgetter(name)(each) for each in (module, again.module)]
         first, second = (list(value) if isinstance(value, tuple) else value for value in values)
@@ -236,7 +233,3 @@ def compare(found: Found, again: Found) -> None:
 def _state(module: Any) -> dict[str, torch.Tensor]:
     ids = getattr(module, "draft_ids", None)
     return {**module.state_dict(), **({} if ids is None else {"draft_ids": ids})}
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and one.dtype is other.dtype and torch.equal(one, other)

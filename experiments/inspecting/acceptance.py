@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -85,8 +85,7 @@ class Acceptance:
         return 1 + (self.rates * self.reached).nan_to_num().sum(1)
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """More tokens per round, their standard error over rounds, and whether they are more than chance and a trifle."""
 
     tokens: float
@@ -146,8 +145,7 @@ def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, 
             f"prompts, or more tokens"
         )
     tables = [pad_sequence(each, batch_first=True, padding_value=float("nan")) for each in (rates, reached)]
-    drafted = ~tables[0][:, 0].isnan()
-    p = torch.stack(roots)
+    drafted, p = ~tables[0][:, 0].isnan(), torch.stack(roots)
     return Acceptance(
         rates=tables[0][drafted],
         reached=tables[1][drafted],
@@ -188,9 +186,7 @@ def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " 
         facts["reads"] = "the last hidden state, after the final norm"
     elif drafter.reads:
         numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in drafter.reads)
-        facts["reads"] = (
-            f"hidden states {numbers} (l is the input of layer l) of a target of {target.num_layers} layers"
-        )
+        facts["reads"] = f"hidden states {numbers} (l: input of layer l) of a target of {target.num_layers} layers"
     facts |= drafter.facts
     ids = None if drafter.tokens is None else list(drafter.tokens)
     columns = target.vocab_size if ids is None else len(ids)
@@ -208,26 +204,17 @@ def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " 
 
 def trained_on(checkpoint: Checkpoint) -> str | None:
     """The target's name, where a checkpoint says what it was trained on."""
-    for file in (OURS, TRAINING):
-        named = (checkpoint.json(file) or {}).get("target")
-        if isinstance(named, str) and named:
-            return named
     verifier: Mapping[str, Any] = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}
-    named = verifier.get("name_or_path") or checkpoint.config.get("base_model_name_or_path")
-    return named if isinstance(named, str) and named else None
+    named = [(checkpoint.json(file) or {}).get("target") for file in (OURS, TRAINING)]
+    named += [verifier.get("name_or_path"), checkpoint.config.get("base_model_name_or_path")]
+    return next((name for name in named if isinstance(name, str) and name), None)
 
 
 def same_model(one: str, other: str) -> bool:
-    """Whether two names surely mean one model: the same name, or the same folder.
-
-    Two folders of one name, or a folder and a repository of one name, may hold different models.
-    """
-    return one == other or _place(one) == _place(other)
-
-
-def _place(name: str) -> str:
-    path = Path(bundled.resolve(name)).expanduser()
-    return str(path.resolve()) if path.is_dir() else name.rstrip("/")
+    """Whether two names surely mean one model: the same name, or the same folder; not two folders of one name."""
+    places = [Path(bundled.resolve(name)).expanduser() for name in (one, other)]
+    folders = [str(place.resolve()) for place in places if place.is_dir()]
+    return one.rstrip("/") == other.rstrip("/") or (len(folders) == 2 and folders[0] == folders[1])
 
 
 def _rope(config: Any) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.inspecting.acceptance import Acceptance, Gain, gain, play
 from specdec.interfaces import Description, Drafter
@@ -21,10 +21,7 @@ class Mistake(StrEnum):
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another way to load a drafter: what is changed, the mistake that was made if this is right, and what to do then.
-
-    ``settings`` are the drafter's that differ; ``edit`` changes a drafter in place, by what it is in doubt about.
-    """
+    """Another way to load a drafter: its settings that differ, or an ``edit`` in place of what it is in doubt about."""
 
     name: str
     mistake: Mistake
@@ -43,10 +40,7 @@ def check_one_model(drafter: Description) -> None:
 
 
 def alternatives(drafter: Description, target: Target, given: Collection[str] = ()) -> Iterator[Alternative]:
-    """The likeliest other ways to load a drafter, by its doubts.
-
-    ``given`` are settings that stand in place of what its files say, which are tried without.
-    """
+    """The likeliest other ways to load a drafter: without the settings that were ``given``, and by its doubts."""
     for name, mistake in (("hidden_layers", Mistake.LAYERS), ("mask_token_id", Mistake.MASK_TOKEN)):
         if name in given:
             yield Alternative(f"{name} of its own files", mistake, f"leave out drafter.{name}", {name: None})
@@ -102,14 +96,10 @@ def _rope(config: Any, target: Target) -> Iterator[Alternative]:
         head.config.rope_parameters = theirs
         head.model.rotary_emb = type(head.model.rotary_emb)(head.config)
 
-    yield Alternative(
-        f"RoPE of theta {theirs['rope_theta']:,.0f} (the target's)",
-        Mistake.ROPE,
-        f"write 'rope_theta: {theirs['rope_theta']:g}' into its config.json"
-        if theirs.get("rope_type", "default") == "default"
-        else "copy rope_parameters from the target's config.json into its config.json",
-        edit=edit,
-    )
+    remedy = f"write 'rope_theta: {theirs['rope_theta']:g}' into its config.json"
+    if theirs.get("rope_type", "default") != "default":
+        remedy = "copy rope_parameters from the target's config.json into its config.json"
+    yield Alternative(f"RoPE of theta {theirs['rope_theta']:,.0f} (the target's)", Mistake.ROPE, remedy, edit=edit)
 
 
 def _state(state: str, target: Target) -> Iterator[Alternative]:
@@ -132,8 +122,7 @@ ABOVE_UNIGRAM = 0.05
 """Minimum acceptance at depth 1 above the unigram baseline for a head to count as trained."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tried:
+class Tried(NamedTuple):
     """An alternative, and what it brings."""
 
     alternative: Alternative

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,11 +28,8 @@ MOST_CHANGES = 50
 
 _FACTS = ("chosen_hash", "prompts_hash", "device", "dtype", "revisions", "threads", "torch", "transformers")
 """Facts about a run that do not follow from its configuration alone, and have to be the same where it goes on."""
-_OTHER = {
-    "chosen_hash": "other prompts",
-    "prompts_hash": "other prompts",
-    "revisions": "other files of its models (revisions in its manifest.json)",
-}
+_OTHER = dict.fromkeys(("chosen_hash", "prompts_hash"), "other prompts")
+_OTHER["revisions"] = "other files of its models (revisions in its manifest.json)"
 
 ROOT = Path(__file__).parent.parent.parent
 """Root of the clone, if the package runs from one."""
@@ -80,10 +78,9 @@ def versions() -> dict[str, str | None]:
     """Python's and the packages' versions; None for one that is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "specdec": specdec.__version__}
     for name in PACKAGES:
-        try:
+        found[name] = None
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     return found
 
 
@@ -148,21 +145,14 @@ all of a large model would take minutes."""
 def revision_of(
     name: str, *, revision: str | None = None, subfolder: str | None = None, cache_dir: str | None = None
 ) -> str | None:
-    """The commit on the hub that a model's files are of, or a digest of a local folder; None where neither is known.
+    """``"hub:"`` and the commit of a model's downloaded files, or ``"files:"`` and a digest; None if neither is known.
 
-    Args:
-        name: A folder, a name on the hub, or ``bundled/…``.
-        revision: As given when it was loaded, as for all that follow.
-
-    Returns:
-        ``"hub:"`` and the commit of the downloaded files; or ``"files:"`` and a digest of a folder's ``.json`` files
-        and of its weights' names, sizes and samples.
+    The digest is of a local folder's ``.json`` files and of its weights' names, sizes and samples. The arguments are
+    those with which the model was loaded.
     """
     folder = Path(bundled.resolve(name)) / (subfolder or "")
-    if folder.is_dir():
-        return f"files:{_digest(folder)}"
-    if folder.is_file():
-        return f"files:{_digest(folder.parent)}"
+    if folder.exists():
+        return f"files:{_digest(folder if folder.is_dir() else folder.parent)}"
     for file in _FILES:
         path = f"{subfolder}/{file}" if subfolder else file
         try:
@@ -183,10 +173,10 @@ def _digest(folder: Path) -> str:
             continue
         size = path.stat().st_size
         total.update(f"{path.name} {size}\n".encode())
+        if path.suffix == ".json" or size <= _PIECE * _PIECES:
+            total.update(path.read_bytes())
+            continue
         with path.open("rb") as file:
-            if path.suffix == ".json" or size <= _PIECE * _PIECES:
-                total.update(file.read())
-                continue
             for piece in range(_PIECES):
                 file.seek((size - _PIECE) * piece // (_PIECES - 1))
                 total.update(file.read(_PIECE))

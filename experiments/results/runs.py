@@ -60,8 +60,7 @@ class Run:
 
     def parts_of(self, row: Row) -> list[Row]:
         """The rows by category of a row's method at its temperature."""
-        key = (row["method"], row["temperature"])
-        return [part for part in self.parts if (part["method"], part["temperature"]) == key]
+        return [part for part in self.parts if all(part[name] == row[name] for name in ("method", "temperature"))]
 
     @property
     def complete(self) -> bool:
@@ -206,11 +205,10 @@ class Results:
     def _of_records(self, view: Callable[[Frame], Frame], schema: Mapping[str, str]) -> Any:
         # One run's records at a time: all of them together may not fit into memory.
         def read(folder: Path) -> Frame:
-            found = view(frame_of(read_records(folder / RECORDS), folder.as_posix()))
-            return found[list(schema)].astype({name: "object" for name in schema if schema[name] == "category"})
+            return view(frame_of(read_records(folder / RECORDS), folder.as_posix()))[list(schema)]
 
-        found = _readable(self.manifests, read)
-        return typed(pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(), schema)
+        frames = _readable(self.manifests, read)
+        return typed(pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(), schema)
 
 
 def load(*patterns: str | os.PathLike[str]) -> Results:
