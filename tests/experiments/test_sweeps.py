@@ -27,7 +27,7 @@ from specdec.checks.tables import Tables
 from specdec.target.loading import load_tokenizer
 from tests.changed_rule import ChangedRule
 from tests.experiments.runs import launched
-from tests.experiments.test_run_failures import WrongRoot
+from tests.experiments.test_run import WrongRoot
 from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -92,26 +92,6 @@ def test_an_ablation_by_category_is_one_command(tiny: list[str], tmp_path: Path,
     assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
     assert "NO RESULT" not in capfd.readouterr().out
     assert (tmp_path / "sweep" / "categories.md").read_text().startswith("category by drafter")
-
-
-@pytest.mark.full
-def test_the_sweep_over_contexts_is_one_command(
-    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A length that does not fit costs its own job alone."""
-    given = [
-        *kept(tiny, "dataset.prompt_tokens"),
-        "experiment=context",
-        f"drafter.name={saved / 'drafter'}",
-        "dataset.tokens=16,48,999",
-    ]
-    given += ["dataset.longest=999", "engine.max_length=128", "dataset.count=2", "warmup_prompts=0"]
-    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 1
-    short, long = json.loads((tmp_path / "sweep" / "context.json").read_text())["rows"]
-    assert (short["config.dataset.tokens"], long["config.dataset.tokens"], long["finished"]) == (16, 48, 2)
-    assert "change" in long
-    assert "NO RESULT of job 2" in (tmp_path / "sweep" / "context.md").read_text()
-    assert "all lengths go on from the same places" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.full

@@ -20,7 +20,7 @@ from experiments.results.lossless import Divergence, Verdict, judge, worst
 from experiments.results.records import PLAIN, Record
 from specdec import Drafter, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
 from specdec.checks.ties import Tie
-from tests.experiments.test_run_failures import WrongRoot
+from tests.experiments.test_run import WrongRoot
 from verifiers.block import TraversalVerifier
 
 Setting = tuple[str, str | None]
