@@ -14,21 +14,12 @@ import numpy as np
 import pandas
 
 from experiments.results.records import Record
-
-Frame = Any
-"""A ``pandas.DataFrame``: any object to the type checker, which cannot know its columns."""
+from experiments.results.rows import ROUNDS
+from experiments.results.rows import Frame as Frame
 
 Outputs = Iterable[Record] | Frame
 """Records, or the frame that was made of them."""
 
-
-ROUND_COLUMNS = (
-    *("accepted", "expected_accepted", "proposed_depth", "proposed_nodes", "distance_tv", "distance_kl"),
-    *("emitted_at", "emitted"),
-)
-"""The columns of ``rounds_of`` that a round has for itself; the record's fields of these names hold them as lists."""
-KEYS = ("run", "method", "temperature", "prompt", "category", "turn", "sample")
-"""The columns that a round shares with its output."""
 
 _FIELDS = tuple(field.name for field in fields(Record))
 _TYPES = {
@@ -38,7 +29,6 @@ _TYPES = {
     "equals_plain": "boolean",
     "divergence": "Int64",
 }
-_WHOLE = {"accepted": "int64", "proposed_depth": "int64", "proposed_nodes": "int64", "emitted": "Int64"}
 
 
 def frame_of(outputs: Outputs, run: str = "") -> Frame:
@@ -84,14 +74,18 @@ def _with_latencies(frame: Frame) -> Frame:
 
 
 def rounds_of(frame: Frame) -> Frame:
-    """Return a row for every round of every output that did not fail: ``KEYS``, ``round`` and ``ROUND_COLUMNS``."""
-    good = frame[~frame.failed]
-    counts = good.rounds.to_numpy()
-    rounds = good.loc[good.index.repeat(counts), list(KEYS)].reset_index(drop=True)
+    """Return a row for every round of every output that did not fail (``rows.ROUNDS``).
+
+    The columns before ``round`` are those that a round shares with its output; the record's fields of the other names
+    hold them as lists.
+    """
+    good, names = frame[~frame.failed], list(ROUNDS)
+    counts, place = good.rounds.to_numpy(), names.index("round")
+    rounds = good.loc[good.index.repeat(counts), names[:place]].reset_index(drop=True)
     rounds["round"] = list(chain.from_iterable(map(range, counts)))
-    for name in ROUND_COLUMNS:
+    for name in names[place + 1 :]:
         # Some columns may be shorter: a stop string may have cut all tokens of the last round, say.
         padded = ((*own[:count], *[None] * (count - len(own))) for own, count in zip(good[name], counts, strict=True))
         values = pandas.Series(list(chain.from_iterable(padded)), dtype=object)
-        rounds[name] = values.astype(_WHOLE.get(name, "float64"))
+        rounds[name] = values.astype(ROUNDS[name])
     return rounds

@@ -45,26 +45,23 @@ def of_another_target(exactness: str | None) -> bool:
 
 
 class Verdict(StrEnum):
-    """What a comparison of greedy outputs with plain decoding's shows."""
+    """The outcome of a comparison of greedy outputs with plain decoding's.
+
+    ``TIES``: some differ, each from a place on where the dtype cannot tell the two tokens apart. ``NOT_LOSSLESS``: some
+    differ by more than the dtype explains, so the method is broken.
+    """
 
     EQUAL = "equal"
-    """All outputs are equal."""
     TIES = "ties"
-    """Some differ, each from a place on where the dtype cannot tell the two tokens apart."""
     NOT_LOSSLESS = "not lossless"
-    """Some differ by more than the dtype explains: the method is broken."""
 
 
 def judge(outputs: Outputs) -> dict[str, Any] | None:
     """The verdict over one method's outputs at one temperature; None where nothing could be compared.
 
     Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where a margin
-    stands without the bound that it is judged by.
-
-    Returns:
-        ``lossless`` (the verdict), the ``divergences``, the ``unexplained`` among them, and ``largest_margin`` and
-        ``tie_bound`` of the worst one, in nats. The margin is None without divergences, or where one output ends and
-        the other goes on, which no dtype explains.
+    stands without the bound that it is judged by. ``largest_margin`` and ``tie_bound`` are the worst one's, in nats;
+    the margin is None without divergences, or where one output ends and the other goes on, which no dtype explains.
     """
     compared = _judged(outputs)
     divergent, furthest = divergences_of(compared), worst(outputs)
@@ -106,8 +103,8 @@ class Divergence:
 
 def worst(outputs: Outputs) -> Divergence | None:
     """The divergence that is furthest from a tie; None where all outputs are equal."""
-    found = divergences_of(_judged(outputs))
-    return max(found, key=lambda each: (not explained(each), _margin(each)), default=None)
+    parted = divergences_of(_judged(outputs))
+    return max(parted, key=lambda each: (not explained(each), _margin(each)), default=None)
 
 
 def divergences_of(frame: Frame) -> list[Divergence]:

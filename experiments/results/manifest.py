@@ -28,7 +28,7 @@ MOST_CHANGES = 50
 
 _FACTS = ("chosen_hash", "prompts_hash", "device", "dtype", "revisions", "threads", "torch", "transformers")
 """Facts about a run that do not follow from its configuration alone, and have to be the same where it goes on."""
-_OTHER = dict.fromkeys(("chosen_hash", "prompts_hash"), "other prompts")
+_OTHER: dict[str, str] = {"chosen_hash": "other prompts", "prompts_hash": "other prompts"}
 _OTHER["revisions"] = "other files of its models (revisions in its manifest.json)"
 
 ROOT = Path(__file__).parent.parent.parent

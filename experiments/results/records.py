@@ -33,18 +33,16 @@ class Record:
     monotonic clock; None for an engine that does not tell.
 
     Attributes:
-        turn, sample: Numbers, from 0: a conversation has a record for each turn.
         exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.
-        finish_reason: ``"stop"``, ``"length"`` or ``"error"``: a failure, whose figures count not.
+        finish_reason: ``"stop"``, ``"length"`` or ``"error"``: a failure, whose figures do not count.
         load: Cores that were busy meanwhile: ``own`` (this process), ``others``, and how many ``cores`` there are.
-        emitted_at, emitted: When the host saw tokens, round by round, and how many these were, after cuts.
+        emitted_at: When the host saw tokens, round by round; ``emitted``: how many these were, after cuts.
         ingestion: Seconds of template and tokenizer for this request, which ran before the call.
         memory: What caches and preemption did (``MEMORY``); what is 0 is left out.
-        accepted, expected_accepted: Accepted tokens of every round, before any cut, and their expectations.
-        proposed_depth, proposed_nodes: Depth of every round's longest branch, and its drafted nodes.
-        distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p.
+        accepted: Accepted tokens of every round, before any cut; ``expected_accepted``: their expectations.
+        distance_tv: For a lossy rule, how far the distribution of every round's first token is from p.
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs, with the method's and plain decoding's there.
@@ -142,9 +140,7 @@ def finished_batches(
     """Return the records of all batches that every method has finished, and the batches' numbers, by temperature.
 
     A batch of which a record is missing is run again as a whole, because what was timed together has one time.
-
-    Args:
-        turns: How many turns each job of the run has, by temperature.
+    ``turns`` has the number of turns of each job, by temperature.
     """
     records = read_records(folder / RECORDS) if (folder / RECORDS).exists() else []
     counts = Counter((record.temperature, record.batch) for record in records)
@@ -160,18 +156,13 @@ def finished_batches(
 
 
 class Source(StrEnum):
-    """How a token of the output came about."""
+    """The origin of a token of the output: accepted from the draft, or drawn by the rule."""
 
     ACCEPTED = "accepted"
-    """It was drafted, and the rule kept it."""
-    RECOVERED = "recovered"
-    """It was drawn after a rejection."""
-    BONUS = "bonus"
-    """It was drawn from p after everything on its branch was accepted."""
-    EITHER = "recovered or bonus"
-    """One of these two: a record of a tree does not tell whether the accepted branch went on; a trace does."""
-    TARGET = "target"
-    """Nothing was drafted in its round: it was drawn from p, as in plain decoding."""
+    RECOVERED = "recovered"  # drawn after a rejection
+    BONUS = "bonus"  # drawn from p after everything on its branch was accepted
+    EITHER = "recovered or bonus"  # a record of a tree does not tell whether the accepted branch went on; a trace does
+    TARGET = "target"  # nothing was drafted in its round: drawn from p, as in plain decoding
 
 
 class SourcedToken(NamedTuple):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas
 
-from experiments.results.frame import Frame
-
 ALL = "all"
 """The category of a row for all prompts together."""
+
+Frame = Any
+"""A ``pandas.DataFrame``: any object to the type checker, which cannot know its columns."""
 
 Row = dict[str, Any]
 """A row of the frame by column; None for what is not known."""
@@ -150,11 +151,8 @@ def without_missing(frame: Frame) -> Frame:
 
 def family(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return what a row knows of a family of columns: ``{"draft": 0.1}`` for ``stage_seconds``."""
-    return {
-        column.removeprefix(f"{name}."): value
-        for column, value in row.items()
-        if column.startswith(f"{name}.") and value is not None
-    }
+    known = {column: value for column, value in row.items() if value is not None}
+    return {column.removeprefix(f"{name}."): known[column] for column in known if column.startswith(f"{name}.")}
 
 
 def positions(row: Mapping[str, Any], name: str = "acceptance_at") -> list[Any]:

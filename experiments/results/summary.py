@@ -37,11 +37,9 @@ def summarize(
     Each method has a row for all prompts at each temperature and, if there are several categories, one for each.
 
     Args:
-        outputs: Records of all methods, at one or several temperatures, or their frame.
         planned: Records that every method was to have at every temperature.
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
-        terms: Limits on latencies and a price; None for neither.
         compared_with: The method that gains are over; None for no gains.
         peaks: What the device does at best (``timing.utilization_of``).
     """
@@ -83,12 +81,10 @@ def running_figures(outputs: Outputs, baseline: str = PLAIN) -> dict[tuple[str, 
 
     A figure that has nothing to be computed from yet is left out. After the last record these are the final figures.
     """
-    by_series = _series_of(frame_of(outputs))
-    running: dict[tuple[str, float], dict[str, float]] = {}
+    by_series, running = _series_of(frame_of(outputs)), {}
     for (temperature, method), own in by_series.items():
-        rounds = rounds_of(own)
         plain = None if method == baseline else by_series.get((temperature, baseline), own[:0])
-        timed = timing.timed_calls(own, plain)
+        rounds, timed = rounds_of(own), timing.timed_calls(own, plain)
         figures = {
             "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
             "draft_acceptance_rate": metrics.draft_acceptance_rate(rounds),

@@ -1,7 +1,6 @@
-"""What the prompts and single tokens of a run say, kept with it: whoever shows its outputs needs no tokenizer.
+"""The texts of a run's prompts and single tokens, kept with it: whoever shows its outputs needs no tokenizer.
 
-Records need only name a prompt: its text is one JSON line of the run's. A token's text is not always whole characters:
-byte-level tokenizers spell a rare character in several tokens. So a token is kept as bytes, and ``in_context`` makes
+Byte-level tokenizers spell a rare character in several tokens, so a token is kept as bytes, and ``in_context`` makes
 texts of a row of tokens.
 """
 
@@ -21,11 +20,8 @@ INCOMPLETE = "\u25af"
 
 def write_prompts(folder: Path, prompts: Iterable[Any]) -> None:
     """Write the prompts of a run (anything with ``id``, ``category`` and ``turns``), in the order in which they run."""
-    lines = (
-        json.dumps({"prompt": prompt.id, "category": prompt.category, "turns": prompt.turns}, ensure_ascii=False)
-        for prompt in prompts
-    )
-    replace_text(folder / PROMPTS, "".join(f"{line}\n" for line in lines))
+    rows = ({"prompt": prompt.id, "category": prompt.category, "turns": prompt.turns} for prompt in prompts)
+    replace_text(folder / PROMPTS, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
 
 
 def read_prompts(folder: Path) -> Mapping[str, tuple[str, ...]]:
@@ -44,8 +40,15 @@ def read_prompts(folder: Path) -> Mapping[str, tuple[str, ...]]:
 
 def write_token_texts(folder: Path, texts: Mapping[int, bytes]) -> None:
     """Write the texts of some tokens (``token_bytes``) into a run's folder; those that are there already stay."""
+
+    def spelled(text: bytes) -> str | list[int]:
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            return list(text)
+
     known = {**read_token_texts(folder), **texts}
-    kept = {str(token): _as_json(text) for token, text in sorted(known.items())}
+    kept = {str(token): spelled(text) for token, text in sorted(known.items())}
     replace_text(folder / TOKENS, json.dumps(kept, ensure_ascii=False, indent=0) + "\n")
 
 
@@ -81,10 +84,3 @@ def in_context(tokens: Sequence[int], texts: Mapping[int, bytes]) -> list[str]:
         else:
             found.append(decoder.decode(known) or (INCOMPLETE if known else ""))
     return found
-
-
-def _as_json(text: bytes) -> str | list[int]:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return list(text)

@@ -163,8 +163,7 @@ def utilization_of(own: Frame, peaks: Mapping[str, float] | None) -> dict[str, A
     Returns:
         By stage (``mbu.verify``), where something is known about it: the shares of the memory's bandwidth (``mbu``) and
         of the operations (``mfu``) against the peaks; ``of_least``, its time over the least one that these allow.
-        ``useful_mfu``: operations of the target for tokens that became final, over what the measured peak would have
-        done during the verify stage. ``wasted``: the share of verified nodes that brought no token.
+        ``useful_mfu`` counts the target's operations for tokens that became final.
     """
     counted = own[~own.failed & own.work.map(bool).astype(bool)]
     if counted.empty:
@@ -188,26 +187,20 @@ def utilization_of(own: Frame, peaks: Mapping[str, float] | None) -> dict[str, A
 
 # ---------------------------------------------------------------- how far timings can be trusted
 
-SPREAD_LIMIT = 0.15
-"""Timings that vary by more than this share between batches are called noisy."""
-OTHERS_LIMIT, BUSY_LIMIT = 0.1, 0.75
-"""The load of other processes is ignored while they use less than the first share of the cores, or all processes
-together less than the second: enough cores are idle."""
+SPREAD_LIMIT, OTHERS_LIMIT, BUSY_LIMIT = 0.15, 0.1, 0.75
+"""Timings that vary by more than the first share between batches are called noisy. The load of other processes is
+ignored while they use less than the second share of the cores, or all processes together less than the third."""
 _LEAST, _MOST = 4, 400
 """Batches below which nothing is said about their spread, and batches that are looked at, at most: the time of the
 slope's estimate grows with their square."""
 
 
 def noise_of(outputs: Outputs, baseline: str) -> dict[str, Any]:
-    """The noise in the timings of a run, as columns of its rows.
+    """The noise in the timings of a run, as columns of its rows; None for what is not known.
 
-    Returns:
-        ``noise_spread``: how much plain decoding's time per round varies between batches: the standard deviation
-        (estimated from the quartiles, so that a single slow batch does not decide) as a share of the median, after what
-        the prompts' lengths explain has been taken out; None with fewer than four batches. ``own_cores`` and
-        ``other_cores``: those that this process and all others used while it was timed, on average; ``cores``: those
-        that it may use; None where the system does not tell. ``noisy``: the spread or the load is beyond its limit;
-        None if nothing was timed, or nothing is known about it.
+    ``noise_spread`` is how much plain decoding's time per round varies between batches, of which there have to be four:
+    the standard deviation (estimated from the quartiles, so that a single slow batch does not decide) as a share of the
+    median, after what the prompts' lengths explain has been taken out.
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna() & ~frame.failed]
