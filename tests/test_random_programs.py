@@ -16,15 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import Drafter, Engine, Noise, Paging, SamplingParams, Scheduler, Session, Step, Target, Verifier
-from specdec.engine.scheduler import (
-    Deadline,
-    FirstCome,
-    PrefillFirst,
-    Priority,
-    ShortestRemaining,
-    Tiers,
-    TokenBudget,
-)
+from specdec.engine.scheduler import Deadline, FirstCome, PrefillFirst, Priority, ShortestRemaining, Tiers, TokenBudget
 from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
