@@ -28,31 +28,6 @@ def random_heads(num_heads: int = 3, *, vocab_size: int = VOCAB, **settings: Any
     return heads.eval()
 
 
-@pytest.mark.parametrize(("num_heads", "num_layers"), [(1, 1), (5, 1), (3, 2), (2, 0)])
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, num_heads: int, num_layers: int) -> None:
-    heads = random_heads(num_heads, num_layers=num_layers)
-    heads.save_pretrained(tmp_path)
-    loaded = MedusaHeads.from_pretrained(tmp_path)
-    assert (loaded.num_heads, loaded.num_layers, loaded.hidden_size, loaded.vocab_size) == (
-        num_heads, num_layers, HIDDEN, VOCAB,
-    )  # fmt: skip
-    assert loaded.base_model == "some/base"
-    hidden = torch.randn(4, HIDDEN)
-    assert torch.equal(loaded(hidden), heads(hidden))
-    assert torch.equal(loaded(hidden, 1), heads(hidden)[:1])
-
-
-def test_layers_of_a_head_share_their_block(tmp_path: Path) -> None:
-    random_heads(1, num_layers=2).save_pretrained(tmp_path)
-    head = MedusaHeads.from_pretrained(tmp_path).heads[0]
-    assert head[0] is head[1]
-    hidden = torch.randn(3, HIDDEN)
-    block, output = head[0].linear, head[2]
-    once = hidden + torch.nn.functional.silu(hidden @ block.weight.T + block.bias)
-    twice = once + torch.nn.functional.silu(once @ block.weight.T + block.bias)
-    torch.testing.assert_close(head(hidden), twice @ output.weight.T)
-
-
 def distinct(num_layers: int = 2, **settings: Any) -> MedusaHeads:
     """Heads whose blocks differ."""
     return random_heads(num_layers=num_layers, shared=False, **settings)
@@ -96,6 +71,10 @@ def in_shards(tensors: Written, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+OURS = ((1, 1), (5, 1), (3, 2), (2, 0))
+"""Heads and blocks of each in our own layout."""
+
+
 @pytest.mark.parametrize(
     ("heads", "write"),
     [
@@ -106,16 +85,29 @@ def in_shards(tensors: Written, folder: Path) -> None:
         (distinct(), lambda heads, to: save_file(as_vllm(heads), to / "model.safetensors")),
         (distinct(bias=False), lambda heads, to: save_file(as_vllm(heads, "medusa_heads."), to / "model.safetensors")),
         (random_heads(2, num_layers=2), lambda heads, to: heads.save_pretrained(to, layout="vllm")),
+        *((random_heads(count, num_layers=layers), MedusaHeads.save_pretrained) for count, layers in OURS),
     ],
-    ids=["distinct", "modelopt", "whole", "tensorrt-llm", "vllm", "vllm with a prefix", "our vllm"],
-)
+    ids=[
+        "distinct", "modelopt", "whole", "tensorrt-llm", "vllm", "vllm with a prefix", "our vllm",
+        *(f"our own, {count} of {layers}" for count, layers in OURS),
+    ],
+)  # fmt: skip
+@torch.no_grad()
 def test_every_layout_gives_the_heads_that_were_written(
     heads: MedusaHeads, write: Callable[[MedusaHeads, Path], object], tmp_path: Path
 ) -> None:
     write(heads, tmp_path)
     loaded, hidden = MedusaHeads.from_pretrained(tmp_path), torch.randn(4, HIDDEN)
-    torch.testing.assert_close(loaded(hidden), heads(hidden))
-    assert (loaded.num_heads, loaded.num_layers) == (heads.num_heads, heads.num_layers)
+    assert torch.equal(loaded(hidden), heads(hidden)) and torch.equal(loaded(hidden, 1), heads(hidden)[:1])
+    sizes = ("num_heads", "num_layers", "hidden_size", "vocab_size")
+    assert all(getattr(loaded, name) == getattr(heads, name) for name in sizes)
+    for head in loaded.heads:  # the paper's formula, with a block that layers may share
+        wanted = hidden
+        for block in list(head)[:-1]:
+            bias = block.linear.bias if heads.bias else 0
+            wanted = wanted + torch.nn.functional.silu(wanted @ block.linear.weight.T + bias)
+        assert not loaded.shared or len({id(block) for block in list(head)[:-1]}) <= 1
+        torch.testing.assert_close(head(hidden), wanted @ head[-1].weight.T)
     assert loaded.shared == (heads.shared or heads.num_layers < 2) and loaded.bias == heads.bias
 
 
@@ -139,6 +131,7 @@ def test_layouts_are_written_with_their_names_and_settings(
     wanted = named(heads)
     assert tensors.keys() == wanted.keys() and all(tensors[name].shape == wanted[name].shape for name in wanted)
     assert stored == {"hidden_size": HIDDEN, "vocab_size": VOCAB} | settings
+    assert layout != "native" or MedusaHeads.from_pretrained(tmp_path).base_model == "some/base"
 
 
 @torch.no_grad()

@@ -22,16 +22,19 @@ from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
+from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from specdec import Sizes, Target
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree
 from tests.components import block_head, eagle3_head, eagle_head, hydra_heads, markov_head, medusa_heads, recurrent_head
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
+from verifiers import LenientVerifier, RejectionVerifier, SharedNoiseVerifier
 
 NAN = float("nan")
 MODEL = tiny_model(vocab_size=16, layers=2)
 BEST = ExpansionTree(4, 2, 4)
+NEAR, LOOKUP, RULE = ModelDrafter(MODEL, 5), NGramDrafter(4, branches=1), RejectionVerifier()
 MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (NGramDrafter, (), {"max_draft_tokens": 0}, "max_draft_tokens=0"),
     (NGramDrafter, (), {"max_ngram": 2, "min_ngram": 3}, "max_ngram=2 .* min_ngram=3"),
@@ -65,6 +68,15 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (MTPDrafter.from_pretrained, (), {"hidden_state": "pre"}, "hidden_state='pre'"),
     (MTPDrafter.from_pretrained, (), {"module": -1}, "module=-1"),
     (MTPHead.for_target, (tiny_model("gpt2", vocab_size=16),), {}, "gpt2"),
+    (StagedDrafter, (LOOKUP, LOOKUP, RULE), {}, "model is a NGramDrafter: give a drafter with a causal LM"),
+    (StagedDrafter, (NEAR, SuffixDrafter(), RULE), {}, "helper is a SuffixDrafter: give a ModelDrafter"),
+    (StagedDrafter, (NEAR, MedusaDrafter(medusa_heads(MODEL)), RULE), {}, "helper is a MedusaDrafter: give"),
+    (StagedDrafter, (NEAR, NGramDrafter(), RULE), {}, "helper: NGramDrafter drafts trees, and stages"),
+    (StagedDrafter, (ModelDrafter(MODEL, [2, 1]), LOOKUP, RULE), {}, "model: ModelDrafter drafts trees"),
+    (StagedDrafter, (ModelDrafter(MODEL, 2, temperature=0), LOOKUP, RULE), {}, "does not draw token by token: give"),
+    (StagedDrafter, (NEAR, LOOKUP, LenientVerifier()), {}, "rule=LenientVerifier: the chain would not"),
+    (StagedDrafter, (NEAR, LOOKUP, SharedNoiseVerifier()), {}, "rule=SharedNoiseVerifier: the chain would not"),
+    (StagedDrafter, (NEAR, LOOKUP, None), {}, "rule is None: give an acceptance rule"),
 ]
 
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from drafters import ChoiceDrafter, MedusaDrafter, ModelDrafter, NGramDrafter, SelfDrafter, StagedDrafter, SuffixDrafter
+from drafters import ChoiceDrafter, ModelDrafter, NGramDrafter, SelfDrafter, StagedDrafter, SuffixDrafter
 from drafters.staged import _Stage
 from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.interfaces import Round
 from tests.changed_rule import ChangedRule, emit_p
-from tests.components import medusa_heads, perturbed
+from tests.components import perturbed
 from tests.drafters.agreeing import agreements
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, SAMPLINGS, p_value
 from tests.test_distribution import VOCAB as FEW
-from verifiers import BlockVerifier, LenientVerifier, RejectionVerifier, SharedNoiseVerifier
+from verifiers import BlockVerifier, RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
 VOCAB = 16
@@ -43,12 +43,12 @@ HELPERS: dict[str, Callable[[Any], Drafter]] = {
 }
 
 
-def rounds(model: Any, drafter: Drafter, sampling: Any) -> list[tuple[Round, list[Any]]]:
+def rounds(model: Any, drafter: Drafter) -> list[tuple[Round, list[Any]]]:
     """All rounds of requests of different lengths, refilled and in chunks, with the tokens of each row so far."""
     seen = []
     with Engine(Target(model), drafter, RULE, max_batch_size=3, max_length=40, prefill_chunk=3, check=True) as engine:
         engine.on_round = lambda found: seen.append((found, [each and list(each.tokens) for each in found.requests]))
-        done = engine.generate(PROMPTS, sampling)
+        done = engine.generate(PROMPTS, GREEDY)
     assert [each.error for each in done] == [None] * len(PROMPTS)
     assert max(len(each.token_ids) for each in done) == 22
     return seen
@@ -84,11 +84,9 @@ def test_a_cache_that_lacks_a_token_is_noticed(model: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("helper", ["look-up", "four stages"])
 def test_greedy_chains_are_those_of_the_model_alone(model: Any, helper: str) -> None:
-    """Penalties depend on the tokens that are drafted; greedy rows and drawn ones share a batch."""
-    alone, staged = (
-        rounds(model, near(model), GREEDY),
-        rounds(model, StagedDrafter(near(model), HELPERS[helper](model), RULE), GREEDY),
-    )
+    """Penalties depend on the tokens that are drafted. Beside drawn rows: tests/test_lossless.py."""
+    drafters = near(model), StagedDrafter(near(model), HELPERS[helper](model), RULE)
+    alone, staged = (rounds(model, drafter) for drafter in drafters)
     for (one, before), (other, after) in zip(alone, staged, strict=True):
         assert before == after
         drafting = torch.tensor([each is not None for each in before])
@@ -96,18 +94,6 @@ def test_greedy_chains_are_those_of_the_model_alone(model: Any, helper: str) -> 
         valid = one.tree.valid & drafting[:, None]
         assert torch.equal(valid[:, :width], (other.tree.valid & drafting[:, None])[:, :width])
         assert torch.equal((one.tree.tokens * valid)[:, :width], (other.tree.tokens[:, :width] * valid[:, :width]))
-    mixed = [GREEDY[0], DRAWN, GREEDY[1], DRAWN]
-    outputs = []
-    for speculate in (True, False):
-        engine = Engine(
-            Target(model),
-            StagedDrafter(near(model), HELPERS[helper](model), RULE),
-            RULE,
-            max_batch_size=3,
-            max_length=40,
-        )
-        outputs.append([each.token_ids for each in engine.generate(PROMPTS, mixed, speculate=speculate)])
-    assert outputs[0][::2] == outputs[1][::2]
 
 
 def test_the_model_runs_less_often_than_it_drafts(model: Any) -> None:
@@ -143,23 +129,3 @@ def test_beside_a_look_up_it_keeps_step(model: Any) -> None:
     engine = Engine(Target(model), drafter, RULE, max_batch_size=3, max_length=40)
     outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
     assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda model: (LOOKUP, LOOKUP, RULE), "model is a NGramDrafter: give a drafter with a causal LM"),
-        (lambda model: (near(model), SuffixDrafter(), RULE), "helper is a SuffixDrafter: give a ModelDrafter"),
-        (lambda model: (near(model), MedusaDrafter(medusa_heads(model)), RULE), "helper is a MedusaDrafter: give"),
-        (lambda model: (near(model), NGramDrafter(), RULE), "helper: NGramDrafter drafts trees, and stages"),
-        (lambda model: (ModelDrafter(model, [2, 1]), LOOKUP, RULE), "model: ModelDrafter drafts trees"),
-        (lambda model: (ModelDrafter(model, 2, temperature=0), LOOKUP, RULE), "does not draw token by token: give"),
-        (lambda model: (near(model), LOOKUP, LenientVerifier()), "rule=LenientVerifier: the chain would not"),
-        (lambda model: (near(model), LOOKUP, SharedNoiseVerifier()), "rule=SharedNoiseVerifier: the chain would not"),
-        (lambda model: (near(model), LOOKUP, None), "rule is None: give an acceptance rule"),
-    ],
-)  # fmt: skip
-def test_one_sentence_before_any_work(model: Any, make: Any, said: str) -> None:
-    model_, helper, rule = make(model)
-    with pytest.raises(ValueError, match=said):
-        StagedDrafter(model_, helper, rule)

@@ -14,7 +14,7 @@ from specdec.checks.tables import Tables
 from specdec.coupling import winners
 from specdec.random import shared_noise
 from tests.changed_rule import ChangedRule, accept_the_first
-from tests.components import DRAFTERS, TREE, perturbed
+from tests.components import TREE, perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.verifiers.cases import IID, KINDS, SHAPES, SWOR, TOP, complete, expected_coupled
@@ -111,38 +111,18 @@ class Selects(Wrapped):
         )
 
 
-SETUPS = {
-    "one at a time": {"max_batch_size": 1},
-    "two slots, short chunks": {"max_batch_size": 2, "prefill_chunk": 3},
-    "all together": {"max_batch_size": 3},
-}
-
-
-def drafters(model) -> dict[str, Drafter]:
-    shapes = {"chain": 3, "tree": TREE}
-    made = {name: ModelDrafter(perturbed(model, 0.3), shape, sampling="coupled") for name, shape in shapes.items()}
-    return made | {
-        "another model": ModelDrafter(perturbed(model, 2.0), TREE, sampling="coupled"),
-        "selected": Wrapping(ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled"), Selects),
-        "ngram": DRAFTERS["ngram"](model),
-        "medusa": DRAFTERS["medusa"](model),
-        "iid": ModelDrafter(perturbed(model, 0.3), TREE, sampling="iid"),
-    }
-
-
-@pytest.mark.parametrize(
-    "name", ["selected", "ngram", *(complete(name, strong=False) for name in ("chain", "another model", "medusa"))]
-)
-def test_the_output_is_plain_decodings(model, expected: list[list[int]], name: str) -> None:
-    for setup in SETUPS.values():
-        engine = Engine(Target(model), drafters(model)[name], SharedNoiseVerifier(), max_length=40, **setup)
-        outputs = engine.generate(PROMPTS, SAMPLING)
-        assert [list(output.token_ids) for output in outputs] == expected
-        steps = [step for output in outputs for step in output.steps]
-        assert any(step.proposed_nodes for step in steps)
-        assert all(step.expected_accepted == step.accepted for step in steps), "given the tree nothing is random"
-    plain = engine.generate(PROMPTS, SAMPLING, speculate=False)
+@pytest.mark.parametrize("name", ["selected", complete("another model", strong=False)])
+def test_drafts_that_were_selected_after_they_were_drawn_change_nothing(model, expected, name: str) -> None:
+    """Other drafters, and slots that are refilled: tests/test_lossless.py and tests/test_random_programs.py."""
+    drafter: Drafter = ModelDrafter(perturbed(model, 0.3 if name == "selected" else 2.0), TREE, sampling="coupled")
+    drafter = Wrapping(drafter, Selects) if name == "selected" else drafter
+    engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=3, max_length=40)
+    outputs, plain = (engine.generate(PROMPTS, SAMPLING, speculate=each) for each in (True, False))
+    assert [list(output.token_ids) for output in outputs] == expected
     assert [list(output.token_ids) for output in plain] == expected
+    steps = [step for output in outputs for step in output.steps]
+    assert any(step.proposed_nodes for step in steps)
+    assert all(step.expected_accepted == step.accepted for step in steps), "given the tree nothing is random"
     logprobs = [[x for step in output.steps for x in step.logprobs] for output in (outputs[0], plain[0])]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4) and logprobs[0][0] < 0, "under p, not under the draw"
 
@@ -154,6 +134,7 @@ def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]],
         return winners(target_probs, shared_noise(keys, lengths[:, None] + 1, target_probs.shape[2]))
 
     monkeypatch.setattr(specdec.engine.round, "decided", by_root)
-    engine = Engine(Target(model), drafters(model)["chain"], SharedNoiseVerifier(), max_batch_size=3, max_length=40)
+    drafter = ModelDrafter(perturbed(model, 0.3), 3, sampling="coupled")
+    engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=3, max_length=40)
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING)] != expected
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING, speculate=False)] == expected
