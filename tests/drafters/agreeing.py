@@ -7,10 +7,6 @@ import torch
 from torch import Tensor
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch, TrainedHead
-from experiments.training.comparison import Comparison
-from experiments.training.losses import ForwardKL
-from experiments.training.states import FrozenTarget
-from experiments.training.weights import Power
 from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.interfaces import Round
 from tests.forwards import inner_paths
@@ -79,19 +75,3 @@ def compared(head: TrainedHead, law: Callable[[Tensor, list[int]], Tensor]) -> i
             torch.testing.assert_close(mine.log_softmax(-1), wanted, rtol=1e-3, atol=1e-4)
             count += 1
     return count
-
-
-def losses(head: TrainedHead, target: Target, batch: TextBatch, steps: int) -> list[float]:
-    """The loss of every step of a short training."""
-    states, generator = FrozenTarget(target, head.hidden_layers)(batch), torch.Generator().manual_seed(0)
-    comparison = Comparison(head.train(), ForwardKL(), Power(1.0), chunk=64)
-    optimizer = torch.optim.AdamW([each for each in head.parameters() if each.requires_grad], lr=3e-2)
-    found = []
-    for _ in range(steps):
-        anchors = head.anchors(batch, generator)
-        loss, _ = comparison(batch, states, anchors, anchors.counted.sum(0).float(), 0.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,22 @@ from drafters import RestDrafter, SamDrafter
 from drafters.corpus import Corpus, suffix_array, tokenizer_hash
 from drafters.rest import most_frequent
 from drafters.sam import SuffixAutomaton
-from specdec import Drafter, DraftSampling, DraftTree, Sizes, Target
-from tests.drafters.lookups import begun
+from specdec import Drafter, DraftSampling, DraftTree, SamplingParams, Sizes, Target
+from specdec.drafting.lookup import RatedDrafter
 from tests.experiments.conftest import byte_tokenizer
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
+
+TARGET = Target(tiny_model(vocab_size=8, layers=1))
+
+
+def begun(drafter: RatedDrafter, sequence: list[int]) -> Any:
+    """A session with one request."""
+    session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=200))
+    session.admit(0, sequence, SamplingParams())
+    return session
+
 
 Documents = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=4)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from drafters.suffix import SuffixDrafter, SuffixSession
 from drafters.suffix_tree import Node, SuffixTree, Text
 from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Sizes
-from tests.drafters.lookups import TARGET
-from tests.drafters.test_corpus import places
+from tests.drafters.test_corpus import TARGET, places
 from tests.forwards import outcome_of, slots_of
 from tests.shapes import shapes_unchecked
 

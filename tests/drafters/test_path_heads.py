@@ -1,4 +1,4 @@
-"""Hydra's and Hydra++'s heads: what is drafted from which states and path, the public layouts, and the training."""
+"""Hydra, Hydra++ and ReDrafter: drafts by each node's own path, the public layouts, and the training."""
 
 import json
 from collections.abc import Callable
@@ -13,17 +13,23 @@ from transformers import PreTrainedModel
 
 from drafters.heads.assemble import named
 from drafters.hydra import NAMES, HydraDrafter, HydraHeads, TrainedHydra
-from specdec import Engine, SamplingParams, Sizes, Target
-from tests.components import hydra_heads
+from drafters.redrafter import ReDrafter, TrainedRecurrent
+from specdec import DraftSampling, Engine, SamplingParams, Sizes, Target
+from specdec.drafting.builders import BeamSearchTree
+from specdec.drafting.scored import ScoredSession
+from tests.components import hydra_heads, recurrent_head
 from tests.drafters import pairs
 from tests.drafters.agreeing import agreements, compared
+from tests.forwards import drafted, inner_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
 HIDDEN, VOCAB = 32, 64
 
+# Hydra and Hydra++
 
-def law(weights: dict[str, Tensor], state: Tensor, embeddings: Tensor, path: list[int]) -> Tensor:
+
+def hydra_law(weights: dict[str, Tensor], state: Tensor, embeddings: Tensor, path: list[int]) -> Tensor:
     """The paper's formula for the children of a path from the root on, with weights by their public names."""
     head, output = len(path) - 1, f"hydra_lm_head.{len(path) - 1}."
     x = torch.cat([state, *(embeddings[token] for token in path)])
@@ -69,7 +75,7 @@ def matching(target: Target, heads: HydraHeads, read: Read, tree: Any, *, shift:
 
     def after(known: list[int], path: list[int]) -> Tensor:
         states = target.model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states[-1][0]
-        return law(weights, read(states)[-1], embeddings, [(token + shift) % VOCAB for token in path])
+        return hydra_law(weights, read(states)[-1], embeddings, [(token + shift) % VOCAB for token in path])
 
     found, _ = agreements(target, HydraDrafter(heads, tree, sampling="without_replacement"), after)
     return [same for _, same in found]
@@ -101,7 +107,7 @@ def written(heads: HydraHeads, folder: Path) -> tuple[Path, dict[str, Tensor]]:
     return file, tensors | {"input_embed_fn.weight": torch.zeros(VOCAB, HIDDEN)}
 
 
-def test_a_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Path) -> None:
+def test_a_hydra_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Path) -> None:
     heads = hydra_heads(target.model, num_layers=3)
     file, tensors = written(heads, tmp_path)
     assert tensors["hydra_mlp.1.0.res_connection.weight"].shape == (HIDDEN, 3 * HIDDEN)
@@ -152,7 +158,7 @@ def test_a_prefixed_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Pa
 
 @torch.no_grad()
 @pytest.mark.parametrize("prefix", [False, True])
-def test_it_is_trained_as_it_is_served(target: Target, prefix: bool) -> None:
+def test_hydra_is_trained_as_it_is_served(target: Target, prefix: bool) -> None:
     """Over packed documents, which do not see each other."""
     head = TrainedHydra(depths=3, num_layers=2, prefix_attention=prefix, dropout=0.2 * prefix)
     head.begin(target, None)
@@ -162,6 +168,141 @@ def test_it_is_trained_as_it_is_served(target: Target, prefix: bool) -> None:
 
     def logarithms(states: Tensor, tokens: list[int]) -> Tensor:
         read = prefix_slowly(weights, head.head.prefix.config, states) if prefix else states
-        return law(weights, read[-1], embeddings, tokens).log()
+        return hydra_law(weights, read[-1], embeddings, tokens).log()
 
     assert compared(head.eval(), logarithms) > 20
+
+
+# ReDrafter
+
+KINDS = [{}, {"rnn": False}, {"exit_size": 48}, {"num_layers": 0}]
+
+
+def recurrent_law(weights: dict[str, Tensor], hidden: Tensor, embeddings: Tensor, path: list[int]) -> Tensor:
+    """The logits of the children of a path from the root on, with weights by their public names."""
+    state = torch.zeros(HIDDEN)
+    for token in path:
+        if "rnn_w.weight" in weights:
+            z = embeddings[token] @ weights["rnn_w.weight"].T + state @ weights["rnn_u.weight"].T
+            z = z + weights["rnn_u.bias"]
+            state = z * torch.sigmoid(z)
+        else:
+            state = state + embeddings[token]
+    x, layer = torch.cat([hidden, state]), 0
+    if "input_proj.weight" in weights:
+        x = x @ weights["input_proj.weight"].T + weights["input_proj.bias"]
+    while f"lm_head.{layer}.linear.weight" in weights:
+        z = x @ weights[f"lm_head.{layer}.linear.weight"].T + weights[f"lm_head.{layer}.linear.bias"]
+        x, layer = x + z * torch.sigmoid(z), layer + 1
+    return x @ weights[f"lm_head.{layer}.weight"].T
+
+
+def beams(score: Callable[[list[int]], Tensor], root: int, width: int, depth: int, among: int) -> set[tuple[int, ...]]:
+    """The beginnings of all beams of a search, one beam after another."""
+    found = [((root,), 0.0)]
+    for _ in range(depth):
+        offers = []
+        for path, worth in found:
+            logits = score(list(path))
+            kept = logits >= logits.topk(among).values[-1]
+            logs = logits.where(kept, -torch.inf).log_softmax(-1)
+            offers += [((*path, token), worth + float(logs[token])) for token in range(VOCAB)]
+        found = sorted(offers, key=lambda offer: -offer[1])[:width]
+    return {path[1:end] for path, _ in found for end in range(2, len(path) + 1)}
+
+
+def begun(target: Target, drafter: ReDrafter, hidden: Tensor, counts: list[int]) -> ScoredSession:
+    session = drafter.bind(target, Sizes(max_batch_size=len(hidden), max_length=50))
+    tokens = torch.zeros(hidden.shape[:2], dtype=torch.long)
+    session.observe(outcome_of(tokens, counts, hidden_states={-1: hidden}))
+    return session
+
+
+@torch.no_grad()
+def test_the_tree_is_what_a_beam_search_ends_with(target: Target) -> None:
+    """Every row ends where it has room; common beginnings of beams stand once."""
+    head = recurrent_head(target.model)
+    weights, embeddings = head.state_dict(), target.model.get_input_embeddings().weight
+    hidden = torch.randn(3, 4, HIDDEN, generator=torch.Generator().manual_seed(0))
+    session = begun(target, ReDrafter(head, BeamSearchTree(5, 4, among=9)), hidden, [4, 2, 1])
+    sizes = set()
+    for temperature in (0.0, 1.0):
+        batch = slots_of(
+            [[0, 5], [0, 6], [0, 7]], vocab_size=VOCAB, max_length=50, max_depth=[4, 2, 3],
+            params=[SamplingParams(temperature=temperature)] * 3,
+        )  # fmt: skip
+        tree = drafted(session, batch)
+        assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
+        for row, (state, depth) in enumerate(zip((hidden[0, 3], hidden[1, 1], hidden[2, 0]), (4, 2, 3), strict=True)):
+            paths: dict[int, tuple[int, ...]] = {0: ()}
+            for node in range(1, tree.width):
+                if tree.valid[row, node]:
+                    paths[node] = (*paths[int(tree.parents[row, node])], int(tree.tokens[row, node]))
+
+            def score(path: list[int], state: Tensor = state) -> Tensor:
+                return recurrent_law(weights, state, embeddings, path)
+
+            wanted = beams(score, 5 + row, 5, depth, 9)
+            assert len(set(paths.values())) == len(paths), "siblings are distinct"
+            assert set(paths.values()) - {()} == wanted
+            assert wanted != beams(score, 5 + row, 4, depth, 9), "the mutant: other beams"
+            sizes.add(len(wanted))
+    assert len(sizes) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("shape", "sampling"), [(3, "iid"), ([2, 2, 1], "without_replacement")])
+def test_every_node_is_drawn_from_the_law_of_its_own_path(
+    target: Target, kind: dict[str, object], shape: object, sampling: str
+) -> None:
+    head = recurrent_head(target.model, **kind)
+    weights, embeddings = head.state_dict(), target.model.get_input_embeddings().weight
+    hidden = torch.randn(2, 3, HIDDEN, generator=torch.Generator().manual_seed(0))
+    drafter = ReDrafter(head, shape, sampling=sampling)  # type: ignore[arg-type]
+    assert drafter.laws == {DraftSampling[sampling.upper()]}
+    params = [SamplingParams(temperature=0.7)] * 2
+    batch = slots_of([[0, 5], [0, 6]], vocab_size=VOCAB, max_length=50, params=params)
+    tree = drafted(begun(target, drafter, hidden, [3, 1]), batch)
+    assert tree.draft_probs is not None
+    apart = 0.0
+    for row, state in enumerate((hidden[0, 2], hidden[1, 0])):
+        for node, path in inner_paths(tree, row).items():
+            wanted = (recurrent_law(weights, state, embeddings, path) / 0.7).softmax(-1)
+            torch.testing.assert_close(tree.draft_probs[row, node], wanted, rtol=1e-3, atol=1e-5)
+            others = (recurrent_law(weights, state, embeddings, [(path[0] + 1) % VOCAB, *path[1:]]) / 0.7).softmax(-1)
+            apart = max(apart, float((others - wanted).abs().sum()))
+    assert apart > 0.1, "the mutant: another root"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_comes_back_as_it_was(target: Target, kind: dict[str, object], tmp_path: Path) -> None:
+    head = recurrent_head(target.model, **kind)
+    head.save_pretrained(tmp_path)
+    tensors, stored = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    layers = head.num_layers
+    assert set(tensors) == {
+        *(f"lm_head.{i}.linear.{part}" for i in range(layers) for part in ("weight", "bias")),
+        f"lm_head.{layers}.weight",
+        *(("rnn_u.weight", "rnn_u.bias", "rnn_w.weight") if head.rnn else ()),
+        *(("input_proj.weight", "input_proj.bias") if "exit_size" in kind else ()),
+    }
+    assert stored["model_type"] == "recurrent_drafting_drafter" and stored["exit_dim"] == kind.get("exit_size", 64)
+    (tmp_path / "config.json").write_text(json.dumps({"num_draft_layers": 7, "rnn": not head.rnn}))
+    again = ReDrafter.from_pretrained(tmp_path)
+    assert again.max_nodes == 40 and again.max_depth == 4
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(again.heads.state_dict()[name], tensor), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_it_is_trained_as_it_is_served(target: Target, kind: dict[str, object]) -> None:
+    head = TrainedRecurrent(depths=3, **kind)  # type: ignore[arg-type]
+    head.begin(target, None)
+    head.head.load_state_dict(recurrent_head(target.model, **kind).state_dict())
+    weights, embeddings = head.head.state_dict(), target.model.get_input_embeddings().weight
+    assert (
+        compared(head, lambda states, tokens: recurrent_law(weights, states[-1], embeddings, tokens).log_softmax(-1))
+        > 20
+    )

@@ -1,0 +1,235 @@
+"""Adapters: Uno's of the target over noise, and LoRA's of a small model; both are served as they are trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from drafters.heads.training import TargetStates, TextBatch
+from drafters.lora import TrainedLora, write_adapter
+from drafters.model import ModelDrafter
+from drafters.own_model import twin_of
+from drafters.uno import TrainedUno, UnoDrafter
+from experiments.exporting.folders import Source, kind_of, read
+from specdec import Engine, SamplingParams, Target
+from specdec.drafting.window import ParallelScorer
+from specdec.interfaces import Round
+from specdec.target.adapters import Adapters
+from tests.components import noisy_adapter
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+peft = pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.usefixtures("untried"),
+    # peft asks transformers for something that transformers will rename.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+VOCAB, DEPTH = 24, 3
+PROMPTS = [[1, 2, 3, 4, 5], [7], [9, 8, 7]]
+
+
+@pytest.fixture
+def model() -> Any:
+    return tiny_model(vocab_size=VOCAB)
+
+
+def with_weights(head: Any) -> None:
+    """Make an adapter, which is trained from nothing, change what its model says."""
+    for up in head.head.up:
+        torch.nn.init.normal_(up, std=0.3)
+
+
+def learns(head: Any, logits: torch.Tensor) -> None:
+    """All that is trained gets a gradient, and nothing else. That the loss falls: test_every_head.py."""
+    assert {name.partition(".")[2].partition(".")[0] for name in head.state_dict()} == {"down", "up"}
+    logits.tanh().sum().backward()
+    assert all(each.grad is not None and each.grad.any() for each in head.parameters() if each.requires_grad)
+    assert {id(each) for each in head.parameters() if each.requires_grad} == {
+        id(each) for each in head.head.parameters()
+    }
+
+
+# Uno
+
+
+def rounds(model: Any, drafter: UnoDrafter) -> tuple[list[tuple[Round, list[Any]]], list[torch.Tensor]]:
+    """What is drafted behind which tokens, and the noise of every round."""
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=3, max_length=40)
+    seen, noise = [], []
+    scorer: Any = engine.session.scorer  # pyright: ignore[reportOptionalMemberAccess]
+    fill = scorer._fill
+    scorer._fill = lambda batch, count: noise.append(fill(batch, count)) or noise[-1]
+    engine.on_round = lambda found: seen.append((found, [each and each.tokens for each in found.requests]))
+    engine.generate(PROMPTS, SamplingParams(max_new_tokens=12, temperature=1.0))
+    return seen, noise
+
+
+@torch.inference_mode()
+def test_every_depth_says_what_the_adapted_model_says_behind_noise(model: Any) -> None:
+    """The reference is one row and one forward by peft's own rule: a token through the adapter, or not."""
+    adapter = noisy_adapter(model, 0.5)
+    seen, noise = rounds(model, UnoDrafter(adapter, DEPTH))
+    twin = twin_of(model)
+    adapters = Adapters(twin, {"uno": adapter})
+    tried = 0
+    drafted = [each for each in seen if each[0].tree.width > 2]
+    for (found, sequences), fill in zip(drafted, [each for each in noise if each.shape[1]], strict=True):
+        for row, so_far in enumerate(sequences):
+            depth = int(found.tree.valid[row, 1:].sum())
+            if so_far is None or depth == 0:
+                continue
+            tokens = torch.tensor([[*so_far, *fill[row].tolist()]])
+            adapters.choice.set((torch.arange(tokens.shape[1]) >= len(so_far))[None].long())
+            expected = twin(tokens).logits[0, len(so_far) - 1 :].softmax(-1)
+            q = found.tree.draft_probs[row, :depth]
+            torch.testing.assert_close(q, expected[:depth], atol=1e-4, rtol=1e-3)
+            tried += 1
+    assert tried > 10
+    for found, _ in seen:  # the first depth is the target's own, so that it is always accepted
+        assert (found.verdict.num_accepted[found.tree.valid[:, 1:].any(-1)] > 0).all()
+
+
+def test_noise_through_the_base_weights_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: the adapter is never chosen."""
+    init = ParallelScorer.__init__
+    right = rounds(model, UnoDrafter(noisy_adapter(model, 0.5), DEPTH))[0][0][0].tree.draft_probs
+    monkeypatch.setattr(ParallelScorer, "__init__", lambda self, *a, adapter=0, **more: init(self, *a, **more))
+    wrong = rounds(model, UnoDrafter(noisy_adapter(model, 0.5), DEPTH))[0][0][0].tree.draft_probs
+    assert right is not None and wrong is not None and not torch.allclose(right[:, 1], wrong[:, 1], atol=1e-3)
+    torch.testing.assert_close(right[:, 0], wrong[:, 0])
+
+
+def test_noise_is_below_its_limit_and_the_target_stays_as_it_is(model: Any) -> None:
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    _, noise = rounds(model, UnoDrafter(noisy_adapter(model, 0.5), DEPTH, noise_below=9))
+    assert all((fill >= 1).all() and (fill < 9).all() for fill in noise)
+    assert {name for name, _ in model.named_parameters()} == before.keys()
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_uno_is_trained_as_it_is_served(model: Any, tmp_path: Path) -> None:
+    """A draft of the root at position 5."""
+    head = TrainedUno(depths=DEPTH, rank=4, keeps=1.0)
+    head.begin(Target(model), None)
+    with_weights(head)
+    tokens = torch.arange(14)[None] * 7 % 5 + 3
+    places = torch.arange(14)[None]
+    batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.zeros_like(tokens), places)
+    anchors = head.eval().anchors(batch, torch.Generator().manual_seed(1))
+    states = head(batch, TargetStates({}, lambda given: given), anchors).states
+    at = anchors.index.tolist().index(5)
+    trained = torch.stack(
+        [head.logits(states[depth][at : at + 1], anchors.index[at : at + 1], depth + 1)[0] for depth in range(DEPTH)]
+    )
+    learns(head, trained)
+    assert all(each.grad is None for each in model.parameters())
+    noise = torch.randint(
+        1, VOCAB, (1, int(anchors.valid[:, 1:].sum())), generator=torch.Generator().manual_seed(head._seed)
+    )
+    own = [slot for slot, (draft, _) in enumerate(anchors.valid[:, 1:].nonzero().tolist()) if draft == at]
+    drafter: Any = head.drafter()
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40)
+    scorer: Any = engine.session.scorer  # pyright: ignore[reportOptionalMemberAccess]
+    scorer._fill = lambda batch, count: noise[:, own][:, :count]
+    seen: list[Round] = []
+    engine.on_round = lambda found: seen.append(found)
+    engine.generate([batch.tokens[0, :6].tolist()], SamplingParams(max_new_tokens=6, temperature=1.0))
+    served = seen[0].tree.draft_probs
+    assert served is not None
+    torch.testing.assert_close(served[0, :DEPTH], trained.detach().softmax(-1), atol=1e-4, rtol=1e-3)
+    # The saved folder is peft's, and loads with the same weights up to bfloat16.
+    head.save(tmp_path / "saved", {})
+    assert peft.PeftConfig.from_pretrained(str(tmp_path / "saved")).r == 4
+    loaded = UnoDrafter.from_pretrained(tmp_path / "saved", shape=DEPTH, optimize=False)
+    again = Engine(Target(model), loaded, RejectionVerifier(), max_length=40)
+    twin: Any = again.session.scorer.runner.model  # pyright: ignore[reportOptionalMemberAccess]
+    for layer, (down, up) in head.head.matrices.items():
+        adapted = twin.get_submodule(layer)
+        torch.testing.assert_close(adapted.down, down.detach().bfloat16().float())
+        torch.testing.assert_close(adapted.up, up.detach().bfloat16().float())
+
+
+def test_a_published_folder_loads_and_others_are_refused(model: Any, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "uno" / "adapter", noisy_adapter(model, 0.5), base="tiny")
+    drafter = UnoDrafter.from_pretrained(tmp_path / "uno", shape=[2, 1])
+    [output] = Engine(Target(model), drafter, RejectionVerifier()).generate([[1, 2]], SamplingParams(max_new_tokens=6))
+    assert len(output.token_ids) == 6
+    other = tiny_model(vocab_size=VOCAB, layers=2)
+    with pytest.raises(ValueError, match=r"of another base \(tiny\): its .*layers\.2.* there"):
+        Engine(Target(other), drafter, RejectionVerifier())
+    with pytest.raises(ValueError, match=r"no adapter at .*: give a folder with adapter_config\.json"):
+        UnoDrafter.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"noise_below={VOCAB + 1}: the target .* has {VOCAB} tokens"):
+        Engine(Target(model), UnoDrafter(noisy_adapter(model, 0.5), noise_below=VOCAB + 1), RejectionVerifier())
+    with pytest.raises(ValueError, match="no linear layers named nothing"):
+        TrainedUno(layers=["nothing"]).begin(Target(model), None)
+
+
+# LoRA
+
+ALONE = torch.arange(9)[None] * 7 % VOCAB
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    """A small model that knows nothing of the target."""
+    tiny_model(vocab_size=VOCAB, layers=2, seed=3).save_pretrained(tmp_path / "base")
+    return str(tmp_path / "base")
+
+
+def packed() -> TextBatch:
+    """Two rows of two documents each; one of them is ``ALONE``."""
+    tokens = torch.stack([torch.cat([ALONE[0], ALONE[0, :5] + 1]), torch.arange(14) * 3 % VOCAB])
+    documents = torch.tensor([[0] * 9 + [1] * 5] * 2)
+    positions = torch.tensor([[*range(9), *range(5)]] * 2)
+    return TextBatch(tokens, torch.ones_like(tokens).bool(), documents, positions)
+
+
+def test_a_lora_is_trained_as_it_is_served(base: str, tmp_path: Path) -> None:
+    target = Target(tiny_model(vocab_size=VOCAB), name="tiny")
+    head = TrainedLora(name=base, rank=4)
+    head.begin(target, None)
+    with_weights(head)
+    batch, states = packed(), TargetStates({}, lambda given: given)
+    prediction = head(batch, states, head.anchors(batch, torch.Generator()))
+    # The first document, where it has a successor.
+    wanted = head.logits(prediction.states[0][:8], batch.tokens[0, :8], 1)
+    learns(head, wanted)
+    wanted = wanted.detach()
+    served: Any = head.drafter()
+    torch.testing.assert_close(served.model(ALONE).logits[0, :8], wanted, rtol=1e-4, atol=1e-4)
+    without = AutoModelForCausalLM.from_pretrained(base)
+    assert not torch.allclose(without(ALONE).logits[0, :8], wanted, atol=0.1), "the mutant: no adapter"
+
+    head.save(tmp_path / "saved", {})
+    theirs: Any = peft.PeftModel.from_pretrained(without, str(tmp_path / "saved"))
+    assert theirs.peft_config["default"].base_model_name_or_path == base
+    ours: Any = ModelDrafter.from_pretrained(base, adapter=str(tmp_path / "saved"), dtype="float32", device="cpu")
+    torch.testing.assert_close(ours.model(ALONE).logits, theirs(ALONE).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.model(ALONE).logits[0, :8], wanted, rtol=0.05, atol=0.05)  # rounded to bfloat16
+    exported: Any = read(Source(name=base, adapter=str(tmp_path / "saved")), "lm").module
+    torch.testing.assert_close(exported(ALONE).logits, ours.model(ALONE).logits, rtol=1e-4, atol=1e-4)
+    for load in (ModelDrafter.from_pretrained, kind_of):
+        with pytest.raises(ValueError, match=rf"an adapter[,:].* give .*adapter[=:] ?{tmp_path / 'saved'}"):
+            load(str(tmp_path / "saved"))
+
+
+def test_what_cannot_be_adapted_is_refused(base: str) -> None:
+    target = Target(tiny_model(vocab_size=VOCAB), name="tiny")
+    with pytest.raises(ValueError, match=r"the model .*base has no linear layers named lm_head: give layers"):
+        TrainedLora(name=base, layers=["lm_head"]).begin(target, None)
+    with pytest.raises(ValueError, match=r"head\.rank=0"):
+        TrainedLora(name=base, rank=0)
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(VOCAB)}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(base)
+    letters = Tokenizer(models.WordLevel({chr(97 + token): token for token in range(VOCAB)}))
+    other = Target(target.model, PreTrainedTokenizerFast(tokenizer_object=letters), name="letters")
+    with pytest.raises(ValueError, match="base has another vocabulary than the target letters"):
+        TrainedLora(name=base).begin(other, None)
+    other = Target(tiny_model(vocab_size=VOCAB + 8), name="wide")
+    with pytest.raises(ValueError, match=rf"the head has {VOCAB} tokens and the target wide has {VOCAB + 8}"):
+        TrainedLora(name=base).begin(other, None)

@@ -1,0 +1,314 @@
+"""Look-ups in the text so far and in what the target said, against the same in plain Python."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from drafters.combined import _turned
+from drafters.lookahead import LookaheadDrafter, _Request
+from drafters.ngram import NGramDrafter
+from drafters.recycling import RecyclingSession, TokenRecyclingDrafter
+from specdec import Drafter, Engine, SamplingParams, Sizes, Target, TreeShape
+from specdec.checks.reference import reference_decode
+from specdec.tree import DraftTree
+from tests.forwards import outcome_of, slots_of
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers.rejection import RejectionVerifier
+
+# Prompt lookup
+
+
+def reference(sequence: list[int], drafter: NGramDrafter, max_depth: int = 100) -> list[list[int]]:
+    """A row's branches, by the words of the drafter's docstring."""
+    depth = min(drafter.max_draft_tokens, max_depth)
+    continuations = []
+    for n in range(drafter.max_ngram, drafter.min_ngram - 1, -1):
+        if n >= len(sequence):
+            continue
+        matches = [e for e in range(n - 1, len(sequence) - 1) if sequence[e - n + 1 : e + 1] == sequence[-n:]]
+        for end in matches[::-1][: drafter.considered]:
+            continuation = sequence[end + 1 : end + 1 + depth]
+            if continuation and continuation not in continuations:
+                continuations.append(continuation)
+    branches: list[list[int]] = []
+    for continuation in continuations:
+        if len(branches) == drafter.branches:
+            break
+        if any(branch[: len(continuation)] == continuation for branch in branches):
+            continue
+        begun = [other for other in continuations if other[: len(continuation)] == continuation]
+        branches.append(max(begun, key=len))  # the first of the longest
+    return branches
+
+
+def leaves(tree: DraftTree, row: int) -> list[list[int]]:
+    """The branches of one row, in the order of their last nodes."""
+    parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
+    nodes = [node for node in range(tree.width) if tree.valid[row, node]]
+    paths: list[list[int]] = []
+    for node in nodes:
+        if node == 0 or node in (parents[other] for other in nodes):
+            continue
+        path: list[int] = []
+        while node > 0:
+            path.insert(0, tokens[node])
+            node = parents[node]
+        paths.append(path)
+    return paths
+
+
+def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int], drafting: list[bool]) -> None:
+    tree = drafter.propose(slots_of(sequences, max_depth=max_depth, drafting=drafting))
+    wanted = [
+        reference(sequence, drafter, depth) if wants else []
+        for sequence, depth, wants in zip(sequences, max_depth, drafting, strict=True)
+    ]
+    assert [leaves(tree, row) for row in range(len(sequences))] == wanted
+    prefixes = [{tuple(b[:i]) for b in branches for i in range(1, len(b) + 1)} for branches in wanted]
+    assert tree.width == 1 + max(len(p) for p in prefixes), "as few columns as the fullest row needs"
+    assert tree.max_depth == max((len(b) for branches in wanted for b in branches), default=0)
+    fanouts = [sum(p[:-1] == above for p in row) for row in prefixes for above in [(), *row]]
+    assert tree.max_children == max(fanouts)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_agrees_with_the_reference_on_ragged_batches(data: st.DataObject) -> None:
+    draw = data.draw
+    batch = draw(st.integers(1, 5))
+    token = st.integers(0, draw(st.integers(0, 3)))
+    sequences = draw(st.lists(st.lists(token, min_size=1, max_size=40), min_size=batch, max_size=batch))
+    min_ngram = draw(st.integers(1, 3))
+    drafter = NGramDrafter(
+        draw(st.integers(1, 6)),
+        branches=draw(st.integers(1, 4)),
+        min_ngram=min_ngram,
+        max_ngram=draw(st.integers(min_ngram, 5)),
+    )
+    max_depth = draw(st.lists(st.integers(0, 8), min_size=batch, max_size=batch))
+    drafting = draw(st.lists(st.booleans(), min_size=batch, max_size=batch))
+    check(sequences, drafter, max_depth, drafting)
+
+
+def test_branches_share_their_common_beginning() -> None:
+    sequence = [9, 5, 6, 7, 0, 9, 5, 8, 1, 0, 9, 2, 3, 4, 0, 9]
+    slots = slots_of([sequence])
+    tree = NGramDrafter(3, branches=3, max_ngram=1).propose(slots)
+    assert tree.tokens.tolist() == [[9, 2, 3, 4, 5, 8, 1, 6, 7]]
+    assert tree.parents.tolist() == [[-1, 0, 1, 2, 0, 4, 5, 4, 7]]
+    assert tree.max_children == 2 and tree.max_depth == 3
+
+
+# Token recycling: how the table is filled and unrolled
+
+
+VOCAB = 16
+TARGET = Target(tiny_model(vocab_size=VOCAB, layers=1))
+SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+
+
+def bound(shape=SHAPE, slots: int = 2, **options: object) -> RecyclingSession:
+    return TokenRecyclingDrafter(shape, **options).bind(TARGET, Sizes(max_batch_size=slots, max_length=64))
+
+
+def tell(drafter: RecyclingSession, nodes: list[list[int]], told: list[bool], valid: list[list[bool]]) -> torch.Tensor:
+    """Let a round of made-up successors be followed; returns them."""
+    batch, width = len(nodes), len(nodes[0])
+    generator = torch.Generator().manual_seed(len(nodes[0]))
+    orders = torch.rand(batch, width, VOCAB, generator=generator).argsort(-1)[..., : drafter.top_tokens]
+    slots = torch.arange(batch)
+    drafter.observe(
+        outcome_of(
+            slots[:, None], [*map(int, told)], path=[[-1]] * batch, node_tokens=torch.tensor(nodes),
+            top_tokens=orders, node_valid=torch.tensor(valid),
+        )
+    )  # fmt: skip
+    return orders
+
+
+@pytest.mark.parametrize("scope", ["request", "shared"])
+def test_a_tree_is_the_table_unrolled(scope: str) -> None:
+    drafter = bound(scope=scope)
+    every = [[True] * 4] * 2
+    found = tell(drafter, [[3, 4, 5, 4], [6, 7, 7, 8]], [True] * 2, every)  # of equal tokens the last one counts
+    table = {
+        slot: {token: found[slot, node].tolist() for node, token in enumerate(tokens)}
+        for slot, tokens in enumerate([[3, 4, 5, 4], [6, 7, 7, 8]])
+    }
+    if scope == "shared":
+        table = dict.fromkeys(table, table[0] | table[1])
+    shape = TreeShape.of(SHAPE)
+    sequences = [[1, 3], [1, 7]]
+    with shapes_unchecked():
+        tree = drafter.propose(slots_of(sequences))
+    for row, sequence in enumerate(sequences):
+        tokens: list[int | None] = [sequence[-1]]
+        for node in range(1, shape.num_nodes + 1):
+            above = tokens[shape.parents[node]]
+            tokens.append(table[row][above][shape.ranks[node]] if above in table[row] else None)
+        assert tree.valid[row].tolist() == [token is not None for token in tokens]
+        drafted = [token for token in tokens if token is not None]
+        assert tree.tokens[row][tree.valid[row]].tolist() == drafted
+        assert (tree.tokens[row][~tree.valid[row]] == sequence[-1]).all()
+
+
+def successors(drafter: RecyclingSession, tokens: list[int]) -> list[list[int]]:
+    """What each row drafts behind such a root; empty where nothing is known."""
+    with shapes_unchecked():
+        tree = drafter.propose(slots_of([[1, token] for token in tokens]))
+    return [row[1:][known[1:]].tolist() for row, known in zip(tree.tokens, tree.valid, strict=True)]
+
+
+@pytest.mark.parametrize(("scope", "slots"), [("request", 3), ("shared", 3), ("shared", 1)])
+@pytest.mark.parametrize("seed", range(6))
+def test_tables_are_those_that_are_written_node_by_node(scope: str, slots: int, seed: int) -> None:
+    """Random rounds and admissions, against dictionaries that every node is written into in its order, as upstream.
+
+    Invalid nodes carry the root's token, and rows that are not told write nothing. A request looks up its own table
+    first, which begins empty, and behind it the shared one.
+    """
+    rng = random.Random(seed)
+    drafter = bound([2], slots=slots, scope=scope)
+    own: list[dict[int, list[int]]] = [{} for _ in range(slots)]
+    shared: dict[int, list[int]] = {}
+    for _ in range(6):
+        if rng.random() < 0.3:
+            slot = rng.randrange(slots)
+            drafter.admit(slot, [1, 3], SamplingParams())
+            own[slot].clear()
+        width = rng.randint(1, 9)
+        nodes = [[rng.randrange(4) for _ in range(width)] for _ in range(slots)]
+        valid = [[True, *(rng.random() < 0.7 for _ in range(width - 1))] for _ in range(slots)]
+        for row, drawn in zip(nodes, valid, strict=True):
+            row[:] = [token if is_valid else row[0] for token, is_valid in zip(row, drawn, strict=True)]
+        told = [rng.random() < 0.8 for _ in range(slots)]
+        said = tell(drafter, nodes, told, valid)
+        for row in range(slots):
+            for node in range(width):
+                if told[row] and valid[row][node]:
+                    own[row][nodes[row][node]] = shared[nodes[row][node]] = said[row, node].tolist()
+        for token in range(4):
+            behind = shared if scope == "shared" else {}
+            wanted = [table.get(token, behind.get(token, [])) for table in own]
+            assert successors(drafter, [token] * slots) == wanted
+
+
+# Lookahead decoding against the same played with lists and plain forwards, one node at a time
+
+
+MODEL = tiny_model(vocab_size=48)
+PROMPT = [5, 9, 2, 7, 1]
+TOKENS = 36
+
+
+class Played:
+    """Lookahead decoding of one request: a window of lists, a pool of lists, and a forward for every token.
+
+    Args:
+        mistake: Rows of a moved window stand under the column before theirs.
+    """
+
+    def __init__(self, model: PreTrainedModel, drafter: LookaheadDrafter, *, mistake: bool = False):
+        self.model, self.drafter, self.mistake = model, drafter, mistake
+        self.said: dict[tuple[int, ...], int] = {}
+
+    def says(self, tokens: list[int]) -> int:
+        """What the target says after a text."""
+        if tuple(tokens) not in self.said:
+            with torch.no_grad():
+                self.said[tuple(tokens)] = int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())
+        return self.said[tuple(tokens)]
+
+    def accepted(self, prompt: list[int], count: int) -> list[int]:
+        """The number of accepted tokens of every round, up to where the window has no room before the end."""
+        ngram, text, rounds = self.drafter.ngram, list(prompt), []
+        window, pool, read = [_Request(self.drafter, prompt).rows[0]], {}, 0
+        while count - (len(text) - len(prompt)) > self.drafter.max_depth + 1:
+            root = text[-1]
+            if self.drafter.from_prompt:
+                for start in range(len(text) - ngram + 1):
+                    if start + ngram > read:
+                        self.remember(pool, text[start : start + ngram])
+                read = len(text)
+            drafts = list(pool.get(root, []))
+            columns = [[root], *([root, token] for token in window[0])]  # every column's path, down its rows
+            for column in range(1, len(columns)):
+                columns[column] = [root, *window[0][:column]]
+            for row in window[1:]:
+                columns = [[*path, token] for path, token in zip(columns, row, strict=True)]
+            new = [self.says([*text[:-1], *path]) for path in columns]
+            going, taken = list(text), 0
+            while any(draft[: taken + 1] == (*going[len(text) :], self.says(going)) for draft in drafts):
+                going.append(self.says(going))
+                taken += 1
+            if len(window) < ngram - 1:
+                window = [*(row[1:] for row in window), new[:-1] if self.mistake else new[1:]]
+            else:
+                for column, first in enumerate([root, *window[0]]):
+                    self.remember(pool, [first, *(row[column] for row in window[1:]), new[column]])
+                window = [window[1][1:], *window[2:], new]
+            text = [*going, self.says(going)]
+            rounds.append(taken)
+        return rounds
+
+    def remember(self, pool: dict[int, list[tuple[int, ...]]], tokens: list[int]) -> None:
+        """Put an n-gram into the pool."""
+        kept = pool.setdefault(tokens[0], [])
+        rest = tuple(tokens[1:])
+        if rest in kept:
+            kept.remove(rest)
+        kept.append(rest)
+        del kept[: -self.drafter.guesses]
+
+
+def decoded(drafter: Drafter, prompts: list[list[int]]) -> list[list[int]]:
+    """The accepted tokens of every round of every prompt, in one batch; outputs must be plain decoding's."""
+    wanted = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
+    with shapes_unchecked(), Engine(
+        Target(MODEL), drafter, RejectionVerifier(), max_batch_size=len(prompts), max_length=96
+    ) as engine:  # fmt: skip
+        done = engine.generate(prompts, wanted)
+    for prompt, each in zip(prompts, done, strict=True):
+        assert list(each.token_ids) == reference_decode(MODEL, prompt, wanted)
+    return [[step.accepted for step in each.steps] for each in done]
+
+
+CASES = [
+    {"ngram": 3, "window": 2, "guesses": 1},
+    {"ngram": 4, "window": 5, "guesses": 3},
+    {"ngram": 5, "window": 3, "guesses": 2, "from_prompt": False},
+]
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_rounds_are_those_of_lists_and_plain_forwards(options: dict) -> None:
+    drafter = LookaheadDrafter(**options)
+    prompts = [PROMPT, [3, 3]]
+    for prompt, rounds in zip(prompts, decoded(drafter, prompts), strict=True):
+        wanted = Played(MODEL, drafter).accepted(prompt, TOKENS)
+        assert rounds[: len(wanted)] == wanted
+
+
+def test_a_window_whose_rows_stand_under_other_columns_is_noticed() -> None:
+    drafter = LookaheadDrafter(**CASES[1], from_prompt=False)
+    wanted = Played(MODEL, drafter, mistake=True).accepted(PROMPT, TOKENS)
+    (rounds,) = decoded(drafter, [PROMPT])
+    assert rounds[: len(wanted)] != wanted and sum(rounds) > 0
+
+
+def test_merged_with_another_drafter_it_reads_its_own_nodes_where_they_were() -> None:
+    """In a merged tree the other drafter's nodes come first: here 1 and 2 of the target's answers 0 to 4."""
+    said = torch.tensor([[[10], [11], [12], [13], [14]]])
+    outcome = outcome_of(
+        [[7]], [1], path=[[-1]], node_tokens=torch.tensor([[7, 1, 2, 3, 4]]), top_tokens=said,
+        node_valid=torch.tensor([[True, True, True, False, True]]),
+    )  # fmt: skip
+    turned = _turned(outcome, 2)
+    assert turned.node_tokens.tolist() == [[7, 3, 4, 1, 2]]
+    assert turned.node_valid.tolist() == [[True, False, True, True, True]]
+    assert turned.top_tokens[..., 0].tolist() == [[10, 13, 14, 11, 12]]
