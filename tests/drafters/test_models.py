@@ -1,4 +1,4 @@
-"""A drafting model with another tokenizer: its context, q over the common tokens, drafts as text, and refusals."""
+"""Drafting models, beyond what the generic tests see: coupled drafts, q at the leaves, and other tokenizers."""
 
 from typing import Any
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from drafters import ModelDrafter, SLEMDrafter, TLIDrafter
-from specdec import Batch, Engine, SamplingParams, Sizes, Target
+from specdec import Batch, DraftSampling, DraftTree, Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode
 from specdec.drafting.vocabulary import VocabularyMap
+from specdec.random import request_key, shared_noise
+from specdec.sampling import adjust, distribution
 from tests.architectures import tiny
 from tests.components import lettered, other_vocabulary, perturbed, renumbered, text_drafter
 from tests.forwards import drafted, slots_of
@@ -18,11 +20,90 @@ from tests.test_distribution import VOCAB as FIVE
 from verifiers import RejectionVerifier, SharedNoiseVerifier
 
 VOCAB = 24
-PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
+PROMPTS = [[1, 2, 3, 1, 2], [5, 6, 5]]
+SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+SAMPLED = SamplingParams(temperature=0.9, seed=3)
+GREEDY = SamplingParams(seed=3)
+
+
+def proposed(drafter: ModelDrafter, model, params: list[SamplingParams], *, leaf_probs: bool = False) -> DraftTree:
+    """The drafts behind prompts that nobody has prefilled yet: the session catches up with them."""
+    session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32, leaf_probs=leaf_probs))
+    for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
+        session.admit(slot, prompt, sampling)
+        session.scorer._last_token[slot], session.scorer._known[slot] = prompt[-2], 0
+    return drafted(session, slots_of(PROMPTS, vocab_size=VOCAB, params=params, max_depth=9, max_length=32))
+
+
+@torch.inference_mode()
+def law_after(model, sequence: list[int], sampling: SamplingParams) -> torch.Tensor:
+    """What a plain forward draws from."""
+    state = slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
+    tokens = torch.tensor([sequence])
+    return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0]
+
+
+def path(tree: DraftTree, row: int, node: int) -> list[int]:
+    """Tokens from the root's child to a node."""
+    tokens: list[int] = []
+    while node > 0:
+        tokens.insert(0, int(tree.tokens[row, node]))
+        node = int(tree.parents[row, node])
+    return tokens
+
+
+def test_coupled_children_are_the_first_in_the_race(model) -> None:
+    twin = perturbed(model, 0.3)
+    tree = proposed(ModelDrafter(twin, SHAPE, sampling="coupled"), model, [SAMPLED, SAMPLED])
+    assert tree.draft_probs is None
+    assert (tree.law == DraftSampling.COUPLED).all()
+    for row, prompt in enumerate(PROMPTS):
+        for node in (0, 1, 2):
+            children = [child for child in range(6) if tree.parents[row, child] == node]
+            above = path(tree, row, node)
+            position = torch.tensor([[len(prompt) + len(above)]])
+            noise = shared_noise(torch.tensor([request_key(3, row)]), position, VOCAB)[0, 0]
+            q = law_after(twin, prompt + above, SAMPLED)
+            expected = (q.log() - noise.log()).topk(len(children)).indices
+            assert tree.tokens[row, children].tolist() == expected.tolist()
+
+
+def test_greedy_rows_beside_coupled_ones_get_the_top_k(model) -> None:
+    twin = perturbed(model, 0.3)
+    drafter = ModelDrafter(twin, SHAPE, sampling="coupled")
+    tree = proposed(drafter, model, [GREEDY, SAMPLED])
+    assert tree.law[:, 1:].tolist() == [[DraftSampling.DETERMINISTIC] * 5, [DraftSampling.COUPLED] * 5]
+    with torch.inference_mode():
+        top = twin(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(2).indices
+    assert tree.tokens[0, 1:3].tolist() == top.tolist()
+    assert tree.valid.all()
+
+
+@pytest.mark.parametrize("shape", [3, SHAPE], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
+def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any) -> None:
+    """A greedy row has q at temperature 1; the tokens are the same as without q at the leaves."""
+    twin = perturbed(model, 0.3)
+    params = [GREEDY, SAMPLED]
+    drafter = ModelDrafter(twin, shape, sampling=sampling)
+    without = proposed(drafter, model, params)
+    tree = proposed(drafter, model, params, leaf_probs=True)
+    assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
+    assert tree.draft_probs is not None
+    for row, prompt in enumerate(PROMPTS):
+        for node in range(tree.width):
+            wanted = law_after(twin, prompt + path(tree, row, node), (SamplingParams(temperature=1.0), SAMPLED)[row])
+            torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
+
+
+# Another tokenizer
+
+
+TEXTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
 SIZES = Sizes(max_batch_size=2, max_length=32)
 
 
-def decode(target: Target, drafter: Any, prompts=PROMPTS, *, max_length: int = 64, **sampling: Any):
+def decode(target: Target, drafter: Any, prompts=TEXTS, *, max_length: int = 64, **sampling: Any):
     engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=max_length)
     return engine.generate(list(prompts), SamplingParams(**{"max_new_tokens": 20, **sampling}))
 
@@ -98,8 +179,8 @@ def same(model, kind: str, depth: int = 3, lacks: int | None = None, **options: 
 @pytest.mark.parametrize("max_length", [64, 26])
 def test_the_target_under_other_numbers_is_always_accepted(model, kind: str, max_length: int) -> None:
     """Also where requests wait for a slot, and one has no room for drafts."""
-    outputs = decode(Target(model), same(model, kind), [*PROMPTS, [5] * 5], max_length=max_length, max_new_tokens=16)
-    for prompt, output in zip([*PROMPTS, [5] * 5], outputs, strict=True):
+    outputs = decode(Target(model), same(model, kind), [*TEXTS, [5] * 5], max_length=max_length, max_new_tokens=16)
+    for prompt, output in zip([*TEXTS, [5] * 5], outputs, strict=True):
         assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=16))
         assert [step.accepted for step in output.steps] == [step.proposed_depth for step in output.steps]
         assert len(output.steps) == 4
@@ -110,7 +191,7 @@ def test_noise_belongs_to_a_token_not_to_its_column(model) -> None:
     drafter = same(model, "tli", lacks=0, sampling="coupled")
     engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=4, max_length=64)
     sampling = SamplingParams(temperature=1.0, max_new_tokens=16, seed=3, n=4, stop_token_ids=(0,))
-    steps = [step for output in engine.generate(list(PROMPTS), sampling) for step in output.steps]
+    steps = [step for output in engine.generate(list(TEXTS), sampling) for step in output.steps]
     missed = [step.token_ids[step.accepted] for step in steps if step.accepted < step.proposed_depth]
     assert len(steps) > 24 and set(missed) == {0}
 
@@ -121,7 +202,7 @@ def test_long_texts_are_read_from_a_later_place_on(model, kind: str) -> None:
     drafter = same(model, kind)
     (drafter if kind == "tli" else drafter.drafter).model.config.max_position_embeddings = 16
     outputs = decode(Target(model), drafter, max_new_tokens=40)
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
+    for prompt, output in zip(TEXTS, outputs, strict=True):
         assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=40))
         assert all(step.proposed_depth for step in output.steps[:-1])
 

@@ -1,0 +1,309 @@
+"""Heads that read pairs and drafters that fill masks: at every node what a dense forward gives, and public folders."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from drafters import EagleDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
+from drafters.combined import AdaptiveDrafter
+from drafters.heads.eagle import Eagle3Head, EagleHead
+from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.files import ServedFor
+from drafters.heads.mtp import MTPHead, save_mtp
+from drafters.own_model import FeatureDrafter
+from drafters.peagle import PEagleHead
+from specdec import Engine, SamplingParams, Target
+from specdec.drafting.policies import LengthPolicy
+from tests.components import TREE, eagle3_head, eagle_head, mtp_head, peagle_head, perturbed, wide
+from tests.drafters import pairs
+from tests.drafters.agreeing import PROMPTS, Law, agreements
+from tests.drafters.test_eagle import logits, rewritten, speculators
+from tests.shapes import shapes_unchecked
+from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
+
+VOCAB, MASK = 64, 50
+LAYERS = (0, 1, -1)
+
+Pairs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From embeddings and features of all pairs to what is fed back and the logits, as a reference computes them."""
+Fuse = Callable[[list[Tensor]], Tensor]
+"""Makes features of the target's hidden states, from the embeddings' to the normalized last."""
+
+
+class Reference(NamedTuple):
+    """A head computed slowly; ``mask`` is the pair that stands in place of drafted ones, if the head has masks."""
+
+    law: Pairs
+    fuse: Fuse
+    mask: tuple[Tensor, Tensor] | None = None
+
+
+def law_of(model, reference: Reference) -> Law:
+    """The head's distribution after some tokens drafted behind a sequence, from forwards over all of it."""
+    law, fuse, mask = reference
+
+    def after(known: list[int], path: list[int]) -> Tensor:
+        states = list(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states)
+        features = fuse([state[0] for state in states])
+        embeds = model.get_input_embeddings()(torch.tensor(known[1:]))
+        fed, logits = law(embeds, features)
+        for token in path[1:]:
+            embed, feature = mask or (model.get_input_embeddings()(torch.tensor([token])), fed[-1:])
+            embeds, features = torch.cat([embeds, embed]), torch.cat([features, feature])
+            fed, logits = law(embeds, features)
+        return logits[-1].softmax(-1)
+
+    return after
+
+
+def reference_of(head, folder: Path, target) -> Reference:
+    """The reference of a head, which reads its weights from the files that it was saved to."""
+    config = head.config
+    output = target.get_output_embeddings().weight
+    if isinstance(head, MTPHead):
+        save_mtp(head, folder)
+        weights = pairs.under(load_file(folder / "model.safetensors"), "mtp_layers.0.")
+
+        def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+            fed, out = pairs.mtp(weights, config, embeds, features)
+            return fed, out @ output.T
+
+        scale = target.model.norm.weight if head.before_norm else 1.0
+        return Reference(law, lambda states: states[-1] / scale)
+    save_eagle(head, folder)
+    weights = load_file(folder / "model.safetensors")
+    if isinstance(head, EagleHead):
+
+        def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+            fed, out = pairs.eagle(weights, config, embeds, features)
+            return fed, out @ output.T
+
+        return Reference(law, lambda states: states[-1])
+    columns = torch.arange(len(weights["d2t"])) + weights["d2t"] if "d2t" in weights else torch.arange(VOCAB)
+
+    def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        fed, out = pairs.eagle3(
+            weights, config, embeds, features, normed_residual=head.norm_before_residual, feeds_normed=head.feeds_normed
+        )
+        logits = torch.full((len(out), VOCAB), -torch.inf)
+        logits[:, columns] = out @ weights["lm_head.weight"].T
+        return fed, logits
+
+    def fuse(states: list[Tensor]) -> Tensor:
+        parts = [states[layer] for layer in LAYERS]
+        if head.norm_each:
+            parts = [pairs.norm(p, weights[f"fc_norm.{i}.weight"], config.rms_norm_eps) for i, p in enumerate(parts)]
+        return torch.cat(parts, dim=-1) @ weights["fc.weight"].T
+
+    if not isinstance(head, PEagleHead):
+        return Reference(law, fuse)
+    embed = target.get_input_embeddings()(torch.tensor([head.mask_token_id])).detach()
+    return Reference(law, fuse, (embed, weights["mask_hidden"][0] @ weights["fc.weight"].T))
+
+
+IDS = [token for token in range(VOCAB) if token % 5]
+
+
+def eagle3(model, **options) -> Eagle3Head:
+    return wide(Eagle3Head.for_target(model, hidden_layers=LAYERS, draft_ids=IDS, **options), 1.5)
+
+
+HEADS = {
+    "eagle": eagle_head,
+    "eagle3": eagle3,
+    "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True),
+    "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
+    "peagle": lambda model: wide(PEagleHead.for_target(model, hidden_layers=LAYERS, mask_token_id=VOCAB - 1), 1.5),
+    "mtp": mtp_head,
+    "mtp before the norm": lambda model: wide(MTPHead.for_target(model, hidden_first=True, before_norm=True), 1.5),
+}
+
+
+def drafter_of(head, tree, sampling: str = "iid") -> FeatureDrafter:
+    kind = MTPDrafter if isinstance(head, MTPHead) else PEagleDrafter if isinstance(head, PEagleHead) else EagleDrafter
+    return kind(head, tree, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("name", "tree", "sampling"),
+    [
+        *(complete(name, 3, "iid", strong=name in ("eagle", "eagle3.1", "peagle", "mtp")) for name in HEADS),
+        ("eagle3", TREE, "without_replacement"),
+        complete("mtp", [2, 2], "iid", strong=False),
+    ],
+)
+def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_path, name, tree, sampling) -> None:
+    """Ragged rows, refilled slots, prompts in chunks; in float32 the two differ by rounding alone."""
+    head = HEADS[name](model)
+    for weight in (each for key, each in head.named_parameters() if "norm" in key):
+        weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(weight.numel()))
+    law = law_of(model, reference_of(head, tmp_path, model))
+    nodes, accepted = agreements(Target(model), drafter_of(head, tree, sampling), law)
+    assert all(same for _, same in nodes) and len(nodes) > 20 and accepted > 3
+
+
+@pytest.mark.parametrize(("name", "part"), [("eagle3", "fed_back"), ("peagle", "mask_token_id")])
+def test_the_reference_tells_a_wrong_part(model, tmp_path, name: str, part: str) -> None:
+    """The mutants: the output before the norm is what is fed back, and not the one after; another mask token."""
+    head = HEADS[name](model)
+    law = law_of(model, reference_of(head, tmp_path, model))
+    setattr(head, part, getattr(head, part) + (1 if part == "fed_back" else -1))
+    nodes, _ = agreements(Target(model), drafter_of(head, 3), law, prompts=PROMPTS[:1])
+    assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
+
+
+class Seldom(LengthPolicy):
+    """Drafts in every sixth round, all rows at once."""
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._rounds = 0
+
+    def depths(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        self._rounds += 1
+        return np.full(len(slots), 0 if self._rounds % 6 else self._max_depth)
+
+
+def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
+    """More of them than a slot keeps: they are forwarded before they drop out."""
+    head = eagle3(model)
+    law = law_of(model, reference_of(head, tmp_path, model))
+    drafter = AdaptiveDrafter(EagleDrafter(head, 2, sampling="iid"), Seldom())
+    nodes, _ = agreements(Target(model), drafter, law, sampling=SamplingParams(temperature=1.0, max_new_tokens=24))
+    assert all(same for _, same in nodes) and 8 <= len(nodes) < 48
+
+
+# Masks: PARD and P-EAGLE
+
+
+def masked_law(drafting: Any, mask: int) -> Law:
+    """The distribution of a plain forward over a sequence and masks in place of what was drafted."""
+    return lambda known, path: drafting(torch.tensor([known + [mask] * (len(path) - 1)])).logits[0, -1].softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "law", "seldom"), [(3, "iid", False), (TREE, "without_replacement", False), (2, "iid", True)]
+)
+def test_every_depth_has_the_law_of_a_plain_forward_over_masks(model: Any, shape: Any, law: str, seldom: bool) -> None:
+    """Ragged rows, refilled slots, prompts in chunks and of one token, and rounds without drafts."""
+    own = perturbed(model, 0.3)
+    drafter = PARDDrafter(own, shape, sampling=law, mask_token_id=MASK)
+    drafter = AdaptiveDrafter(drafter, Seldom()) if seldom else drafter
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=24 if seldom else 14)
+    nodes, accepted = agreements(Target(model), drafter, masked_law(own, MASK), sampling=sampling, atol=1e-4)
+    assert all(same for _, same in nodes) and len(nodes) > 8 and accepted > 2
+
+
+def test_the_reference_tells_a_wrong_mask(model: Any) -> None:
+    """The mutant: only the first depth, which needs no mask, is what it should be."""
+    own = perturbed(model, 0.3)
+    drafter = PARDDrafter(own, 3, sampling="iid", mask_token_id=MASK)
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=14)
+    nodes, _ = agreements(Target(model), drafter, masked_law(own, MASK + 1), prompts=PROMPTS[:1], sampling=sampling)
+    assert all(same == (depth == 0) for depth, same in nodes) and len(nodes) > 8
+
+
+def test_a_folder_of_pards_authors_loads(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"names no mask token \(pard_token\).*give mask_token_id, or drafter=model"):
+        PARDDrafter.from_pretrained(str(tmp_path), device="cpu")
+    said = json.loads((tmp_path / "config.json").read_text())
+    for more, mask in (({"pard_token": MASK, "spd_type": "pard"}, MASK), ({"ptd_token_id": 0}, 0)):
+        (tmp_path / "config.json").write_text(json.dumps(said | more))
+        drafter = PARDDrafter.from_pretrained(str(tmp_path), device="cpu")
+        assert (drafter.mask_token_id, drafter.max_depth) == (mask, 8)
+    assert PARDDrafter.from_pretrained(str(tmp_path), device="cpu", mask_token_id=7).mask_token_id == 7
+    for more, message in (
+        ({"pard_token": MASK, "spd_type": "pard2"}, "PARD-2's"),
+        ({"pard_token": VOCAB}, f"mask_token_id={VOCAB}: the embeddings of the drafter .* have {VOCAB} rows"),
+        ({"pard_token": -1}, "pard_token"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(said | more))
+        with pytest.raises(ValueError, match=message):
+            PARDDrafter.from_pretrained(str(tmp_path), device="cpu")
+
+
+def published(folder: Path, head: PEagleHead, **more: Any) -> Path:
+    """A P-EAGLE head as ``speculators`` writes it."""
+    save_eagle(head, folder)
+    return speculators(folder, "peagle", **more)
+
+
+def parallel(model: Any) -> PEagleHead:
+    head = PEagleHead.for_target(
+        model, hidden_layers=(0, 1, 1), layers=2, mask_token_id=MASK, owns_embeddings=True, draft_ids=range(0, VOCAB, 2)
+    )
+    return head.eval()
+
+
+def test_speculators_folder_of_p_eagle_loads(model: Any, tmp_path: Path) -> None:
+    head = parallel(model)
+    drafter = PEagleDrafter.from_pretrained(published(tmp_path, head))
+    again = drafter.head
+    assert isinstance(again, PEagleHead)
+    assert (again.mask_token_id, again.tokens, drafter.max_depth) == (MASK, 3, 3)
+    assert again.hidden_layers == (0, 1, 1) and again.owns_embeddings
+    assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
+    assert torch.equal(logits(again, model), logits(head, model))
+
+
+def without(*names: str) -> Any:
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in names:
+            tensors.pop(name)
+
+    return change
+
+
+def test_a_folder_that_vllm_takes_for_parallel_drafting_loads(model: Any, tmp_path: Path) -> None:
+    """An EAGLE-3 head with a ``pard_token``; without ``mask_hidden``, vLLM takes zeros."""
+    head = parallel(model)
+    save_eagle(head, tmp_path)
+    again = load_eagle(rewritten(tmp_path, without(), mask_token_id=None), kind=PEagleHead)
+    assert isinstance(again, PEagleHead) and again.mask_token_id == MASK
+    assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
+    assert PEagleDrafter(again).max_depth == 5
+    again = load_eagle(rewritten(tmp_path, without("mask_hidden")), kind=PEagleHead)
+    assert isinstance(again, PEagleHead) and not again.model.mask_hidden.any()  # type: ignore[union-attr]
+
+
+def test_what_is_no_p_eagle_head_is_refused(model: Any, tmp_path: Path) -> None:
+    head = parallel(model)
+    folder = published(tmp_path / "a", head)
+    for load in (lambda: EagleDrafter.from_pretrained(folder), lambda: EagleDrafter(head)):
+        with pytest.raises(ValueError, match=r"fills masks,? and was not trained to read its own output: give the "):
+            load()
+    for plain in (eagle3_head(model), eagle_head(model)):
+        with shapes_unchecked(), pytest.raises(ValueError, match=r"head is .*: give a P-EAGLE head"):
+            PEagleDrafter(plain)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names no mask token, so it is not P-EAGLE's: add mask_token_id"):
+        PEagleDrafter.from_pretrained(published(tmp_path / "b", head, mask_token_id=None))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: each for name, each in tensors.items() if name != "mask_hidden"}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="is incomplete: the tensor mask_hidden is missing"):
+        PEagleDrafter.from_pretrained(folder)
+    wrong = peagle_head(model)
+    wrong.mask_token_id = VOCAB
+    with pytest.raises(ValueError, match=f"has the mask token {VOCAB}, and the embeddings have {VOCAB} rows"):
+        Engine(Target(model), PEagleDrafter(wrong, 2), RejectionVerifier(), max_length=16)
+
+
+def test_p_eagle_heads_are_written_for_vllm(model: Any, tmp_path: Path) -> None:
+    head = parallel(model)
+    head.hidden_layers = (0, 1, 2)
+    save_eagle(head, tmp_path, layout="speculators", served=ServedFor(target="some/target"))
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert (said["speculators_model_type"], said["mask_token_id"]) == ("peagle", MASK)
+    again = load_eagle(tmp_path, kind=PEagleHead)
+    assert isinstance(again, PEagleHead) and again.mask_token_id == MASK
+    assert torch.equal(logits(again, model), logits(head, model))
+    with pytest.raises(ValueError, match="layout=sglang has heads with"):
+        save_eagle(head, tmp_path / "s", layout="sglang")
