@@ -21,17 +21,16 @@ import torch
 from hydra.utils import get_class
 from torch import Tensor
 
-from drafters import EagleDrafter, ModelDrafter
+from drafters import ModelDrafter
 from drafters.combined import AdaptiveDrafter
 from experiments.config.sections import TABLES
 from experiments.session.policies import paced
-from specdec import Drafter, DraftSampling, DraftTree, Engine, SamplingParams, Target, TreeShape, Verifier
+from specdec import DraftSampling, DraftTree, Engine, SamplingParams, Target, TreeShape, Verifier
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import LengthPolicy
-from specdec.interfaces import Round
 from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
-from tests.components import eagle3_head, perturbed
+from tests.components import perturbed
 from tests.models import tiny_model
 from verifiers import BlockVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
 
@@ -261,52 +260,3 @@ def test_greedy_and_coupled_outputs_are_plain_decodings(target: Target, plainly:
     depths = {step.proposed_depth for done in found for step in done.steps[:-3]}
     assert len(depths) > 1 or name == "fixed", "the policy chose among depths"
     assert any(step.accepted for done in found for step in done.steps)
-
-
-class Alternating(LengthPolicy):
-    """Nothing for some rounds, and then drafts; and nothing in the second slot for one round more."""
-
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self.round = 0
-
-    def depths(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        self.round += 1
-        return np.where((self.round % 6 == 0) | ((self.round % 6 == 5) & (slots != 1)), self._max_depth, 0)
-
-
-def drafts_of(target: Target, drafter: Drafter) -> tuple[dict[tuple[int, int], Path], list[int]]:
-    """Whole drafts by request and place, and how often the drafting model ran in every round without any."""
-    drafts: dict[tuple[int, int], Path] = {}
-    ran: list[int] = []
-    with Engine(target, drafter, RejectionVerifier(), max_batch_size=2) as engine:
-        session: Any = engine.session
-        runner = getattr(session, "parts", (session,))[0].scorer.runner
-        run, calls = runner.run, []
-        runner.run = lambda *given: calls.append(1) or run(*given)
-
-        def look(played: Round) -> None:
-            for row, request in enumerate(played.requests):
-                if request is not None and played.tree.valid[row].sum() == 4:
-                    drafts[request.id, len(request.output_ids)] = tuple(played.tree.tokens[row, 1:].tolist())
-            if played.tree.max_depth == 0:
-                ran.append(len(calls))
-            calls.clear()
-
-        engine.on_round = look
-        engine.generate(PROMPTS[:2], SamplingParams(max_new_tokens=40, ignore_eos=True))
-    return drafts, ran[1:]  # the first has the prompts
-
-
-@pytest.mark.parametrize("kind", ["model", "head"])
-def test_rounds_without_drafts_do_not_run_the_drafter_and_lose_nothing(target: Target, kind: str) -> None:
-    """What is drafted after them is what is drafted anyway. A head is run when its window of four pairs is full."""
-    model, head = ModelDrafter(perturbed(target.model, 0.2), 3), EagleDrafter(eagle3_head(target.model), 3)
-    drafter = model if kind == "model" else head
-    drafts, _ = drafts_of(target, drafter)
-    fewer, ran = drafts_of(target, AdaptiveDrafter(drafter, Alternating()))
-    assert len(ran) > 10, "most rounds draft nothing"
-    assert sum(ran) == 0 if kind == "model" else sum(ran) <= len(ran) / 2
-    common = drafts.keys() & fewer.keys()
-    assert len(common) >= 4
-    assert all(drafts[place] == fewer[place] for place in common)

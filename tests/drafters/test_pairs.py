@@ -1,6 +1,7 @@
 """Heads that read pairs and drafters that fill masks: at every node what a dense forward gives, and public folders."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafters import EagleDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
+from drafters import EagleDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
 from drafters.combined import AdaptiveDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
@@ -19,7 +20,7 @@ from drafters.heads.files import ServedFor
 from drafters.heads.mtp import MTPHead, save_mtp
 from drafters.own_model import FeatureDrafter
 from drafters.peagle import PEagleHead
-from specdec import Engine, SamplingParams, Target
+from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.drafting.policies import LengthPolicy
 from tests.components import TREE, eagle3_head, eagle_head, mtp_head, peagle_head, perturbed, wide
 from tests.drafters import pairs
@@ -64,7 +65,7 @@ def law_of(model, reference: Reference) -> Law:
     return after
 
 
-def reference_of(head, folder: Path, target) -> Reference:
+def reference(head, folder: Path, target) -> Reference:
     """The reference of a head, which reads its weights from the files that it was saved to."""
     config = head.config
     output = target.get_output_embeddings().weight
@@ -145,7 +146,7 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
     head = HEADS[name](model)
     for weight in (each for key, each in head.named_parameters() if "norm" in key):
         weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(weight.numel()))
-    law = law_of(model, reference_of(head, tmp_path, model))
+    law = law_of(model, reference(head, tmp_path, model))
     nodes, accepted = agreements(Target(model), drafter_of(head, tree, sampling), law)
     assert all(same for _, same in nodes) and len(nodes) > 20 and accepted > 3
 
@@ -154,31 +155,50 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
 def test_the_reference_tells_a_wrong_part(model, tmp_path, name: str, part: str) -> None:
     """The mutants: the output before the norm is what is fed back, and not the one after; another mask token."""
     head = HEADS[name](model)
-    law = law_of(model, reference_of(head, tmp_path, model))
+    law = law_of(model, reference(head, tmp_path, model))
     setattr(head, part, getattr(head, part) + (1 if part == "fed_back" else -1))
     nodes, _ = agreements(Target(model), drafter_of(head, 3), law, prompts=PROMPTS[:1])
     assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
 
 
 class Seldom(LengthPolicy):
-    """Drafts in every sixth round, all rows at once."""
+    """Drafts in every sixth round, and in the round before in all slots but the second."""
+
+    rounds = 0
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self._rounds = 0
+        Seldom.rounds = 0  # of the class: sessions have a policy of their own
 
     def depths(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        self._rounds += 1
-        return np.full(len(slots), 0 if self._rounds % 6 else self._max_depth)
+        Seldom.rounds += 1
+        drafts = (Seldom.rounds % 6 == 0) | ((Seldom.rounds % 6 == 5) & (slots != 1))
+        return np.where(drafts, self._max_depth, 0)
 
 
-def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
-    """More of them than a slot keeps: they are forwarded before they drop out."""
-    head = eagle3(model)
-    law = law_of(model, reference_of(head, tmp_path, model))
-    drafter = AdaptiveDrafter(EagleDrafter(head, 2, sampling="iid"), Seldom())
-    nodes, _ = agreements(Target(model), drafter, law, sampling=SamplingParams(temperature=1.0, max_new_tokens=24))
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_rounds_without_drafts_run_no_drafter_and_lose_nothing(model, tmp_path, kind: str, monkeypatch) -> None:
+    """Of pairs there are more than a slot keeps: they are forwarded before they drop out."""
+    own, ran, run = perturbed(model, 0.3), Counter[int](), ModelRunner.run
+    if kind == "model":
+        law: Law = lambda known, path: own(torch.tensor([known + path[1:]])).logits[0, -1].softmax(-1)  # noqa: E731
+        drafter: Drafter = ModelDrafter(own, 2, sampling="iid")
+    else:
+        head = eagle3(model)
+        law, drafter = law_of(model, reference(head, tmp_path, model)), EagleDrafter(head, 2, sampling="iid")
+
+    def counted(self: ModelRunner, *given: Any, **named: Any) -> Any:
+        ran[Seldom.rounds] += self.model is not model
+        return run(self, *given, **named)
+
+    monkeypatch.setattr(ModelRunner, "run", counted)
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=24)
+    drafter, sizes = AdaptiveDrafter(drafter, Seldom()), {"prompts": PROMPTS[:2], "prefill_chunk": 16}
+    nodes, _ = agreements(Target(model), drafter, law, sampling=sampling, **sizes)
     assert all(same for _, same in nodes) and 8 <= len(nodes) < 48
+    idle = [ran[number] for number in range(2, Seldom.rounds) if number % 6 in (1, 2, 3, 4)]
+    assert len(idle) > 10 and sum(ran.values()) > 8
+    assert sum(idle) == 0 if kind == "model" else 0 < sum(idle) <= len(idle) / 2
 
 
 # Masks: PARD and P-EAGLE
