@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from experiments.commands.race import race
 from experiments.config.sections import build, plain
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot, nodes_plot, speedup_plot
+from experiments.reporting.run_plots import RUN_PLOTS, nodes_plot, speedup_plot
 from experiments.reporting.run_tables import (
     category_table,
     comparison_table,
@@ -23,7 +23,7 @@ def run(config: DictConfig) -> Run:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = drafters_of(config)
     main = comparison_table if config.labels or config.methods or len(methods) > 1 else run_table
-    plots: dict[str, Plot] = {**RUN_PLOTS, "categories.png": category_plot}
+    plots: dict[str, Plot] = RUN_PLOTS
     if config.labels:
         plots = {"methods.png": speedup_plot, "nodes.png": nodes_plot}
     asked = config.requests_table

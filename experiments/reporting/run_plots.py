@@ -1,12 +1,12 @@
 """Pictures of runs, readable without the code: titles, units, what a mark means, what the verifier promises."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reporting import style
 from experiments.reporting.columns import FAMILY, labels_of, rules_of
-from experiments.reporting.run_tables import shown_categories, stage_milliseconds, stages_of
+from experiments.reporting.run_tables import stage_milliseconds, stages_of
 from experiments.reporting.style import Panel
 from experiments.reporting.table import three_digits
 from experiments.reporting.verdicts import warning
@@ -32,15 +32,13 @@ def _temperature(row: Row) -> str:
 
 
 @style.styled()
-def length_and_speedup(
-    named: Named, path: Path, text: str, subtitle: str, series_of: Callable[[Row], str] = _temperature
-) -> Path | None:
-    """Draw mean acceptance length and speedup, a line per name and a mark per series; None without any rounds."""
+def length_and_speedup(named: Named, path: Path, text: str, subtitle: str) -> Path | None:
+    """Draw mean acceptance length and speedup, a line per name and a mark per temperature; None without any rounds."""
     drawn = [(name, row) for name, row in named if row["mean_acceptance_length"] is not None]
     names = list(dict.fromkeys(name for name, _ in drawn))
     series: dict[str, dict[int, Row]] = {}
     for name, row in sorted(drawn, key=lambda pair: pair[1]["temperature"]):
-        series.setdefault(series_of(row), {})[names.index(name)] = row
+        series.setdefault(_temperature(row), {})[names.index(name)] = row
     if not names:
         return None
     figure = style.new_figure(style.PAGE, 1.1 + (0.12 + 0.13 * len(series)) * len(names))
@@ -117,18 +115,6 @@ def speedup_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     compared = [(name, row) for name, row in _named(run) if row["speedup"] is not None]
     told = conditions(subtitle, run)
     return length_and_speedup(compared, path, "Speedup over plain decoding", told) if len(compared) > 1 else None
-
-
-def category_plot(run: Run, path: Path, subtitle: str) -> Path | None:
-    """The same, a line per category and a mark per method; None if there is nothing to tell apart."""
-    shown, several = shown_categories(run), len({row["temperature"] for row in run.rows}) > 1
-    parts = [(part["category"], part) for part in run.parts if part["method"] != PLAIN and part["category"] in shown]
-    parts.sort(key=lambda named: named[0])
-
-    def method(row: Row) -> str:
-        return row["label"] + (f", T={row['temperature']:g}" if several else "")
-
-    return length_and_speedup(parts, path, "By category", conditions(subtitle, run), method)
 
 
 @style.styled()

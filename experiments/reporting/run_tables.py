@@ -19,6 +19,8 @@ from experiments.results.summary import RANKED
 from experiments.results.timing import MODEL_STAGES, STAGES, noise_words
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
+_TROUBLES = 5
+"""Places, and reasons, that are said of a method."""
 
 
 def run_table(run: Run, title: str) -> Table:
@@ -55,20 +57,13 @@ def comparison_table(run: Run, title: str) -> Table:
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
-def shown_categories(run: Run) -> list[str]:
-    """Categories of at least two prompts, in alphabetical order; none unless there are several.
-
-    One prompt gives no interval, and says nothing of its category; ``summary.json`` has them all.
-    """
-    names = {part["category"] for part in run.parts if part["mean_acceptance_length_low"] is not None}
-    return sorted(names) if len(names) > 1 else []
-
-
 def category_table(run: Run) -> Table | None:
-    """A row per category, method and temperature, plain decoding left out; None if there is nothing to tell apart."""
-    shown = shown_categories(run)
-    parts = [part for part in run.parts if part["method"] != PLAIN and part["category"] in shown]
-    if not parts:
+    """A row per category, method and temperature, plain decoding left out; None if there is nothing to tell apart.
+
+    A category of one prompt gives no interval, and is left out; ``summary.json`` has them all.
+    """
+    parts = [row for row in run.parts if row["method"] != PLAIN and row["mean_acceptance_length_low"] is not None]
+    if len({part["category"] for part in parts}) < 2:
         return None
     parts.sort(key=lambda part: part["category"])
     columns = [words("category", "category"), cols.METHOD, cols.T, Col("prompts", "finished", "d")]
@@ -78,26 +73,22 @@ def category_table(run: Run) -> Table | None:
 
 
 def print_troubles(console: Console, run: Run) -> None:
-    """Say where outputs leave plain decoding's and no tie explains it, and what went wrong."""
+    """Say where outputs leave plain decoding's and no tie explains it, and what went wrong: the first of each."""
+    lists = []
     for row in run.rows:
-        if row["not_lossless"]:
-            places = [place(parted) for parted in divergences_of(run.of(row)) if not explained(parted)]
-            _say_first(console, [f"{row['method']} leaves plain decoding {where}" for where in places], "more places")
-    for row in run.rows:
-        counted = [f"on {count} of {row['planned']} prompts: {error}" for error, count in errors_of(run, row).items()]
-        _say_first(console, [f"{row['method']} failed {line}" for line in counted], "more reasons")
+        places = [place(parted) for parted in divergences_of(run.of(row)) if not explained(parted)]
+        lists.append([f"{row['method']} leaves plain decoding {where}" for where in places if row["not_lossless"]])
+        failed = f"{row['method']} failed on"
+        lists.append([f"{failed} {n} of {row['planned']} prompts: {error}" for error, n in errors_of(run, row).items()])
+    for lines in lists:
+        more = [f"… and {len(lines) - _TROUBLES} more, listed in records.jsonl"] if len(lines) > _TROUBLES else []
+        terminal.say(console, *lines[:_TROUBLES], *more)
 
 
 def errors_of(run: Run, row: Row) -> dict[str, int]:
     """What went wrong with a row's method, and how often."""
     own = run.of(row)
     return dict(Counter(error or "unknown" for error in own.error[own.failed]))
-
-
-def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5) -> None:
-    terminal.say(console, *lines[:limit])
-    if len(lines) > limit:
-        terminal.say(console, f"… and {len(lines) - limit} {more}, listed in records.jsonl")
 
 
 # ---------------------------------------------------------------- requests
@@ -174,13 +165,8 @@ def memory_table(held: Mapping[str, Any]) -> Table:
         "weights": "weights", "drafter": "drafter", "kv": "KV\ncache", "drafter_kv": "drafter's\nKV",
         "scratch": "draft\nnodes", "copies": "copies",
     }  # fmt: skip
-    columns = [Col(heading, lambda row, name=name: _mb(row[name])) for name, heading in parts.items()]
+    columns = [Col(heading, name, "3", 1e-6) for name, heading in parts.items()]
     return Table.of([held], columns, title="Memory held, in MB")
-
-
-def _mb(size: float) -> str:
-    size /= 1e6
-    return "0" if not size else f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.01 else "<0.01"
 
 
 # ---------------------------------------------------------------- parts of the above

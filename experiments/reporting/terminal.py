@@ -46,8 +46,9 @@ def say(out: Console, *lines: str) -> None:
 def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> None:
     """Print those tables that there are: full ones as narrow ones where only these fit."""
     for table in filter(None, tables):
-        wide = out.measure(render(table, frame), options=out.options.update(width=1_000)).maximum > out.width
-        out.print(render(table, Frame.NARROW if frame is Frame.FULL and wide else frame))
+        options, kinds = out.options.update(width=1_000), (frame, Frame.NARROW)
+        wide, narrow = (out.measure(render(table, kind), options=options).maximum for kind in kinds)
+        out.print(render(table, Frame.NARROW if wide > out.width >= narrow else frame))
 
 
 def list_written(out: Console, paths: Iterable[Path | None]) -> None:

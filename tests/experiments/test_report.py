@@ -14,6 +14,7 @@ import pytest
 
 from experiments.compare import compare, main
 from experiments.reporting.report.page import findings, outputs_to_show, write_page
+from experiments.reporting.run_plots import acceptance_plot
 from experiments.results.records import read_records
 from experiments.results.runs import load_run
 from experiments.results.texts import TOKENS, read_token_texts
@@ -46,8 +47,7 @@ class Page(HTMLParser):
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """One test draws them; drawing takes most of the others' time."""
-    for name in ("pictures_of", "compared_pictures"):
-        monkeypatch.setattr(f"experiments.reporting.report.page.{name}", lambda given, scratch: [])
+    monkeypatch.setattr("experiments.reporting.report.page.pictures", lambda entries, out, subtitle: [])
 
 
 def page_of(tmp_path: Path, *words: str) -> Page:
@@ -71,7 +71,9 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line, with all texts and pictures."""
     monkeypatch.undo()
-    words = [str(write_run(tmp_path / "run")), "format=html", f"out={tmp_path}", f"hydra.run.dir={tmp_path / 'hydra'}"]
+    run = load_run(write_run(tmp_path / "run"))
+    acceptance_plot(run, run.folder / "acceptance_by_position.png", "")
+    words = [str(run.folder), "format=html", f"out={tmp_path}", f"hydra.run.dir={tmp_path / 'hydra'}"]
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
     main()
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
@@ -84,6 +86,7 @@ def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.Monke
     assert {name for name in rules if name.endswith("-src")} == {"default-src", "img-src", "style-src", "script-src"}
     for name in ("style-src", "script-src"):
         assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
+    assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["acceptance by position"]
     for tag, attributes in page.tags:
         for name in ("src", "href"):
             value = attributes.get(name)

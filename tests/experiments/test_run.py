@@ -45,7 +45,6 @@ def test_a_run_leaves_everything_behind(
     run(configure("run", *tiny, *local(saved, drafter), *more))
     folder = tmp_path / "out"
     names = {path.name for path in folder.iterdir()}
-    names -= {"categories.png", "categories.svg"}  # drawn where two categories have several prompts each
     pictures = {f"{name}.{kind}" for name in ("acceptance_by_position", "time") for kind in ("png", "svg")}
     texts = {"records.jsonl", "summary.json", "manifest.json", "prompts.jsonl", "tokens.json", "tables.txt"}
     assert names == texts | pictures

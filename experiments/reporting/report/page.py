@@ -14,7 +14,6 @@ from markupsafe import Markup, escape
 from experiments.reporting.columns import ACCEPTED, DISTINCT, EQUAL, LENGTH, METHOD, NODES, SPEEDUP, TOKENS, T
 from experiments.reporting.comparison import pictures, remarks
 from experiments.reporting.report.data import as_script, choose_prompts, run_data
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot
 from experiments.reporting.run_tables import noise_notes
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.verdicts import evidence
@@ -23,14 +22,12 @@ from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, of
 from experiments.results.origin import replace_text
 from experiments.results.records import PLAIN, RECORDS, read_records
 from experiments.results.rows import ALL, Row
-from experiments.results.runs import Run, read_summary
+from experiments.results.runs import Run
 from experiments.tracing.rounds import Output, outputs_of
 
 MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""
 _CODE = ("tables.js", "tree.js", "tokens.js")
-_PLOTS = {**RUN_PLOTS, "categories.png": category_plot}
-_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 class Finding(NamedTuple):
@@ -194,34 +191,17 @@ def _resource(name: str) -> str:
 
 
 def _pictures(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Name and address of every picture of the page."""
+    """Name and address of every picture of the page: those of the runs together, and those that each run has drawn."""
     shown = []
-    with tempfile.TemporaryDirectory() as scratch:
-        if len(runs) > 1:
-            shown += [_figure(path, "") for path in compared_pictures(runs, Path(scratch))]
-        for number, (run, name) in enumerate(zip(runs, names_of(runs), strict=True)):
-            if len(runs) <= MOST_PICTURES:
-                folder = Path(scratch) / str(number)
-                folder.mkdir()
-                shown += [_figure(path, name) for path in pictures_of(run, folder)]
+    if len(runs) > 1:
+        with tempfile.TemporaryDirectory() as scratch:
+            drawn = pictures(entries_of(runs), Path(scratch), title(runs))
+            shown += [_figure(path.with_suffix(".svg"), "") for path in drawn]
+    for run, name in zip(runs, names_of(runs), strict=True) if len(runs) <= MOST_PICTURES else ():
+        shown += [_figure(path, name) for path in sorted(run.folder.glob("*.svg"))]
     return shown
 
 
-def pictures_of(run: Run, scratch: Path) -> list[Path]:
-    """The pictures of one run: those in its folder, or drawn again into another one where they are missing."""
-    conditions = str(read_summary(run.folder).get("title") or title([run]))  # the line under the run's own pictures
-    paths = []
-    for name, plot in _PLOTS.items():
-        there = [path for path in run.folder.glob(f"{Path(name).stem}.*") if path.suffix in _TYPES]
-        paths.append(there[0] if there else plot(run, scratch / name, conditions))
-    return [path for path in paths if path is not None]
-
-
-def compared_pictures(runs: Sequence[Run], scratch: Path) -> list[Path]:
-    """The pictures of several runs together, drawn into a folder."""
-    return pictures(entries_of(runs), scratch, title(runs))
-
-
 def _figure(path: Path, run: str) -> tuple[str, str]:
-    uri = f"data:{_TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return f"{path.stem.replace('_', ' ')}{f', {run}' if run else ''}", uri
+    address = f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"{path.stem.replace('_', ' ')}{f', {run}' if run else ''}", address

@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.measuring.race import Emitted, Lane, run_lane
 from experiments.reporting import style, terminal
 from experiments.reporting.race import show_race
-from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
+from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot
 from experiments.reporting.run_tables import comparison_table, requests_table
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from experiments.results.limits import Limits, Terms
@@ -45,7 +45,7 @@ def lossy() -> Run:
 def test_no_letter_is_too_small_no_figure_too_wide_and_a_lossy_rule_says_so(
     figures: list[Figure], lossy: Run, tmp_path: Path
 ) -> None:
-    for name, plot in {**RUN_PLOTS, "categories.png": category_plot}.items():
+    for name, plot in RUN_PLOTS.items():
         before = len(figures)
         plot(lossy, tmp_path / name, "conditions")
         for figure in figures[before:]:
