@@ -52,11 +52,6 @@ def draft_acceptance_rate(rounds: Frame) -> float | None:
     return float(rounds.accepted.sum() / depth) if depth else None
 
 
-def proposed_per_round(proposed: "pandas.Series") -> float | None:
-    """Mean of ``proposed_depth`` or ``proposed_nodes``; None if nothing was proposed."""
-    return float(proposed.mean()) or None if len(proposed) else None
-
-
 def acceptance_by_position(rounds: Frame) -> dict[str, float | None]:
     """Acceptance at positions 1, 2, … of the draft, as far as any round proposed.
 

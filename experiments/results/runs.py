@@ -22,6 +22,16 @@ from experiments.results.statistics import Bootstrap
 from experiments.results.summary import SCHEMA, summarize
 
 SUMMARY = "summary.json"
+_FACTS = {
+    **{name: name for name in ("dtype", "device", "threads", "prompts", "prompts_hash", "started")},
+    "target": "target.name",
+    "parameters": "target.parameters",
+    "git_commit": "git.commit",
+    "git_dirty": "git.dirty",
+    "system": "machine.system",
+    "processor": "machine.processor",
+}
+"""Columns of a run's origin, and where its manifest has them."""
 Read = TypeVar("Read")
 
 
@@ -268,21 +278,10 @@ def _prompts(frame: Frame) -> Frame:
 
 def _origin(folder: Path, manifest: Mapping[str, Any]) -> Row:
     """What made a run, from its manifest; what another version's manifest does not say is empty."""
-    machine, git, target = (manifest.get(name) or {} for name in ("machine", "git", "target"))
-    given = [str(text) for text in manifest.get("overrides") or []]
-    row = {
-        "run": folder.as_posix(),
-        "target": target.get("name"),
-        "parameters": target.get("parameters"),
-        **{name: manifest.get(name) for name in ("dtype", "device", "threads", "prompts", "prompts_hash", "started")},
-        "system": machine.get("system"),
-        "processor": machine.get("processor"),
-        "gpus": ", ".join(machine.get("gpus") or []) or None,
-        "git_commit": git.get("commit"),
-        "git_dirty": git.get("dirty"),
-        "overrides": " ".join(given),
-    }
-    row |= {f"version.{name}": version for name, version in (manifest.get("versions") or {}).items()}
-    parts = (text.partition("=") for text in given)
-    row |= {f"override.{name.lstrip('+~')}": value for name, assigned, value in parts if assigned}
-    return row | {f"config.{name}": value for name, value in flatten(manifest["config"]).items()}
+    facts, given = flatten(manifest), [str(text) for text in manifest.get("overrides") or []]
+    row = {column: facts.get(name) for column, name in _FACTS.items()}
+    row |= {"run": folder.as_posix(), "overrides": " ".join(given)}
+    row["gpus"] = ", ".join(facts.get("machine.gpus") or []) or None
+    row |= {f"override.{text.partition('=')[0].lstrip('+~')}": text.partition("=")[2] for text in given if "=" in text}
+    row |= {name.replace("versions.", "version.", 1): facts[name] for name in facts if name.startswith("versions.")}
+    return row | {name: value for name, value in facts.items() if name.startswith("config.")}

@@ -116,9 +116,8 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         "competes": promises_exact(exactness) and not not_lossless,
         "not_lossless": not_lossless,
     }
-    bounds = None
-    if distance is not None:
-        bounds = bootstrap.over_prompts(ratio_of_sums, rounds.prompt, [rounds.distance_tv, ones])
+    columns = [rounds.distance_tv, ones]
+    bounds = None if distance is None else bootstrap.over_prompts(ratio_of_sums, rounds.prompt, columns)
     whole = {
         **shared,
         "category": ALL,
@@ -129,8 +128,8 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
         **ends("distance_tv", bounds),
         "distance_kl": mean_of_all(rounds.distance_kl),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(rounds),
-        "proposed_depth_per_round": metrics.proposed_per_round(rounds.proposed_depth),
-        "proposed_nodes_per_round": metrics.proposed_per_round(rounds.proposed_nodes),
+        "proposed_depth_per_round": rounds.proposed_depth.mean() or None,
+        "proposed_nodes_per_round": rounds.proposed_nodes.mean() or None,
         "distinct_4_gram_rate": sum(rates) / len(rates) if rates else None,
         "equal_to_plain": int(compared.equals_plain.sum()) if len(compared) else None,
         "compared_with_plain": len(compared) or None,

@@ -209,21 +209,13 @@ def noise_of(outputs: Outputs, baseline: str) -> dict[str, Any]:
     calls: Frame = timed[timed.load.map(bool).astype(bool)].drop_duplicates(["method", "temperature", "batch", "turn"])
     load: Frame = pandas.DataFrame(list(calls.load), columns=["own", "others", "cores"])
     own, others = (_mean(load[name], calls.seconds) for name in ("own", "others"))
-    noise = {"noise_spread": spread, "own_cores": own, "other_cores": others}
-    noise["cores"] = round(load.cores.max()) if len(load) else None
+    cores = round(load.cores.max()) if len(load) else 0
+    busy = (
+        own is not None and others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores
+    )
+    noise = {"noise_spread": spread, "own_cores": own, "other_cores": others, "cores": cores or None}
     known = spread is not None or others is not None
-    return noise | {"noisy": bool(noise_reasons(noise)) if known else None}
-
-
-def noise_reasons(noise: Mapping[str, Any]) -> list[str]:
-    """Why the timings of a run, by a row of it, are noisy; empty if they are not."""
-    spread, own, others, cores = (noise[name] for name in ("noise_spread", "own_cores", "other_cores", "cores"))
-    said = []
-    if spread is not None and spread > SPREAD_LIMIT:
-        said.append(f"plain decoding's time per round varies by ±{spread:.0%} between batches")
-    if others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores:
-        said.append(f"other processes used {others:.1f} of the {cores:.0f} cores")
-    return said
+    return noise | {"noisy": busy or (spread or 0.0) > SPREAD_LIMIT if known else None}
 
 
 def noise_words(noise: Mapping[str, Any]) -> list[str]:
