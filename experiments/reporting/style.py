@@ -81,16 +81,12 @@ def wrapped(text: str, width: int) -> str:
 def finish(figure: "Figure", path: Path, text: str, subtitle: str, *, alarm: str = "") -> Path:
     """Title a picture, and write it as PNG and as SVG beside it; returns the PNG's path.
 
-    The title is what it shows, then under which conditions. The alarm is a red line above, also without a title.
+    The title is what it shows, then under which conditions, below an alarm in red, which is there without a title, too.
     """
     width = round(figure.get_figwidth() * _CHARACTERS_PER_INCH)
-    lines = [*textwrap.wrap(text, width), *textwrap.wrap(subtitle, width)] if TITLES.get() else []
-    if lines or alarm:  # a title has a single colour: for a warning its first line is left free
-        made = figure.suptitle("\n".join([*([" "] if alarm else []), *lines]), fontsize=8)
-    if alarm:
-        red: dict[str, Any] = {"color": WRONG, "fontsize": 9, "fontweight": "bold", "ha": "center", "va": "top"}
-        warning = figure.axes[0].annotate(alarm, (0.5, 1.0), xycoords=made, annotation_clip=False, **red)
-        warning.set_in_layout(False)  # the title has its place already: the panel must not make room again
+    told = [textwrap.fill(part, width) for part in ([alarm, text, subtitle] if TITLES.get() else [alarm]) if part]
+    if told:
+        figure.suptitle("\n".join(told), fontsize=8, color=WRONG if alarm else "black")
     figure.savefig(path)
     figure.set_layout_engine("none")  # everything has its place, which takes long to find
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

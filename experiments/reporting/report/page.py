@@ -4,7 +4,6 @@ import base64
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,9 +53,9 @@ def names_of(runs: Sequence[Run]) -> list[str]:
         ", ".join(part for part in own if not part.startswith("sampling.temperature="))  # it has a column of its own
         for own in distinguishing([run.manifest for run in runs])
     ]
-    if len(set(settings)) == len(settings):
-        return [own or run.folder.name for own, run in zip(settings, runs, strict=True)]
-    return [f"{own} ({run.folder.name})" if own else run.folder.name for own, run in zip(settings, runs, strict=True)]
+    shared = len(set(settings)) < len(settings)
+    folders = [f" ({run.folder.name})" if shared else "" for run in runs]
+    return [own + folder if own else run.folder.name for own, folder, run in zip(settings, folders, runs, strict=True)]
 
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
@@ -153,12 +152,14 @@ def write_page(
     """Write the report into one file."""
     names = names_of(runs)
     data = [run_data(*of_run) for of_run in zip(names, runs, outputs, texts, strict=True)]
-    style, code = _resource("style.css"), "\n".join(_resource(name) for name in _CODE)
+    here = Path(__file__).parent
+    style, *scripts = ((here / name).read_text(encoding="utf-8") for name in ("style.css", *_CODE))
+    code = "\n".join(scripts)
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
     categories = [row["category"] for run in runs for row in run.all_rows]
     named = {output.record.category for own in outputs for output in own} | {*categories}
     pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parents[1]), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(here.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     pages.filters["lines"] = lambda text: Markup("<br>").join(escape(text).split("\n"))
     page = pages.get_template("report/page.html").render(
@@ -184,10 +185,6 @@ def _policy(style: str, code: str) -> str:
     hashes = (f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, code))
     allowed = "default-src 'none'; img-src data:; style-src {}; script-src {}; base-uri 'none'; form-action 'none'"
     return allowed.format(*hashes)
-
-
-def _resource(name: str) -> str:
-    return files("experiments.reporting.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _pictures(runs: Sequence[Run]) -> list[tuple[str, str]]:

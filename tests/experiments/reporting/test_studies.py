@@ -106,51 +106,37 @@ def test_what_is_written_and_said_of_batches(
         batch_sweep.report(runs[:1], tmp_path)
 
 
-TARGET = {"name": "bundled/target"}
 ACCEPTED_AT = {128: (2, 2, 1), 4096: (1, 0, 0)}
 
 
-def context_records(tokens: int) -> list[Record]:
-    """Two batches of two prompts, which share their rounds."""
-    found = []
-    for number in range(4):
-        fields = {"batch": number // 2, "prompt_tokens": tokens, "tokens": 8}
-        found.append(output(f"p{number}", "plain", accepted=(0,) * 8, seconds=2.0, **fields))
-        stages = {"prefill": 1.0, "draft": 0.003 * (tokens / 128) ** 0.5, "verify": 0.03, "accept": 0.001}
-        drafted = {"accepted": ACCEPTED_AT[tokens], "proposed_depth": (2, 2, 2), "stage_seconds": stages}
-        found.append(output(f"p{number}", "fast", equals_plain=True, **drafted, **fields))
-    return found
-
-
 def of_context(folder: Path, tokens: int) -> Run:
-    config = {"dataset": {"tokens": tokens}}
-    return loaded(folder, prompts=4, records=context_records(tokens), config=config, target=TARGET)
+    """Two batches of two prompts, which share their rounds."""
+    records = []
+    for number in range(4):
+        fields: dict[str, Any] = {"batch": number // 2, "prompt_tokens": tokens, "tokens": 8}
+        records.append(output(f"p{number}", "plain", accepted=(0,) * 8, seconds=2.0, **fields))
+        drafted: dict[str, Any] = {"accepted": ACCEPTED_AT[tokens], "proposed_depth": (2, 2, 2)}
+        records.append(output(f"p{number}", "fast", equals_plain=True, **drafted, **fields))
+    return loaded(folder, prompts=4, records=records, config={"dataset": {"tokens": tokens}})
 
 
-@pytest.fixture(scope="module")
-def of_contexts(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    folder = tmp_path_factory.mktemp("sweep")
-    return [of_context(folder / str(tokens), tokens) for tokens in reversed(ACCEPTED_AT)]  # in any order
-
-
-def test_contexts_by_hand(of_contexts: list[Run]) -> None:
+def test_contexts_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_contexts = [of_context(tmp_path / "runs" / str(tokens), tokens) for tokens in (4096, 128)]  # in any order
     short, long = rows_of(context.report.frame(of_contexts))
     assert (short[CONTEXT], long[CONTEXT]) == (128, 4096)
     assert short["mean_acceptance_length"] == pytest.approx(1 + 5 / 3) and short["change"] is None
     assert [long[name] for name in ("change", "change_low", "change_high")] == pytest.approx([-4 / 3] * 3)
     assert positions(short) == [1, 2 / 3] and positions(long) == [1 / 3, 0]
 
-
-def test_what_is_written_and_said_of_contexts(
-    of_contexts: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     context.report(of_contexts, tmp_path, ["NO RESULT of job 7"])
     said = " ".join(capsys.readouterr().out.split())
     assert "fast, T=0: 2.67 tokens per round at 128 tokens of context, 1.33 at 4,096: less (paired -1.33" in said
     assert "NO RESULT of job 7" in said
     line = "| fast | 0 | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 |"
     assert line in (tmp_path / "context.md").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {f"context.{end}" for end in ("md", "json", "png", "svg")}
+    assert {path.name for path in tmp_path.glob("context.*")} == {
+        f"context.{end}" for end in ("md", "json", "png", "svg")
+    }
 
 
 LENGTHS = "experiments.reporting.studies.two_way.report_lengths"
