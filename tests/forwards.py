@@ -108,12 +108,16 @@ def drafted(session: Session, batch: Batch) -> DraftTree:
     return session.propose(batch)
 
 
-def inner_paths(tree: DraftTree, row: int) -> dict[int, list[int]]:
-    """The tokens from the root to every node of a row that has valid children, by the node."""
-    parents, found = tree.parents[row].tolist(), dict[int, list[int]]()
-    for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
-        found[node], at = [], node
-        while at >= 0:
-            found[node].insert(0, int(tree.tokens[row, at]))
-            at = parents[at]
+def node_paths(tree: DraftTree, row: int) -> dict[int, list[int]]:
+    """The tokens from the root to every valid node of a row, by the node."""
+    found = {0: [int(tree.tokens[row, 0])]}
+    for node, (parent, token) in enumerate(zip(tree.parents[row].tolist(), tree.tokens[row].tolist(), strict=True)):
+        if node and tree.valid[row, node]:
+            found[node] = [*found[parent], token]
     return found
+
+
+def inner_paths(tree: DraftTree, row: int) -> dict[int, list[int]]:
+    """Those of the nodes that have valid children."""
+    inner = set(tree.parents[row, tree.valid[row]].tolist())
+    return {node: path for node, path in node_paths(tree, row).items() if node in inner}

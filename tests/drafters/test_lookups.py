@@ -15,7 +15,7 @@ from drafters.recycling import RecyclingSession, TokenRecyclingDrafter
 from specdec import Drafter, Engine, SamplingParams, Sizes, Target, TreeShape
 from specdec.checks.reference import reference_decode
 from specdec.tree import DraftTree
-from tests.forwards import outcome_of, slots_of
+from tests.forwards import inner_paths, node_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
@@ -48,18 +48,8 @@ def reference(sequence: list[int], drafter: NGramDrafter, max_depth: int = 100) 
 
 def leaves(tree: DraftTree, row: int) -> list[list[int]]:
     """The branches of one row, in the order of their last nodes."""
-    parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
-    nodes = [node for node in range(tree.width) if tree.valid[row, node]]
-    paths: list[list[int]] = []
-    for node in nodes:
-        if node == 0 or node in (parents[other] for other in nodes):
-            continue
-        path: list[int] = []
-        while node > 0:
-            path.insert(0, tokens[node])
-            node = parents[node]
-        paths.append(path)
-    return paths
+    inner = inner_paths(tree, row)
+    return [path[1:] for node, path in node_paths(tree, row).items() if node and node not in inner]
 
 
 def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int], drafting: list[bool]) -> None:

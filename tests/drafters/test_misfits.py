@@ -86,24 +86,6 @@ def test_it_is_refused_by_name(make: Callable[..., Any], given, named: dict[str,
         make(*given, **named)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "words"),
-    [
-        (BlockDrafter(block_head(MODEL), mask_token_id=16), "mask token 16"),
-        (BlockDrafter(block_head(MODEL), hidden_layers=(4,)), "the input of layer 4"),
-        (BlockDrafter(block_head(MODEL), hidden_layers=(0, 1)), "are 2: give 1"),
-        (BlockDrafter(block_head(MODEL, target_layers=9)), "9 layers"),
-        (BlockDrafter(block_head(MODEL, target_hidden_size=16)), "hidden states of width 16"),
-        (BlockDrafter(block_head(MODEL, hidden_size=16)), "16 wide"),
-        (TokenRecyclingDrafter([17]), "17 most probable tokens of a vocabulary of 16"),
-        (MTPDrafter.from_pretrained(), "not loaded from files"),
-    ],
-)
-def test_it_does_not_fit_the_target(drafter: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        drafter.bind(Target(MODEL), Sizes(max_batch_size=1, max_length=32))
-
-
 VOCAB = 64
 IDS = torch.arange(0, VOCAB, 2)
 SIZES = Sizes(max_batch_size=1, max_length=32)
@@ -248,11 +230,14 @@ def test_files_that_contradict_themselves(
 def test_settings_of_the_wrong_type(model: PreTrainedModel, tmp_path: Path) -> None:
     SAVED["eagle3"][0](model, tmp_path)
     SAVED["own"][0](model, tmp_path / "block")
+    SAVED["eagle"][0](model, tmp_path / "first")
     with shapes_unchecked():  # the annotations' check would refuse them, too
         for load, folder in ((BlockDrafter.from_pretrained, "block"), (EagleDrafter.from_pretrained, "")):
             for value in (("a",), 3):
                 with pytest.raises(ValueError, match=r"^hidden_layers="):
                     load(tmp_path / folder, hidden_layers=value)
+        with pytest.raises(ValueError, match="EAGLE-1"):
+            load_eagle(tmp_path / "first", hidden_layers=(1, 2, 3))
         with pytest.raises(ValueError, match="mask_token_id='x'"):
             BlockDrafter.from_pretrained(tmp_path / "block", mask_token_id="x")
         own = tmp_path / "specdec.json"
@@ -289,7 +274,7 @@ def test_a_folder_without_a_head(load: Callable[[Path], object], file: str, tmp_
             load(tmp_path)
 
 
-def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel) -> None:
+def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:
     config = type(model.config)(**{**model.config.to_dict(), "hidden_size": 40, "head_dim": 8})
     wider, more = type(model)(config), tiny_model(vocab_size=VOCAB + 600, layers=2)
 
@@ -301,6 +286,8 @@ def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel) -> None:
     module = MTPHead.for_target(
         type(model)(type(model.config)(**{**model.config.to_dict(), "hidden_size": 16, "head_dim": 4}))
     )
+    save_mtp(MTPHead.for_target(model), tmp_path / "module")
+    save_mtp(module, tmp_path)  # files do not name the module's own target
     cases: list[tuple[Any, PreTrainedModel, str]] = [
         (drafting(eagle3(model)), wider, "the head H reads .* width 32 and those .* have 40"),
         (deep, model, "reads the input of layer 3 and the target .* 0 to 1"),
@@ -314,6 +301,16 @@ def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel) -> None:
         (MTPDrafter(module, 2), model, "width 16 and those of the target .* have 32"),
         (MTPDrafter(MTPHead.for_target(model), 2), more, "64 tokens and the target .* has 664"),
         (BlockDrafter(markov_head(model)), more, "64 tokens and the target .* 664"),
+        (BlockDrafter(block_head(MODEL), mask_token_id=16), MODEL, "mask token 16"),
+        (BlockDrafter(block_head(MODEL), hidden_layers=(4,)), MODEL, "the input of layer 4"),
+        (BlockDrafter(block_head(MODEL), hidden_layers=(0, 1)), MODEL, "are 2: give 1"),
+        (BlockDrafter(block_head(MODEL, target_layers=9)), MODEL, "9 layers"),
+        (BlockDrafter(block_head(MODEL, target_hidden_size=16)), MODEL, "hidden states of width 16"),
+        (BlockDrafter(block_head(MODEL, hidden_size=16)), MODEL, "16 wide"),
+        (TokenRecyclingDrafter([17]), MODEL, "17 most probable tokens of a vocabulary of 16"),
+        (MTPDrafter.from_pretrained(), MODEL, "not loaded from files"),
+        (MTPDrafter.from_pretrained(tmp_path), model, "16 wide .* 32 wide"),
+        (MTPDrafter.from_pretrained(tmp_path / "module"), more, "64 tokens .* 664"),
     ]
     for drafter, target, words in cases:
         with pytest.raises(ValueError, match=words):
@@ -337,19 +334,3 @@ def test_heads_that_borrow_from_a_target_of_another_vocabulary(
             save_file(tensors | more, tmp_path / "model.safetensors")
             with pytest.raises(ValueError, match="2064"):
                 load(tmp_path).bind(Target(model), SIZES)
-
-
-def test_modules_of_another_target(model: PreTrainedModel, tmp_path: Path) -> None:
-    """Read from files, which the module's own target is not named in: widths and vocabularies tell."""
-    narrow = type(model)(type(model.config)(**{**model.config.to_dict(), "hidden_size": 16, "head_dim": 4}))
-    more = tiny_model(vocab_size=VOCAB + 2000, layers=2)
-    for made_for, target, words in ((narrow, model, "16 wide .* 32 wide"), (model, more, "64 tokens .* 2064")):
-        save_mtp(MTPHead.for_target(made_for), tmp_path / "module")
-        with pytest.raises(ValueError, match=words):
-            MTPDrafter.from_pretrained(tmp_path / "module").bind(Target(target), SIZES)
-
-
-def test_hidden_layers_of_eagle_1(model: PreTrainedModel, tmp_path: Path) -> None:
-    save_eagle(EagleHead.for_target(model), tmp_path)
-    with pytest.raises(ValueError, match="EAGLE-1"):
-        load_eagle(tmp_path, hidden_layers=(1, 2, 3))

@@ -13,7 +13,7 @@ from specdec.random import request_key, shared_noise
 from specdec.sampling import adjust, distribution
 from tests.architectures import tiny
 from tests.components import lettered, other_vocabulary, perturbed, renumbered, text_drafter
-from tests.forwards import drafted, slots_of
+from tests.forwards import drafted, node_paths, slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, p_value
 from tests.test_distribution import VOCAB as FIVE
@@ -43,24 +43,16 @@ def law_after(model, sequence: list[int], sampling: SamplingParams) -> torch.Ten
     return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0]
 
 
-def path(tree: DraftTree, row: int, node: int) -> list[int]:
-    """Tokens from the root's child to a node."""
-    tokens: list[int] = []
-    while node > 0:
-        tokens.insert(0, int(tree.tokens[row, node]))
-        node = int(tree.parents[row, node])
-    return tokens
-
-
 def test_coupled_children_are_the_first_in_the_race(model) -> None:
     twin = perturbed(model, 0.3)
     tree = proposed(ModelDrafter(twin, SHAPE, sampling="coupled"), model, [SAMPLED, SAMPLED])
     assert tree.draft_probs is None
     assert (tree.law == DraftSampling.COUPLED).all()
     for row, prompt in enumerate(PROMPTS):
+        paths = node_paths(tree, row)
         for node in (0, 1, 2):
             children = [child for child in range(6) if tree.parents[row, child] == node]
-            above = path(tree, row, node)
+            above = paths[node][1:]
             position = torch.tensor([[len(prompt) + len(above)]])
             noise = shared_noise(torch.tensor([request_key(3, row)]), position, VOCAB)[0, 0]
             q = law_after(twin, prompt + above, SAMPLED)
@@ -91,8 +83,8 @@ def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any
     assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
     assert tree.draft_probs is not None
     for row, prompt in enumerate(PROMPTS):
-        for node in range(tree.width):
-            wanted = law_after(twin, prompt + path(tree, row, node), (SamplingParams(temperature=1.0), SAMPLED)[row])
+        for node, path in node_paths(tree, row).items():
+            wanted = law_after(twin, prompt + path[1:], (SamplingParams(temperature=1.0), SAMPLED)[row])
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
 
 

@@ -20,7 +20,7 @@ from specdec.drafting.scored import ScoredSession
 from tests.components import hydra_heads, recurrent_head
 from tests.drafters import pairs
 from tests.drafters.agreeing import agreements, compared
-from tests.forwards import drafted, inner_paths, outcome_of, slots_of
+from tests.forwards import drafted, inner_paths, node_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
@@ -234,17 +234,14 @@ def test_the_tree_is_what_a_beam_search_ends_with(target: Target) -> None:
         tree = drafted(session, batch)
         assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
         for row, (state, depth) in enumerate(zip((hidden[0, 3], hidden[1, 1], hidden[2, 0]), (4, 2, 3), strict=True)):
-            paths: dict[int, tuple[int, ...]] = {0: ()}
-            for node in range(1, tree.width):
-                if tree.valid[row, node]:
-                    paths[node] = (*paths[int(tree.parents[row, node])], int(tree.tokens[row, node]))
+            paths = [tuple(path[1:]) for path in node_paths(tree, row).values()]
 
             def score(path: list[int], state: Tensor = state) -> Tensor:
                 return recurrent_law(weights, state, embeddings, path)
 
             wanted = beams(score, 5 + row, 5, depth, 9)
-            assert len(set(paths.values())) == len(paths), "siblings are distinct"
-            assert set(paths.values()) - {()} == wanted
+            assert len(set(paths)) == len(paths), "siblings are distinct"
+            assert set(paths) - {()} == wanted
             assert wanted != beams(score, 5 + row, 4, depth, 9), "the mutant: other beams"
             sizes.add(len(wanted))
     assert len(sizes) > 1
