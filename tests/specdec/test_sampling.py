@@ -16,6 +16,7 @@ from specdec.filters import first_largest, keep_top, largest, nucleus
 from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens
 from tests.forwards import slots_of
+from tests.shapes import shapes_unchecked
 
 WRONG: dict[str, list[Any]] = {
     "temperature": [-0.1, math.inf, math.nan, 1e39, 10**400, True, "0.7"],
@@ -38,25 +39,18 @@ def probs(logits: Tensor, sampling: SamplingTensors, paths: Tensor | None = None
     return distribution(adjust(logits, sampling, paths), sampling)
 
 
-def checked(**given: Any) -> SamplingParams:
-    """Parameters after the class's own check: the type checks of a test run would refuse some of them before it."""
-    params = SamplingParams()
-    for name, value in given.items():
-        object.__setattr__(params, name, value)
-    params.__post_init__()
-    return params
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_every_bad_parameter_gives_one_sentence_that_names_it(name: str) -> None:
     for value in WRONG[name]:
-        with pytest.raises(ValueError, match=rf"^{name}\b.*(give|remove)") as raised:
-            checked(**{name: value})
+        with shapes_unchecked(), pytest.raises(ValueError, match=rf"^{name}\b.*(give|remove)") as raised:
+            SamplingParams(**{name: value})
         assert "\n" not in str(raised.value)
 
 
 def test_numbers_are_taken_as_they_are_meant_up_to_the_largest() -> None:
-    params = checked(top_k=np.int64(3), seed=np.uint8(7), temperature=np.float32(0.5), stop_token_ids=np.arange(2))
+    given = {"top_k": np.int64(3), "seed": np.uint8(7), "temperature": np.float32(0.5), "stop_token_ids": np.arange(2)}
+    with shapes_unchecked():
+        params = SamplingParams(**given)
     assert params == SamplingParams(top_k=3, seed=7, temperature=0.5, stop_token_ids=(0, 1))
     assert (type(params.top_k), type(params.seed), type(params.temperature)) == (int, int, float)
     logits = torch.tensor([[[65504.0, -65504.0, 1.0, 0.0]]])
