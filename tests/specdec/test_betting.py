@@ -235,8 +235,8 @@ class Forgets(Wealth):
         self.logs = np.maximum(self.logs, 0)
 
 
-def false_alarms(wealth: type[Wealth], blocks: int = 180) -> int:
-    """Alarms of audits of honest decoders, each of which has laws of its own."""
+def many_alarms(wealth: type[Wealth], blocks: int = 180) -> bool:
+    """Whether audits of honest decoders, each of which has laws of its own, raise more alarms than chance does."""
     found = 0
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -248,21 +248,12 @@ def false_alarms(wealth: type[Wealth], blocks: int = 180) -> int:
         alarms, totals = first_alarms(asked, laws, audits=AUDITS // 20, blocks=blocks, seed=seed, wealth=wealth)
         p_values = [p_value(asked, [total[audit] for total in totals]) for audit in range(AUDITS // 20)]
         found += int(((alarms <= blocks) | (np.array(p_values) <= LEVEL / 2)).sum())
-    return found
+    return bool(scipy.stats.binom.sf(found - 1, AUDITS, LEVEL) < 1e-4)
 
 
-def sure(alarms: int) -> bool:
-    """Whether so many alarms in honest audits are too many to be chance."""
-    return bool(scipy.stats.binom.sf(alarms - 1, AUDITS, LEVEL) < 1e-4)
-
-
-def test_honest_decoders_are_not_accused() -> None:
-    assert not sure(false_alarms(Wealth))
-
-
-@pytest.mark.parametrize("wealth", [Peeking, Best, Forgets])
-def test_an_audit_that_cheats_is_noticed(wealth: type[Wealth]) -> None:
-    assert sure(false_alarms(wealth))
+@pytest.mark.parametrize("wealth", [Wealth, Peeking, Best, Forgets])
+def test_honest_decoders_are_accused_by_audits_that_cheat_alone(wealth: type[Wealth]) -> None:
+    assert many_alarms(wealth) is (wealth is not Wealth)
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -303,10 +294,8 @@ def test_mistakes_show_from_the_first_token_that_may_be_a_draft() -> None:
     at = places(6)
 
     def laws(first: int, horizon: int, undrafted: int) -> dict[str, np.ndarray]:
-        def look(paths: Sequence[tuple[int, ...]]) -> list[Place]:
-            return [at[path[-1] if path else first] for path in paths]
-
-        return joint(look, horizon=horizon, drafted=1, undrafted=undrafted)[1]
+        options = {"horizon": horizon, "drafted": 1, "undrafted": undrafted}
+        return joint(lambda paths: [at[[first, *path][-1]] for path in paths], **options)[1]
 
     def distance(laws: dict[str, np.ndarray], name: str) -> float:
         return 0.5 * float(np.abs(laws[name] - laws[HONEST]).sum())

@@ -1,12 +1,13 @@
 """What is measured on this machine decides, whatever else runs on it; and what was found is kept, if it is whole."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,35 +39,24 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Measurement:
-    """Finds the same each time; ``times`` it was made."""
-
-    def __init__(self, found: Any):
-        self.found, self.times = found, 0
-
-    def __call__(self) -> Any:
-        self.times += 1
-        return self.found
-
-
 def next_process() -> None:
     choices._known.clear()
 
 
 def test_a_choice_is_measured_once_and_kept_for_its_conditions(measured: Path, monkeypatch, caplog) -> None:
-    measure = Measurement(64)
+    measure = Mock(return_value=64)
     with caplog.at_level(logging.INFO, logger=choices.__name__):
         for _ in range(3):
             assert chosen("rows", measure, 0) == 64
             next_process()
     (line,) = caplog.messages
-    assert measure.times == 1 and line.startswith("rows: 64 (measured in ")
+    assert measure.call_count == 1 and line.startswith("rows: 64 (measured in ")
     assert [each.suffix for each in measured.iterdir()] == [".json"], "and nothing else is left"
-    assert chosen("other rows", Measurement(32), 0) == 32
+    assert chosen("other rows", Mock(return_value=32), 0) == 32
     monkeypatch.setattr(choices, "cpu", lambda: Cpu(name="Some CPU", onednn_limit="AVX2"))
-    assert chosen("rows", Measurement(0), 0) == 0
+    assert chosen("rows", Mock(return_value=0), 0) == 0
     monkeypatch.setattr(torch, "__version__", "9.0")
-    assert chosen("rows", Measurement(16), 0) == 16
+    assert chosen("rows", Mock(return_value=16), 0) == 16
     assert len(list(measured.iterdir())) == 4
 
 
@@ -84,34 +74,37 @@ def test_a_file_that_is_not_right_is_measured_again(damage: str, mutant: bool, m
     """The mutant believes every file that is there."""
     if mutant:
         monkeypatch.setattr(choices, "_read", lambda file, measured_for: 64 if file.exists() else None)
-    measure = Measurement(64)
+    measure = Mock(return_value=64)
     chosen("rows", measure, 0)
     (file,) = measured.iterdir()
     file.write_text(DAMAGES[damage](file.read_text()))
-    measure.found = 32
+    measure.return_value = 32
     next_process()
     assert (chosen("rows", measure, 0) == 32) is not mutant
     next_process()
-    assert mutant or (chosen("rows", measure, 0) == 32 and measure.times == 2), "and is right from then on"
+    assert mutant or (chosen("rows", measure, 0) == 32 and measure.call_count == 2), "and is right from then on"
 
 
 def test_what_cannot_be_kept_or_was_disturbed_is_measured_once_per_process(measured: Path, monkeypatch) -> None:
-    disturbed, measure = Measurement(None), Measurement(64)
-    assert [chosen("threads", disturbed, 4) for _ in range(2)] == [4, 4] and disturbed.times == 1
+    disturbed, measure = Mock(return_value=None), Mock(return_value=64)
+    assert [chosen("threads", disturbed, 4) for _ in range(2)] == [4, 4] and disturbed.call_count == 1
     assert not list(measured.iterdir())
     measured.rmdir()  # as the folder in which a library was compiled that is not kept
-    assert [chosen("rows", measure, 0) for _ in range(2)] == [64, 64] and measure.times == 1
+    assert [chosen("rows", measure, 0) for _ in range(2)] == [64, 64] and measure.call_count == 1
     next_process()
-    assert (chosen("rows", measure, 0), chosen("threads", Measurement(2), 4)) == (64, 2) and measure.times == 2
+    assert (chosen("rows", measure, 0), chosen("threads", Mock(return_value=2), 4)) == (
+        64,
+        2,
+    ) and measure.call_count == 2
 
 
 def test_nothing_is_measured_where_nothing_is_to_choose(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = Measurement(64)
+    measure = Mock(return_value=64)
     with monkeypatch.context() as patch:
         patch.setenv("SPECDEC_NATIVE", "1")
         assert chosen("rows", measure, 0) == 0
     monkeypatch.setattr(choices, "native_library", lambda: None)
-    assert chosen("rows", measure, 0) == 0 and measure.times == 0 and not list(measured.iterdir())
+    assert chosen("rows", measure, 0) == 0 and measure.call_count == 0 and not list(measured.iterdir())
     monkeypatch.setattr(choices, "least_seconds", lambda ways: pytest.fail("nothing is measured"))
     assert recommended_threads(Cpu(physical_cores=8, quota=2.0, omp_threads=6)) == 6
     assert recommended_threads(Cpu(physical_cores=8, quota=0.5)) == 1
@@ -129,12 +122,11 @@ class Clock:
         return self.now
 
     def way(self, name: str, *seconds: float) -> Callable[[], None]:
-        calls = [0]
+        taking = itertools.cycle(seconds)
 
         def call() -> None:
-            self.now += seconds[calls[0] % len(seconds)]
+            self.now += next(taking)
             self.order += name
-            calls[0] += 1
 
         return call
 
@@ -212,11 +204,7 @@ def test_rows_that_torch_multiplies(slower: set[int], found: int, monkeypatch: p
     for dtype in (torch.float32, torch.bfloat16):
         monkeypatch.setattr(packing, "loses", lambda own, other: rows_of(own) in slower)
         assert packing.torch_rows(dtype) == found
-
-        def tried(own: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]) -> bool:
-            return torch.equal(own(), other())
-
-        monkeypatch.setattr(packing, "loses", tried)
+        monkeypatch.setattr(packing, "loses", lambda own, other: torch.equal(own(), other()))
         next_process()
         assert packing._torch_rows(dtype) == min(packing._TRIED), "both ways compute the same"
 

@@ -261,18 +261,10 @@ def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(model) -> No
 def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(model, monkeypatch) -> None:
     read, text = [], []
     wait, cut = Fetch.wait, specdec.engine.output._cut
-
-    def watched_wait(self: Fetch):
-        found = wait(self)
-        read.append(time.perf_counter())
-        return found
-
-    def watched_cut(request, tokens):
-        text.append(time.perf_counter())
-        return cut(request, tokens)
-
-    monkeypatch.setattr(Fetch, "wait", watched_wait)
-    monkeypatch.setattr(specdec.engine.output, "_cut", watched_cut)
+    monkeypatch.setattr(Fetch, "wait", lambda fetch: (wait(fetch), read.append(time.perf_counter()))[0])
+    monkeypatch.setattr(
+        specdec.engine.output, "_cut", lambda *given: (text.append(time.perf_counter()), cut(*given))[1]
+    )
     (done,) = timed(model).generate([REPEATED[0]], GREEDY)
     assert len(read) == len(text) == len(done.steps)
     for after, step, before in zip(read, done.steps, text, strict=True):

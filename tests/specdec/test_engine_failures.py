@@ -160,13 +160,10 @@ def test_a_chain_behind_an_invalid_node_is_committed_and_more_nodes_than_announc
 def test_a_drafter_serves_engines_at_once_and_in_inference_mode(target: Target, wanted: list[tuple[int, ...]]) -> None:
     drafter = ModelDrafter(perturbed(target.model, 0.1), 3)
     engines = [Engine(target, drafter, RejectionVerifier(), max_batch_size=size, max_length=64) for size in (1, 2, 3)]
-    streams = [engine.stream(PROMPTS, SAMPLING) for engine in engines]
-    found: list[dict[int, list[int]]] = [{} for _ in engines]
-    for steps in zip_longest(*streams):
-        for number, step in enumerate(steps):
-            if step is not None:
-                found[number].setdefault(step.request, []).extend(step.token_ids)
-    assert [[tuple(each[request]) for request in sorted(each)] for each in found] == [wanted] * 3
+    streams = zip(*zip_longest(*(engine.stream(PROMPTS, SAMPLING) for engine in engines)), strict=True)
+    for stream in streams:
+        steps = [step for step in stream if step is not None]
+        assert [tuple(t for step in steps if step.request == i for t in step.token_ids) for i in range(3)] == wanted
     drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
     with torch.inference_mode():
         engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
@@ -270,9 +267,8 @@ def test_an_engine_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_torch_keeps_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the cache of an engine would not fit in the place of the one before."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 100))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    for name, found in (("mem_get_info", (10, 100)), ("memory_reserved", 70), ("memory_allocated", 30)):
+        monkeypatch.setattr(torch.cuda, name, Mock(return_value=found))
     assert free_memory(torch.device("cuda")) == 50
 
 

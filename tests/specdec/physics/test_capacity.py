@@ -11,14 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from experiments.planning.sources import choose_formats
 from specdec import ModelRunner
 from specdec.physics import heads
-from specdec.physics.capacity import (
-    Drafting,
-    Memory,
-    Served,
-    activation_bytes,
-    kv_bytes_per_position,
-    weight_bytes,
-)
+from specdec.physics.capacity import Drafting, Memory, Served, activation_bytes, kv_bytes_per_position, weight_bytes
 from specdec.physics.precision import Precision, stored
 from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, read_shape
 from specdec.quantization import quantize
@@ -94,14 +87,10 @@ def test_an_older_file_means_what_transformers_reads_in_it(model_type: str) -> N
 
 def test_mixtures_choose_layers() -> None:
     base = BASE | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    deepseek = read_shape(
-        base | {"model_type": "deepseek_v3", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 3}
-    )
-    assert [layer.mlp.experts for layer in deepseek.layers] == [0, 0, 0, 6]
-    qwen = read_shape(
-        base | {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
-    )
-    assert [layer.mlp.experts for layer in qwen.layers] == [0, 6, 0, 0]
+    deepseek = {"model_type": "deepseek_v3", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 3}
+    qwen = {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    for given, experts in ((deepseek, [0, 0, 0, 6]), (qwen, [0, 6, 0, 0])):
+        assert [layer.mlp.experts for layer in read_shape(base | given).layers] == experts
 
 
 @pytest.mark.parametrize(
@@ -157,22 +146,16 @@ ROWS, LENGTH, NODES = 3, 40, 5
 @pytest.mark.parametrize(
     ("model_type", "kv_cache"),
     [
-        ("llama", "int8"),
-        ("llama", "fp8_e5m2"),
-        ("gpt2", None),
-        ("deepseek_v3", "int8"),
-        ("deepseek_v32", None),
-        ("gpt_oss", None),
-        ("falcon", None),  # one head of keys and values for all queries
-        ("llama4_text", None),  # layers in chunks
+        *(("llama", "int8"), ("llama", "fp8_e5m2"), ("deepseek_v3", "int8")),
+        # Falcon has one head of keys and values for all queries, and Llama 4 layers in chunks.
+        *((name, None) for name in ("gpt2", "deepseek_v32", "gpt_oss", "falcon", "llama4_text")),
     ],
 )
 def test_an_engine_allocates_what_is_planned(model_type: str, kv_cache: str | None) -> None:
     config = tiny_config(model_type)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    runner = ModelRunner(
-        model, max_batch_size=ROWS, max_length=LENGTH, max_nodes=NODES, kv_cache=kv_cache, optimize=False
-    )
+    sizes = {"max_batch_size": ROWS, "max_length": LENGTH, "max_nodes": NODES}
+    runner = ModelRunner(model, **sizes, kv_cache=kv_cache, optimize=False)
     precision = Precision.of("float32", kv=kv_cache)
     served = Served(shape=read_shape(config), precision=precision, drafted=NODES)
     memory = served.memory(rows=ROWS, length=LENGTH)
