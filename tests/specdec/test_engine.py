@@ -62,27 +62,23 @@ def test_steps_add_up(target) -> None:
 def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkeypatch) -> None:
     whole = Engine(Target(model), max_length=64).generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].token_ids
     late = max(set(whole), key=whole.index)
-    model.generation_config.eos_token_id = [VOCAB - 1, late]
-    try:
-        target = Target(model)
-        assert target.eos_token_ids == {VOCAB - 1, late}
-        engine = make(target, "model_chain_iid")
-        output = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0]
-        assert (output.token_ids, output.finish_reason) == (whole[: whole.index(late) + 1], "stop")
-        ignoring = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12, ignore_eos=True))[0]
-        assert ignoring.token_ids == whole
-        assert not caplog.records
-        other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1})), eos_token="b")
-        assert Target(model, other).eos_token_ids == {VOCAB - 1, late}
-        assert "also name [1]" in caplog.text
-        model.generation_config.eos_token_id = None
-        assert Target(model, other).eos_token_ids == {1}
-        for stored, ends in ((7, {7}), (type(model.config).eos_token_id, {1})):  # a class's default, which nobody named
-            with monkeypatch.context() as changed:
-                changed.setattr(model.config, "eos_token_id", stored)
-                assert Target(model, other).eos_token_ids == ends
-    finally:
-        model.generation_config.eos_token_id = None
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [VOCAB - 1, late])
+    target = Target(model)
+    assert target.eos_token_ids == {VOCAB - 1, late}
+    engine = make(target, "model_chain_iid")
+    output = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0]
+    assert (output.token_ids, output.finish_reason) == (whole[: whole.index(late) + 1], "stop")
+    ignoring = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12, ignore_eos=True))[0]
+    assert ignoring.token_ids == whole
+    assert not caplog.records
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1})), eos_token="b")
+    assert Target(model, other).eos_token_ids == {VOCAB - 1, late}
+    assert "also name [1]" in caplog.text
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    assert Target(model, other).eos_token_ids == {1}
+    for stored, ends in ((7, {7}), (type(model.config).eos_token_id, {1})):  # a class's default, which nobody named
+        monkeypatch.setattr(model.config, "eos_token_id", stored)
+        assert Target(model, other).eos_token_ids == ends
 
 
 def test_the_last_position_of_the_row_can_be_filled_in_fewer_rounds(target) -> None:

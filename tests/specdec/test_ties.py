@@ -25,12 +25,7 @@ from verifiers import RejectionVerifier
 
 GREEDY = SamplingParams(max_new_tokens=8)
 SEQUENCE = [3, 1, 4, 1, 5, 9, 2, 6]
-PROMPT = 4
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_model(vocab_size=32)
+PROMPT, VOCAB = 4, 32
 
 
 def examined(model: PreTrainedModel, tokens: tuple[int, int], sampling: SamplingParams = GREEDY, **more: Any) -> Tie:

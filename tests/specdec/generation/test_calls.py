@@ -191,11 +191,6 @@ def test_random_calls_return_what_transformers_own_loop_does(model, drafter: str
 PROMPT = [5, 6, 7, 8, 9, 5]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(vocab_size=VOCAB, layers=1)
-
-
 def test_a_config_is_translated() -> None:
     sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "num_return_sequences": 2}
     config = GenerationConfig(**sampled, max_new_tokens=33, eos_token_id=[2, 5], stop_strings=["x"])

@@ -26,11 +26,6 @@ from tests.test_distribution import LENGTH, LEVEL, NO_RESIDUAL, PROMPT, exact_la
 from verifiers.rejection import RejectionVerifier
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(vocab_size=VOCAB)
-
-
 def allowed(batch_id: int, tokens: torch.Tensor) -> list[int]:
     """A constraint that depends on all that ``prefix_allowed_tokens_fn`` is given, padding included."""
     return [t for t in range(VOCAB) if (t + 5 * batch_id + len(tokens) + int(tokens[-1])) % 3]
@@ -38,11 +33,11 @@ def allowed(batch_id: int, tokens: torch.Tensor) -> list[int]:
 
 ARGUMENTS: list[dict[str, Any]] = [
     {},
-    {"eos_token_id": [3, 17, 20], "pad_token_id": None},
+    {"eos_token_id": [2, 13, 20], "pad_token_id": None},
     {"sequence_bias": [[[3], 5.0]], "repetition_penalty": 1.2},
     {"num_return_sequences": 1, "logits_processor": [NoRepeatNGramLogitsProcessor(3)]},
     {"prefix_allowed_tokens_fn": allowed},
-    {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria([3, 17, 20])]), "eos_token_id": list(range(12))},
+    {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria([2, 13, 20])]), "eos_token_id": list(range(12))},
     {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(9)])},
     {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(2)])},
     # A penalty that the user makes counts the padding, too.
