@@ -1,7 +1,6 @@
-"""What a run leaves behind: records, the figures computed from them, and what made them.
+"""Records of runs, the figures computed from them, and what made them; ``results.load("outputs/**")`` reads all.
 
-``results.load("outputs/**")`` reads finished and interrupted runs as pandas frames. Reading needs neither torch nor the
-rest of this project: only ``manifest.py``, which belongs to a run while it is made, asks for them.
+Reading needs neither torch nor the rest of this project; only ``manifest.py``, for runs that are being made, does.
 """
 
 from typing import Any

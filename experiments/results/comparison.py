@@ -25,10 +25,7 @@ _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace",
 
 
 class Entry(NamedTuple):
-    """One method at one temperature in one run, beside plain decoding of the same run.
-
-    Its name is the method and the settings in which its run differs from the others.
-    """
+    """A method at one temperature in a run, by the method and the settings in which its run differs from the others."""
 
     parts: tuple[str, ...]
     run: Run
@@ -94,11 +91,7 @@ def entries_of(runs: Sequence[Run]) -> list[Entry]:
 
 
 def best_of(entries: Sequence[Entry], figure: str) -> int | None:
-    """Return the number of the best entry in a figure (``timing.winner``); None where chance may have made it that.
-
-    Rules that are not exact do not compete, because giving up exactness buys speed, nor do outputs that turned out not
-    to be lossless.
-    """
+    """Return the number of the best exact entry in a figure (``timing.winner``); None where chance may have made it."""
     rivals = [entry for entry in entries if entry.row["competes"]]
     entrants = [(entry.row, entry.run.of(entry.row), entry.run.of(entry.row, PLAIN)) for entry in rivals]
     settings = rivals[0].run.manifest["config"]["bootstrap"] if rivals else {}
@@ -132,11 +125,10 @@ _FILLED = 0.5
 
 
 class Grid(NamedTuple):
-    """Rows of the frame by two settings: the names of those down and across, and their values in order.
+    """Rows of the frame (``cells``) by two settings: the names of those down and across, and their values in order.
 
-    ``fixed`` has the other settings in which the runs differ, with their value in this grid; ``cells`` the rows of the
-    frame by both values (a combination that was not run has none); ``best`` the place of the largest speedup, or None
-    where chance may have made it the largest.
+    ``fixed`` has the other settings in which the runs differ, with their value in this grid; ``best`` the place of the
+    largest speedup, or None where chance may have made it the largest.
     """
 
     down: str
@@ -156,9 +148,8 @@ class Grid(NamedTuple):
 def grids(entries: Sequence[Entry], *, by_category: bool = False) -> list[Grid]:
     """The grids of a comparison; none if its runs differ in fewer than two settings, or do not fill a grid.
 
-    The two settings with the most values stand down and across. For every combination of the others there is a grid of
-    its own: nothing is averaged over settings. ``by_category`` puts the prompts' categories down, those of a single
-    prompt left out, and marks no best.
+    The two settings with the most values stand down and across; every combination of the others has its own grid.
+    ``by_category`` puts the prompts' categories down, those of a single prompt left out, and marks no best.
     """
     named = list(zip(settings_of(entries), entries, strict=True))
     axes = axes_of([settings for settings, _ in named])
@@ -234,17 +225,12 @@ METHOD = "method and settings"
 
 
 def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> tuple[str, list[Row]]:
-    """Return what is compared, and its differences from its first value, for all prompts and by category.
+    """Return the setting whose values are compared, and paired differences of mean acceptance length from its first.
 
-    A row has the other settings in which the runs differ, then ``category`` (``all`` for all prompts), ``reference``
-    and ``compared``, either's mean acceptance length (``length``, ``reference_length``) on the
-    ``prompts`` that both have finished, and the paired ``difference``.
-
-    Two entries are compared where they share the prompts and all settings but this one; of two drafters, also where
-    only one has a setting, such as a shape. The only two entries at a temperature are compared whatever they differ in.
-
-    Args:
-        setting: The setting whose values are compared; None for the drafter, or else the setting with most values.
+    A row has the other settings in which the runs differ, the category, what is compared, and figures of the prompts
+    that both have finished. Two entries are compared where they share the prompts and all settings but this one; of
+    two drafters, also where only one has a setting, such as a shape. The only two entries at a temperature are compared
+    whatever they differ in. Without a setting, it is the drafter, or else the setting with most values.
 
     Raises:
         ValueError: The entries do not differ in the setting.

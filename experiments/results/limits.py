@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a user asks of requests: limits on their latencies, and what the device costs per hour, in any currency."""
+    """Limits on the latencies of requests, and the price of the device per hour, in any currency."""
 
     limits: Limits | None = None
     price: float | None = None

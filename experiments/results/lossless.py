@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specdec.interfaces import Verifier
 
 OTHER_TARGET = "another target"
-"""What is said of plain decoding with other weights or another cache than the run's own plain decoding."""
+"""The word for plain decoding with other weights or another cache than the run's own plain decoding."""
 THERE = f" for {OTHER_TARGET}"
 """Stands behind what a rule promises on such a target."""
 NOT_LOSSLESS = "NOT LOSSLESS"

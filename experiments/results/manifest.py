@@ -43,21 +43,13 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
 
 
 def _circumstances() -> dict[str, Any]:
-    return {
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": machine(),
-        "git": git_state(ROOT),
-        "project": project_state(Path.cwd()),
-    }
+    began = datetime.now().astimezone().isoformat(timespec="seconds")
+    code = {"versions": versions(), "git": git_state(ROOT), "project": project_state(Path.cwd())}
+    return {"started": began, "machine": machine(), **code}
 
 
 def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> None:
-    """Refuse to go on with an interrupted run (``resume=true``) with other prompts, another device or model.
-
-    Everything else follows from the configuration and from random streams that belong to prompts, so the result is the
-    one of a run that nothing interrupted, times apart.
-    """
+    """Refuse to go on with an interrupted run (``resume=true``) with other prompts, another device or model."""
     for name in _FACTS:
         if name in facts and name in manifest and manifest[name] != facts[name]:
             what = _OTHER.get(name, f"{name} {manifest[name]}, now {facts[name]}")
@@ -138,8 +130,7 @@ _FILES = ("config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Files of which a downloaded model has at least one."""
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 _PIECE, _PIECES = 1 << 16, 16
-"""Bytes of a piece, and how many pieces of a file of weights are read: training changes nearly all weights, and reading
-all of a large model would take minutes."""
+"""Bytes of a piece of a file of weights, and pieces that are read: training changes nearly all weights."""
 
 
 def revision_of(

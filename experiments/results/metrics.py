@@ -74,10 +74,7 @@ def acceptance_by_position(rounds: Frame) -> dict[str, float | None]:
 
 
 def stage_seconds(steps: "Iterable[Step]") -> dict[str, float]:
-    """Seconds of each stage, in all rounds together.
-
-    Rows that shared a round carry one and the same ``seconds`` mapping, and it is counted once.
-    """
+    """Seconds of each stage, in all rounds together; the mapping that rows of a round share is counted once."""
     # Keyed by identity: the steps keep the mappings alive, and two rounds may well take equally long.
     mappings = {id(step.seconds): step.seconds for step in steps}
     return pandas.DataFrame(list(mappings.values())).sum().to_dict()

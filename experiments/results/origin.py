@@ -53,10 +53,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first key whose value differs, with both values; None if the configurations ask for the same."""
     old, new = flatten(before), flatten(now)
-    for key in (*old, *new):
-        if key not in _FREE and old.get(key, "nothing") != new.get(key, "nothing"):
-            return key, old.get(key, "nothing"), new.get(key, "nothing")
-    return None
+    pairs = ((key, old.get(key, "nothing"), new.get(key, "nothing")) for key in (*old, *new) if key not in _FREE)
+    return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def json_text(value: Any) -> str:

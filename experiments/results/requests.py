@@ -1,7 +1,4 @@
-"""What a user feels of one method: latencies, rates, goodput, cost. docs/measurements.md defines the figures.
-
-The latencies of single requests are columns of the frame (``frame.py``).
-"""
+"""Latencies, rates, goodput and cost of one method, over requests. docs/measurements.md defines the figures."""
 
 import numpy as np
 
@@ -102,9 +99,6 @@ def spread(values: Frame, bootstrap: Bootstrap) -> Row:
 
     Args:
         values: A row per value: the prompt, and the value.
-
-    Returns:
-        ``count``, ``mean``, ``p50`` to ``p99``, and the ends of their intervals (``p50_low``).
     """
     if values.empty:
         return {}

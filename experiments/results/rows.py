@@ -1,7 +1,4 @@
-"""The frame of results: a flat row per run, method, temperature and category of prompts. All reports start from it.
-
-``summary.summarize`` computes the rows of one run from its records; ``runs.load`` and ``runs.Run`` add what made it.
-"""
+"""The frame of results: a flat row per run, method, temperature and category of prompts. All reports start from it."""
 
 import json
 from collections.abc import Mapping
@@ -121,15 +118,11 @@ def typed(rows: Any, schema: Mapping[str, str]) -> Frame:
 
 
 def _typed(column: pandas.Series, dtype: str) -> pandas.Series:
-    if dtype == "any":
-        return _settings(column)
+    """A column in a type; ``any`` is the narrowest that holds the values of all runs, or text for several kinds."""
     if dtype.startswith("datetime64"):
         return pandas.to_datetime(column, utc=True, format="ISO8601").astype(dtype)
-    return column.astype(dtype)
-
-
-def _settings(column: pandas.Series) -> pandas.Series:
-    """A setting's values in the narrowest type that holds those of all runs; text where they are of several kinds."""
+    if dtype != "any":
+        return column.astype(dtype)
     narrow = column.convert_dtypes()
     if narrow.dtype != object:
         return narrow.astype("float64") if narrow.dtype == "Float64" else narrow

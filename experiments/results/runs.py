@@ -5,6 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -123,11 +124,10 @@ def load_run(folder: Path) -> Run:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """What a run has reported (``summary.json``); empty before its end, and where the file is damaged."""
-    try:
-        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(OSError, ValueError):
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return summary if isinstance(summary, dict) else {}
+    return {}
 
 
 def complete(folder: Path) -> bool:
@@ -141,11 +141,8 @@ def complete(folder: Path) -> bool:
 def find_folders(given: Sequence[str]) -> list[Path]:
     """Return the folders of runs that some paths stand for, in order and each once.
 
-    Args:
-        given: Folders of runs; folders of sweeps, for all jobs that have begun; or glob patterns of either.
-
-    Raises:
-        ValueError: A pattern matches no folder.
+    Paths are folders of runs, folders of sweeps (for all jobs that have begun), or glob patterns of either. A pattern
+    that matches no folder is refused.
     """
     found: dict[Path, Path] = {}
     for text in given:
@@ -205,7 +202,8 @@ class Results:
     @cached_property
     def prompts(self) -> Frame:
         """A row for every record: one output of one method."""
-        return self._of_records(_prompts, PROMPTS)
+        sums = {name: lambda frame, name=name: frame[name].map(sum) for name in metrics.COLUMNS}
+        return self._of_records(lambda frame: frame.assign(**sums, batch_seconds=frame.seconds), PROMPTS)
 
     @cached_property
     def rounds(self) -> Frame:
@@ -222,14 +220,10 @@ class Results:
 
 
 def load(*patterns: str | os.PathLike[str]) -> Results:
-    """Find runs and read what made them.
+    """Find runs and read what made them, in the order of the patterns, and job 10 of a sweep after job 9.
 
-    Args:
-        patterns: Folders, for the run in it or all runs anywhere below it; or glob patterns such as ``outputs/**``.
-
-    Returns:
-        The runs, in the order of the patterns, and job 10 of a sweep after job 9. Folders that look like runs and
-        cannot be read are left out, and one warning lists them.
+    Patterns are folders, for the run in it or all runs anywhere below it, or glob patterns such as ``outputs/**``.
+    Folders that look like runs and cannot be read are left out, and one warning lists them.
 
     Raises:
         ValueError: There is no run at all.
@@ -251,16 +245,15 @@ def load(*patterns: str | os.PathLike[str]) -> Results:
 
 def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Read]:
     """What was read from every folder; one warning lists those that cannot be read."""
-    found, unreadable = [], []
+    known, unreadable = [], []
     for folder in folders:
         try:
-            found.append(read(folder))
+            known.append(read(folder))
         except (OSError, ValueError) as error:
-            unreadable.append(f"  {folder}: {error}")
+            unreadable.append(f"\n  {folder}: {error}")
     if unreadable:
-        listed = "\n".join(unreadable)
-        warnings.warn(f"left out {len(unreadable)} folders that cannot be read:\n{listed}", stacklevel=4)
-    return found
+        warnings.warn(f"left out {len(unreadable)} folders that cannot be read:{''.join(unreadable)}", stacklevel=4)
+    return known
 
 
 def _rows(folder: Path) -> list[Row]:
@@ -270,10 +263,6 @@ def _rows(folder: Path) -> list[Row]:
     if summary.get("schema") == SCHEMA and file.stat().st_mtime_ns >= records.stat().st_mtime_ns:
         return summary["rows"]
     return rows_of(load_run(folder).frame, None)
-
-
-def _prompts(frame: Frame) -> Frame:
-    return frame.assign(**{name: frame[name].map(sum) for name in metrics.COLUMNS}, batch_seconds=frame.seconds)
 
 
 def _origin(folder: Path, manifest: Mapping[str, Any]) -> Row:

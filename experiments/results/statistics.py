@@ -1,8 +1,7 @@
-"""Uncertainty of a run's figures: bootstrap intervals over prompts.
+"""Uncertainty of a run's figures: bootstrap intervals over prompts, which a run samples from the tasks it stands for.
 
-The prompts are what a run samples from the tasks it stands for, so they are what is resampled. Rounds, samples and
-turns of one prompt depend on each other and stay together. Two methods that ran on the same prompts are resampled
-together.
+Rounds, samples and turns of one prompt depend on each other and stay together. Two methods that ran on the same prompts
+are resampled together.
 """
 
 import math
@@ -29,10 +28,6 @@ class Bootstrap:
     too little: 85 % for 95 % at five prompts. They are taken further out, to where a normal interval becomes
     Student's (the expanded percentiles of Hesterberg, arXiv 1411.5279). No interval reaches beyond what single prompts
     give, which is too narrow below five.
-
-    Attributes:
-        confidence: Level of the intervals, between 0 and 1.
-        resamples: How often the prompts are drawn again, at least 100.
     """
 
     confidence: float = 0.95

@@ -77,10 +77,7 @@ def _series_of(outputs: Frame) -> dict[tuple[float, str], Frame]:
 
 
 def running_figures(outputs: Outputs, baseline: str = PLAIN) -> dict[tuple[str, float], dict[str, float]]:
-    """The main figures of a run that has not ended, by method and temperature, without intervals.
-
-    A figure that has nothing to be computed from yet is left out. After the last record these are the final figures.
-    """
+    """The main figures of a run that has not ended, by method and temperature, as far as they can be computed yet."""
     by_series, running = _series_of(frame_of(outputs)), {}
     for (temperature, method), own in by_series.items():
         plain = None if method == baseline else by_series.get((temperature, baseline), own[:0])
@@ -98,8 +95,7 @@ def running_figures(outputs: Outputs, baseline: str = PLAIN) -> dict[tuple[str, 
 def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
     """Return the row of one method at one temperature, and those of its categories if there are several.
 
-    All but ``failed`` is of what did not fail. Speed is measured on the ``timed_prompts`` alone: records whose batch
-    was timed without a failure in this method or in plain decoding.
+    All but ``failed`` is of what did not fail, and speed of batches without a failure here or in plain decoding.
     """
     good, rounds, name, exactness = own[~own.failed], rounds_of(own), own.method.iloc[0], own.exactness.iloc[0]
     timed, verdict = timing.timed_calls(own, plain), judge(own)

@@ -26,13 +26,12 @@ def write_prompts(folder: Path, prompts: Iterable[Any]) -> None:
 
 def read_prompts(folder: Path) -> Mapping[str, tuple[str, ...]]:
     """The turns of every prompt, by its id; empty for a run that has kept none. Refuses a damaged file."""
-    path = folder / PROMPTS
-    turns: dict[str, tuple[str, ...]] = {}
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    path, turns = folder / PROMPTS, {}
+    lines = filter(None, path.read_text(encoding="utf-8").split("\n")) if path.is_file() else ()
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line or "null")
-            turns |= {row["prompt"]: tuple(row["turns"])} if row is not None else {}
+            row = json.loads(line)
+            turns[row["prompt"]] = tuple(row["turns"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number} is not a prompt: {error}") from error
     return turns

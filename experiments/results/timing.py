@@ -93,8 +93,7 @@ run; None where it has no speedup."""
 def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> int | None:
     """Return the number of the best of several; None where chance may have made it the best.
 
-    The interval of its lead over the next one has to leave out 0. Both are drawn on the same prompts where they have
-    some in common; else their own intervals must not overlap.
+    The interval of its lead over the next one has to leave out 0; without a common prompt, their own must not overlap.
     """
     known = {number: row[figure] for number, (row, *_) in enumerate(entrants) if row[figure] is not None}
     ranked = sorted(known, key=lambda number: -known[number])
@@ -208,7 +207,8 @@ def noise_of(outputs: Outputs, baseline: str) -> dict[str, Any]:
     # What was timed together has one load: it counts once.
     calls: Frame = timed[timed.load.map(bool).astype(bool)].drop_duplicates(["method", "temperature", "batch", "turn"])
     load: Frame = pandas.DataFrame(list(calls.load), columns=["own", "others", "cores"])
-    own, others = (_mean(load[name], calls.seconds) for name in ("own", "others"))
+    means = [load[name].dot(calls.seconds.to_numpy()) / (calls.seconds.sum() or np.nan) for name in ("own", "others")]
+    own, others = (None if np.isnan(mean) else max(0.0, float(mean)) for mean in means)
     cores = round(load.cores.max()) if len(load) else 0
     busy = (
         own is not None and others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores
@@ -223,11 +223,6 @@ def noise_words(noise: Mapping[str, Any]) -> list[str]:
     spread, others = noise["noise_spread"], noise["other_cores"]
     said = [] if spread is None else [f"timings vary by ±{spread:.0%} between batches"]
     return said + ([] if others is None else [f"other processes used {others:.1f} of {noise['cores']:.0f} cores"])
-
-
-def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:
-    """The mean over time, at least 0; None without any."""
-    return max(0.0, float(np.average(values, weights=weights))) if weights.sum() else None
 
 
 def _spread(plain: Frame) -> float | None:
