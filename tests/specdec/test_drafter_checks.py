@@ -140,29 +140,23 @@ def test_drafts_of_quantized_weights_are_not_compared_between_batches(quantized:
         assert {found[name].status for name in tried} == {Status.PASSED}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_bad_arguments(target: Target) -> None:
+    for options, words in (
         ({"prompts": [[1, 2, 3]]}, "1 prompts have two tokens or more"),
         ({"prompts": [[1] * 90, [2] * 5], "max_length": 96}, "room for 6 tokens of 96"),
         (FEW | {"verifier": BlockVerifier()}, "BlockVerifier takes chains only"),
-    ],
-)
-def test_bad_arguments(target: Target, options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        check(Honest, target, **options)
+    ):
+        with pytest.raises(ValueError, match=words):
+            check(Honest, target, **options)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "words"),
-    [
+def test_what_nan_leaves_behind_is_noticed(wide: Target) -> None:
+    for drafter, words in (
         (mutants.ClearsByProduct, "in slots of such requests, it drafts otherwise in round"),
         (mutants.StumblesOverNaN, "FloatingPointError: hidden states are not finite"),
-    ],
-)
-def test_what_nan_leaves_behind_is_noticed(wide: Target, drafter: type[Honest], words: str) -> None:
-    found = failing(check(drafter, wide, **FEW))
-    assert list(found) == ["NaN logits"] and words in found["NaN logits"]
+    ):
+        found = failing(check(drafter, wide, **FEW))
+        assert list(found) == ["NaN logits"] and words in found["NaN logits"]
 
 
 def test_a_session_is_told_what_the_target_says_next(wide: Target) -> None:

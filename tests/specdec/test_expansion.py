@@ -75,7 +75,6 @@ def grown(tree: TreeBuilder, scorer: Scorer, max_depth: list[int], vocab: int) -
 
 
 def paths_of(found: Grown, row: int) -> dict[Path, int]:
-    assert found.nodes is not None
     paths: list[Path] = [()]
     for token, parent in zip(found.tree.tokens[row, 1:].tolist(), found.tree.parents[row, 1:].tolist(), strict=True):
         paths.append((*paths[parent], token))

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -119,23 +118,20 @@ def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
     assert torch.equal(loaded.get_input_embeddings().weight, tensors["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize(
-    ("facts", "asked", "dtype", "reason"),
-    [
+def test_auto_fits_the_machine(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+    """Whatever the dtype, the numbers are the checkpoint's."""
+    expected = llama(torch.bfloat16).state_dict()
+    for facts, asked, dtype, reason in (
         (FAST, "auto", torch.bfloat16, "auto: bfloat16"),
         (SLOW, "auto", torch.float32, "auto: float32, because this CPU"),
         (SLOW, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
         (FAST, torch.float32, torch.float32, "float32, as asked for"),
-    ],
-)
-def test_auto_fits_the_machine(monkeypatch, saved, facts, asked, dtype, reason) -> None:
-    monkeypatch.setattr(machine, "cpu", lambda: facts)
-    target = Target.from_pretrained(str(saved), dtype=asked, device="cpu")
-    assert target.dtype is target.model.config.dtype is dtype and target.dtype_reason.startswith(reason)
-    # Whatever the dtype, the numbers are the checkpoint's.
-    expected = llama(torch.bfloat16).state_dict()
-    for key, tensor in target.model.state_dict().items():
-        assert tensor.dtype is dtype and torch.equal(tensor, expected[key].to(dtype)), key
+    ):
+        monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
+        target = Target.from_pretrained(str(saved), dtype=asked, device="cpu")
+        assert target.dtype is target.model.config.dtype is dtype and target.dtype_reason.startswith(reason)
+        for key, tensor in target.model.state_dict().items():
+            assert tensor.dtype is dtype and torch.equal(tensor, expected[key].to(dtype)), key
 
 
 def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
@@ -165,20 +161,14 @@ def test_a_model_that_does_not_fit_into_memory(saved: Path, monkeypatch: pytest.
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
-    """Makes a checkpoint whose configuration says that it is quantized; its weights are not."""
-    tiny_model().save_pretrained(tmp_path)
-
-    def make(settings: dict[str, Any]) -> str:
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
-        return str(tmp_path)
-
-    return make
+def stored(folder: str, settings: dict[str, Any]) -> str:
+    """A checkpoint whose configuration says that it is quantized; its weights are not."""
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
+    return folder
 
 
-def test_a_missing_package_is_named_before_weights_are_read(stored, monkeypatch) -> None:
+def test_a_missing_package_is_named_before_weights_are_read(folder: str, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: None)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("the weights were read"))
     for settings, message in (
@@ -186,18 +176,17 @@ def test_a_missing_package_is_named_before_weights_are_read(stored, monkeypatch)
         ({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes"),
         ({"quant_method": "torchao"}, r"torchao.*-research\[torchao\]'"),
     ):
-        folder = stored(settings)
         with pytest.raises(ValueError, match=message) as caught:
-            load(folder)
+            load(stored(folder, settings))
         assert folder in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_our_own_changes_of_weights_are_refused(stored: Callable[[dict[str, Any]], str], monkeypatch) -> None:
+def test_our_own_changes_of_weights_are_refused(folder: str, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: object())
     settings = {"quant_method": "gptq", "bits": 4}
     for option, value in (("quantization", "int8"), ("inflate", "110m")):
         with pytest.raises(ValueError, match=f"quantized by gptq already; leave {option}='{value}' out"):
-            load(stored(settings), **{option: value})
+            load(stored(folder, settings), **{option: value})
     model = tiny_model()
     model.config.quantization_config = settings
     with pytest.raises(ValueError, match=r"quantization='int8': .* by gptq already"):

@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 
 from specdec import Paging, SamplingParams, Scheduler, Step
 from specdec.cache.pages import Pool
+from specdec.engine import scheduler
 from specdec.engine.running import RunningRequests
-from specdec.engine.scheduler import (
-    Deadline,
-    FirstCome,
-    PrefillFirst,
-    Priority,
-    ShortestRemaining,
-    Tiers,
-    TokenBudget,
-    View,
-    Work,
-)
+from specdec.engine.scheduler import FirstCome, PrefillFirst, TokenBudget, View, Work
 from tests.specdec.host_engine import VOCAB, HostEngine, alone
 
 KINDS: dict[str, str | None] = {
@@ -87,10 +78,10 @@ POLICIES: dict[str, Callable[[], Scheduler]] = {
     "prefill first": PrefillFirst,
     "budget": partial(TokenBudget, 16, least=3),
     "trimmed": partial(TokenBudget, 9, least=2, trims=True),
-    "priority": partial(Priority, 16, least=3, ageing=20.0),
-    "shortest": partial(ShortestRemaining, 16, least=3, preempts=True, ageing=1.0),
-    "deadline": partial(Deadline, 16, least=3, patience=50.0),
-    "tiers": partial(Tiers, 16, least=3, batch_rows=1, patience=80.0),
+    "priority": partial(scheduler.Priority, 16, least=3, ageing=20.0),
+    "shortest": partial(scheduler.ShortestRemaining, 16, least=3, preempts=True, ageing=1.0),
+    "deadline": partial(scheduler.Deadline, 16, least=3, patience=50.0),
+    "tiers": partial(scheduler.Tiers, 16, least=3, batch_rows=1, patience=80.0),
 }
 IN_ORDER = ("first come", "prefill first", "budget", "trimmed")
 """Policies that admit requests in the order in which they came."""

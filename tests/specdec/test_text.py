@@ -118,15 +118,6 @@ def test_any_tokens_make_up_the_decoded_text(data: st.DataObject) -> None:
     assert "".join(pieces) == decode(tokenizer, prompt_ids + ids)[len(decode(tokenizer, prompt_ids)) :]
 
 
-def test_a_stop_string_within_a_token() -> None:
-    tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer, byte_ids(b"x"), stop=("orl",))
-    ids = tokenizer("Hello world, hello")["input_ids"]
-    assert "".join(pushes(detokenizer, ids, [2])) == "Hello w"
-    assert decode(tokenizer, ids[: detokenizer.stopped_at]).startswith("Hello worl")
-    assert "orl" not in decode(tokenizer, ids[: detokenizer.stopped_at - 1])
-
-
 @pytest.mark.parametrize(
     ("text", "stop", "size", "pieces", "stopped_at"),
     [
@@ -152,6 +143,12 @@ def test_ends_of_prompts_of_characters_and_of_outputs_and_no_tokenizer() -> None
     detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=(" ",))
     assert detokenizer.push(byte_ids("a 🙂".encode())[:3]) == "a"
     assert detokenizer.stopped_at == 2
+    # A stop string within a token.
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("orl",))
+    ids = byte_level()("Hello world, hello")["input_ids"]
+    assert "".join(pushes(detokenizer, ids, [2])) == "Hello w"
+    assert decode(byte_level(), ids[: detokenizer.stopped_at]).startswith("Hello worl")
+    assert "orl" not in decode(byte_level(), ids[: detokenizer.stopped_at - 1])
     # The prompt's text is no part of a stop string.
     assert Detokenizer(byte_level(), byte_ids(b"xEN"), stop=("END",)).push(byte_ids(b"D.")) == "D."
     # Nothing follows one.

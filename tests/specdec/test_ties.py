@@ -28,19 +28,19 @@ SEQUENCE = [3, 1, 4, 1, 5, 9, 2, 6]
 PROMPT, VOCAB = 4, 32
 
 
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model(vocab_size=VOCAB)
+
+
 def examined(model: PreTrainedModel, tokens: tuple[int, int], sampling: SamplingParams = GREEDY, **more: Any) -> Tie:
     return examine(model, SEQUENCE, tokens, sampling, prompt_length=PROMPT, **more)
 
 
 def scores(*values: float) -> Any:
     """A logits processor that puts the first tokens' scores in place of the model's, and -10 for all others."""
-
-    def process(input_ids: Tensor, given: Tensor) -> Tensor:
-        made = torch.full_like(given, -10.0)
-        made[:, : len(values)] = torch.tensor(values)
-        return made
-
-    return process
+    made = torch.tensor([[*values, *[-10.0] * (VOCAB - len(values))]])
+    return lambda input_ids, given: made
 
 
 def test_margins_by_hand(model: PreTrainedModel) -> None:
