@@ -225,10 +225,7 @@ class AssistantStep(nn.Module):
         return self.assistant.post_projection(last), self._logits(last)
 
     def _logits(self, last: Float[Tensor, "batch node width"]) -> Float[Tensor, "batch node vocab"]:
-        """Returns the logits; of a clustered vocabulary those of the nearest clusters, and -inf for all others.
-
-        Transformers gives those others one number that depends on the whole batch, which is below all logits, too.
-        """
+        """Returns logits, -inf outside of the nearest clusters, where transformers' number depends on the batch."""
         clusters, output = self.assistant.masked_embedding, self.assistant.lm_head
         if clusters is None:
             return output(last)

@@ -74,10 +74,7 @@ class CombinedSession(Session):
     def show(
         self, part: int, outcome: Outcome, *, first: int, width: int | None = None, rows: np.ndarray | None = None
     ) -> None:
-        """Let a part observe an outcome, with the numbers that the nodes of the path have in the part's own tree.
-
-        Its drafted nodes begin at ``first`` in the combination's tree, in these ``rows``, Bool[batch]; None is for all.
-        """
+        """Let a part see an outcome by its own tree's numbers; its nodes begin at ``first``, in ``rows`` or in all."""
         session, depth = self.parts[part], self.depths[part]
         top = outcome.top_tokens
         if top is not None:

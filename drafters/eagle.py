@@ -112,10 +112,7 @@ class EagleDrafter(FeatureDrafter):
 
 
 class NewEagle3(TypedDict, total=False):
-    """The head that a training begins with: one to go on from (``name``), or new weights, which the others describe.
-
-    It can draft the ``draft_vocabulary`` most frequent supervised tokens, by default all.
-    """
+    """The head a training begins with: ``name``, or new weights with the ``draft_vocabulary`` most frequent tokens."""
 
     name: str | None
     hidden_layers: Sequence[int] | None

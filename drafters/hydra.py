@@ -214,9 +214,10 @@ class HydraHeads(Heads):
     def read(cls, checkpoint: Checkpoint) -> "HydraHeads":
         name, stored, tensors = checkpoint.name, checkpoint.config, checkpoint.tensors(lambda key: key not in _UNUSED)
         turns = [tensors.pop(key) for key in [*tensors] if key.endswith(".rotary_emb.inv_freq")]
-        if stored.get("hidden_state_offset"):
+        if stored.get("hidden_state_offset") or stored.get("grounded_heads") is False:
             raise ValueError(
-                f"{name} reads a hidden state before the last one (hidden_state_offset), not supported here"
+                f"{name} reads a hidden state before the last one (hidden_state_offset), or no tokens (grounded_heads "
+                f"false), not supported here"
             )
         prefixed = any(key.startswith(PREFIX) for key in tensors)
         parts = [key.split(".") for key in tensors if key.startswith("hydra_mlp.")]
@@ -239,10 +240,7 @@ class HydraHeads(Heads):
 
 
 class HydraScorer(PathScorer):
-    """Scores the children of a node with its depth's head, which reads the state and the embeddings of the node's path.
-
-    ``runner`` runs Hydra++'s prefix attention, whose cache has an entry per committed position, and none of a draft.
-    """
+    """Scores a node's children by its depth's head, from state and path; ``runner`` has Hydra++'s attention."""
 
     def __init__(self, *, runner: ModelRunner | None = None, **places: Any):
         super().__init__(**places)

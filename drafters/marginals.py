@@ -77,11 +77,7 @@ class MarginalScorer(Follower):
         return (scores.float() if self._greedy else scores.float() / self._temperature).softmax(-1)
 
     def _drawn(self, law: Float[Tensor, "batch some vocab"], batch: Batch, level: int) -> Int[Tensor, "batch sample"]:
-        """Returns the next token of every continuation.
-
-        Those of the first level are drawn from one distribution. Continuation k takes the k-th part of it, which makes
-        the average less noisy than independent draws would, and never more.
-        """
+        """Returns every continuation's next token; at the first level each from its own part of the distribution."""
         if self._greedy:
             return law.argmax(-1)
         first = level * self._samples

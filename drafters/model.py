@@ -75,11 +75,7 @@ MODEL: dict[str, Any] = {
 
 
 class ModelDrafter(CausalDrafter):
-    """Drafts with a model of the target's vocabulary, on the target's device.
-
-    Logits wider or narrower than the target's (padded vocabularies) are cut or filled up with zero probability. With a
-    tokenizer, its vocabulary is checked against the target's.
-    """
+    """Drafts with a model of the target's vocabulary on its device; other widths are cut or filled up with zeros."""
 
     runs = "model"
     public = (

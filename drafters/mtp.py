@@ -60,10 +60,7 @@ class MTPDrafter(FeatureDrafter):
         hidden_state: str = "auto",
         **options: Unpack[Loaded],
     ) -> "MTPDrafter":
-        """Take the module from files (None: the target's own), which ``bind`` reads: it is like the target's layers.
-
-        The wrong ``hidden_state`` (``load_mtp``) costs acceptance and nothing else, so try both.
-        """
+        """Take the module from files (None: the target's) in ``bind``; a wrong ``hidden_state`` costs acceptance."""
         given = {"module": whole("module", module, least=0), "hidden_state": hidden_state}
         check_layout(hidden_state, HIDDEN, "hidden_state")
 

@@ -78,11 +78,7 @@ class NGramDrafter(StatelessDrafter):
     def _matches(
         self, tokens: Int[np.ndarray, "batch position"], lengths: Int[np.ndarray, " batch"]
     ) -> tuple[Int[np.ndarray, "batch match"], Int[np.ndarray, "batch match"]] | None:
-        """Returns where each row's matches end, as indices into the flattened ``tokens``, and how many tokens follow.
-
-        The best match comes first. A match of n tokens is also a match of fewer tokens, and is in the table again as
-        such. Empty entries of the table are followed by zero tokens.
-        """
+        """Returns where each row's matches end in the flattened ``tokens``, the best first, and how many follow."""
         batch, stride = tokens.shape
         width = int(lengths.max())
         flat = tokens.reshape(-1)

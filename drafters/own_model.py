@@ -36,10 +36,7 @@ _Draft = TypeVar("_Draft", bound=DraftHead)
 
 
 class Settings(TypedDict, total=False):
-    """Settings of every drafter with a model of its own; for ``attention`` and ``kv_cache`` see ``ModelRunner``.
-
-    ``sampling`` None is ``"deterministic"`` with a tree of the most probable paths, and ``"iid"`` otherwise.
-    """
+    """Settings of drafters with a model; ``sampling`` None: deterministic for most probable paths, else iid."""
 
     sampling: DraftSampling | str | None
     temperature: float | None

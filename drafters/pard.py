@@ -90,10 +90,7 @@ class PARDDrafter(ModelDrafter):
 
 
 class TrainedPARD(FillsMasks, TrainedLM):
-    """A small model that learns to fill masks, while it stays a causal LM at the first depth; see ``TrainedLM``.
-
-    The mask token, one that the text does not have, is by default the loaded model's own, else the target's last id.
-    """
+    """A small causal LM that learns to fill masks (its mask token, else the target's last id); see ``TrainedLM``."""
 
     title = "parallel drafter (PARD)"
     autoregressive = False

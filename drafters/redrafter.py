@@ -126,11 +126,7 @@ class RecurrentScorer(PathScorer):
 
 
 class ReDrafter(LastStateDrafter):
-    """Drafts with a recurrent head: by default what a beam search finds, whatever the request's temperature.
-
-    The published code verifies beams at a temperature as if they had been drawn, which is biased; here they are
-    ``DETERMINISTIC``. A ``shape`` may be drawn. Arguments: see ``LastStateDrafter``.
-    """
+    """Drafts what a beam search finds, as ``DETERMINISTIC``: verified as if drawn, as published, it is biased."""
 
     kind, title = RecurrentHead, "ReDrafter"
 

@@ -4,6 +4,7 @@ A head's table of names has pairs, the beginning of our name of a tensor and tha
 that fits counts. It is read forwards to write a checkpoint, and backwards to load one.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -18,10 +19,11 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafters.heads.bound import move
-from drafters.heads.files import TRAINING, Checkpoint, Where
+from drafters.heads.files import OURS, TRAINING, Checkpoint, Where
 from specdec.arguments import number, shown, whole
 from specdec.target.loading import listed, resolve_device, resolve_dtype
 
+logger = logging.getLogger(__name__)
 Names = Sequence[tuple[str, str]]
 Written = dict[str, Any]
 _Head = TypeVar("_Head", bound=nn.Module)
@@ -31,10 +33,11 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
-def loader(read: Callable[..., _Head], weights: Sequence[str] = ()) -> Callable[..., _Head]:
+def loader(read: Callable[..., _Head], weights: Sequence[str] = (), *, whole_file: bool = True) -> Callable[..., _Head]:
     """Returns ``load(path, *, dtype, device, **given)`` for a function that reads a head of a ``Checkpoint``.
 
     ``given`` is ``Where`` and what ``read`` takes; ``dtype`` None is the checkpoint's own, ``device`` None the CPU.
+    Unless ``config.json`` is not of a head's ``whole_file``, keys that ``read`` did not ask for are named in a warning.
     """
 
     @wraps(read)
@@ -49,6 +52,8 @@ def loader(read: Callable[..., _Head], weights: Sequence[str] = ()) -> Callable[
         resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
         checkpoint = Checkpoint(path, weights=weights, **where)
         head: Any = read(checkpoint, **given)
+        if unread := checkpoint.config.unread if whole_file and checkpoint.json(OURS) is None else []:
+            logger.warning("%s: its config.json has %s, which nothing here reads", checkpoint.name, ", ".join(unread))
         trained = checkpoint.json(TRAINING)
         if (
             trained is not None and "scaled_output" not in trained

@@ -190,10 +190,7 @@ class BlockHead(DraftHead):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Reads context if ``features`` are given, and otherwise runs places; arguments as of transformers' models.
-
-        Features are the target's hidden states side by side. Logits of places are without a Markov head's part.
-        """
+        """Reads context if ``features`` are given, and otherwise runs places; logits lack a Markov head's part."""
         given = features if features is not None else inputs_embeds if input_ids is None else input_ids
         assert given is not None, "give features, tokens or embeddings"
         if past_key_values is None and (kwargs.get("use_cache") or features is not None):

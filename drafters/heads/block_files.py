@@ -5,6 +5,7 @@ configurations are often wrong about them.
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,10 +221,11 @@ def _described(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Returns the settings of the layers in a ``config.json``, and those of the block as fields of ``BlockConfig``."""
     inner, kind = section(name, stored, "dflash_config"), stored.get("speculators_model_type")
-    layout, layers, given = LAYOUTS["speculators" if kind else "z-lab"], stored, {**stored, **inner}
+    both: Any = inner, stored
+    layout, layers, given = LAYOUTS["speculators" if kind else "z-lab"], stored, ChainMap(*both)
     if stored.get("model_type") == BlockConfig.model_type:
         own = BlockConfig.__annotations__
-        return stored, {key: value for key, value in stored.items() if key in own and value is not None}
+        return stored, {key: stored[key] for key in stored if key in own and stored[key] is not None}
     if kind is None and "target_layer_ids" in stored and not inner:
         kind = "dspark"  # DeepSpec's, whatever its name: "DFlash", too, is shifted there
     elif kind is None and (inner or (stored.get("architectures") or [""])[0].startswith("DFlash")):
@@ -244,10 +246,11 @@ def _described(
         if given.get("use_swa"):  # modelopt's and vLLM's: all layers have a window, and are no more causal for it
             window = stored.get("sliding_window") or given.get("swa_window_size")
             kinds, causal = ["sliding_attention"] * count_layers(tensors), bool(causal)
-            layers = {**stored, "layer_types": kinds, "sliding_window": window}
+            layers = ChainMap({"layer_types": kinds, "sliding_window": window}, both[1])
         sight = _sight(layers, full=bool(causal), sliding=causal is None or bool(causal))
     else:
-        layers = dict(section(name, stored, "transformer_layer_config"))
+        described: Any = section(name, stored, "transformer_layer_config")
+        layers = ChainMap({}, described)
         if layers.get("sliding_window") is not None:  # positions before the root, whatever the place
             layers["sliding_window"] = whole(f"{name}: its sliding_window", layers["sliding_window"], least=1) + 1
         shifted = stored.get("sample_from_anchor", kind == "dspark" or stored.get("projector_type") == "domino")

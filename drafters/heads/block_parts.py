@@ -208,10 +208,7 @@ def convolved_layer(
 
 
 class CandidateSelector(PlaceHead):
-    """Chooses among a place's most probable tokens, by their logits and ⟨A[token before] * P h, B[candidate]⟩.
-
-    h is the place's hidden state. No other token is drafted, so q is zero there.
-    """
+    """Chooses among a place's most probable tokens, by logits and ⟨A[token before] * P h, B[candidate]⟩ (h: state)."""
 
     def __init__(self, config: BlockConfig):
         super().__init__()

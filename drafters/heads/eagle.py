@@ -26,10 +26,7 @@ from specdec.interfaces import Description
 
 
 class EagleHead(FeatureHead):
-    """A decoder layer that predicts the target's next normalized last hidden state; the target's output layer reads it.
-
-    ``config`` is Llama's or Qwen3's, of the target's sizes. Embeddings are the target's unless it owns some.
-    """
+    """A decoder layer (``config``: Llama's or Qwen3's) that predicts the target's next last state, normalized."""
 
     draft_ids = None
 

@@ -148,7 +148,8 @@ def _eagle3(
             f"{name}: its t2d marks the tokens of a vocabulary of {len(marks)} and its embeddings have "
             f"{len(embeddings)}: one of them belongs to another checkpoint"
         )
-    said = ChainMap(dict(ours), dict(stored), dict(section(name, stored, "eagle_config")))
+    parts: Any = ours, stored, section(name, stored, "eagle_config")
+    said = ChainMap(*parts)
     with torch.device("meta"):
         head = kind(
             config,

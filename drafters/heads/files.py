@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -24,6 +24,43 @@ OURS = "specdec.json"
 """A file of ours beside ``config.json``: what the public keys cannot say without doubt."""
 TRAINING = "training.json"
 """The file that the trainer writes beside a head's weights."""
+
+
+TOLD = """architectures model_type auto_map torch_dtype dtype transformers_version use_cache pretraining_tp block_size
+_name_or_path name_or_path medusa_num_heads medusa_num_layers hydra_num_heads hydra_num_layers hydra_head_arch
+base_model_name_or_path attention_dropout initializer_range tie_word_embeddings bos_token_id eos_token_id pad_token_id
+hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size
+draft_vocab_size attention_bias mlp_bias qkv_bias bias fc_bias rope_theta sliding_window use_sliding_window
+max_window_layers num_aux_hidden_states use_aux_hidden_state num_target_layers speculators_version speculators_config
+speculators_model_type"""
+"""Keys that say nothing about a head beyond its tensors and other keys."""
+
+
+class Settings(Mapping[str, Any]):
+    """A ``config.json``, or a part of it, that knows which of its keys nobody has asked for."""
+
+    def __init__(self, given: Mapping[str, Any]):
+        self._given = {key: Settings(value) if isinstance(value, dict) else value for key, value in given.items()}
+        self._asked = set[str]()
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._given[key]
+        self._asked.add(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    @property
+    def unread(self) -> list[str]:
+        """Keys that nobody has asked for, but ``TOLD`` ones and those without a value; parts' behind their name."""
+        left = [key for key, value in self._given.items() if value is not None and key not in TOLD.split()]
+        parts = {key: self._given[key] for key in self._asked if isinstance(self._given[key], Settings)}
+        inner = [f"{key}.{name}" for key, part in parts.items() for name in part.unread]
+        return sorted([key for key in left if key not in self._asked] + inner)
 
 
 class Where(TypedDict, total=False):
@@ -64,7 +101,7 @@ class Checkpoint:
         config = self.json("config.json")
         if config is None and not weights:
             raise ValueError(f"no checkpoint at {self.name!r}: {self._away or 'there is no config.json'}")
-        self.config: dict[str, Any] = config or {}
+        self.config = Settings(config or {})
 
     def find(self, file: str) -> Path | None:
         """Returns a file's place on this machine, after a download if need be."""

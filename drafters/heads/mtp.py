@@ -211,7 +211,7 @@ def model_like(path: str, target: PreTrainedConfig | None) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(target)
 
 
-@loader
+@partial(loader, whole_file=False)  # it is the target's, as a rule
 def load_mtp(
     checkpoint: Checkpoint, *, target: PreTrainedModel, module: int = 0, hidden_state: str = "auto"
 ) -> MTPHead:
