@@ -52,8 +52,9 @@ def loader(read: Callable[..., _Head], weights: Sequence[str] = (), *, whole_fil
         resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
         checkpoint = Checkpoint(path, weights=weights, **where)
         head: Any = read(checkpoint, **given)
-        if unread := checkpoint.config.unread if whole_file and checkpoint.json(OURS) is None else []:
-            logger.warning("%s: its config.json has %s, which nothing here reads", checkpoint.name, ", ".join(unread))
+        head.unread = checkpoint.config.unread if whole_file and checkpoint.json(OURS) is None else []
+        if names := ", ".join(head.unread):
+            logger.warning("%s: its config.json has %s, which nothing here reads", checkpoint.name, names)
         trained = checkpoint.json(TRAINING)
         if (
             trained is not None and "scaled_output" not in trained

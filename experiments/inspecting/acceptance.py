@@ -186,7 +186,9 @@ def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " 
         facts["reads"] = "the last hidden state, after the final norm"
     elif drafter.reads:
         numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in drafter.reads)
-        facts["reads"] = f"hidden states {numbers} (l: input of layer l) of a target of {target.num_layers} layers"
+        facts["reads"] = (
+            f"hidden states {numbers} (l is the input of layer l) of a target of {target.num_layers} layers"
+        )
     facts |= drafter.facts
     ids = None if drafter.tokens is None else list(drafter.tokens)
     columns = target.vocab_size if ids is None else len(ids)
@@ -199,7 +201,8 @@ def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " 
     rope, theirs = (_rope(each) for each in (getattr(module, "config", None), target.model.config.get_text_config()))
     if rope is not None:
         facts["RoPE"] = rope + (" (as the target's)" if rope == theirs else f" (the target's: {theirs})")
-    return facts
+    unread = ", ".join(getattr(module, "unread", ()))
+    return facts | ({"keys that nothing reads": unread} if unread else {})
 
 
 def trained_on(checkpoint: Checkpoint) -> str | None:
