@@ -66,8 +66,7 @@ def test_every_bit_is_a_fair_coin() -> None:
     integers = (along("index") * 2.0**52).long()
     assert torch.equal(integers.double() * 2.0**-52, along("index"))
     for bit in range(52):
-        ones = int(((integers >> bit) & 1).sum())
-        assert stats.binomtest(ones, COUNT).pvalue > ALPHA / 52, f"bit {bit}"
+        assert stats.binomtest(int(((integers >> bit) & 1).sum()), COUNT).pvalue > ALPHA / 52, f"bit {bit}"
 
 
 def test_purposes_indices_rounds_and_requests_do_not_share_numbers() -> None:

@@ -159,9 +159,6 @@ FEW_PROMPTS = [[3], *(np.random.default_rng(2).integers(1, 24, length).tolist() 
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
 
 
-Mutant = Callable[[pytest.MonkeyPatch, RecurrentScorer], None]
-
-
 def rejected(
     target: Target, drafter: Drafter, *, spoil: Callable[[RecurrentScorer], None] | None = None, **options: Any
 ) -> int:
@@ -223,7 +220,7 @@ def rootless(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
 
 
 @pytest.mark.parametrize("mutant", [uncommitted, complete(rootless, strong=False)])
-def test_states_of_other_tokens_are_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_other_tokens_are_noticed(mutant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny("qwen3_next"))
     drafter = ModelDrafter(target.model, (2, 2, 1))
     assert rejected(target, drafter, spoil=lambda scorer: mutant(monkeypatch, scorer)) > 10

@@ -103,14 +103,14 @@ def test_this_machine_is_read_without_fail() -> None:
     assert machine.usable_cores() >= 1
 
 
-SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    "intermediate_size",
-)
-SMALL: dict[str, Any] = dict(zip(SIZES, (32, 2, 4, 2, 8, 40), strict=True)) | {
+def sized(*sizes: int) -> LlamaShape:
+    return LlamaShape(**dict(zip(LlamaShape.__annotations__, sizes, strict=True)))
+
+
+SMALL: dict[str, Any] = vars(sized(32, 2, 4, 2, 8, 40)) | {
     "vocab_size": 48, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None,
 }  # fmt: skip
-LARGER = LlamaShape(**dict(zip(SIZES, (96, 4, 12, 6, 8, 112), strict=True)))
+LARGER = sized(96, 4, 12, 6, 8, 112)
 
 
 def small(*, seed: int = 0, **changes: object) -> LlamaForCausalLM:
@@ -150,7 +150,7 @@ GOALS = {
     "its own key-value heads": replace(LARGER, num_key_value_heads=12),
     "wider groups": replace(LARGER, num_attention_heads=24, num_key_value_heads=4),
     "four times as wide heads": replace(LARGER, head_dim=32, num_key_value_heads=12),
-    "the same but for layers": LlamaShape(**dict(zip(SIZES, (32, 3, 4, 4, 8, 40), strict=True))),
+    "the same but for layers": sized(32, 3, 4, 4, 8, 40),
 }
 
 

@@ -93,6 +93,7 @@ def test_target_efficiency_of_dense_models_and_mixtures() -> None:
         ("qwen3-30b-a3b", "0.39 0.49 0.88 0.99 0.99"),
     ):
         cost = RoofRounds(shape=SHAPES[name], precision=HALF, roof=H100)
+        assert target_efficiency(cost, batch=64, drafted=0, context=1024) == 1
         found = [target_efficiency(cost, batch=batch, drafted=3, context=1024) for batch in (1, 8, 32, 128, 512)]
         assert [f"{value:.2f}" for value in found] == cells.split()
 

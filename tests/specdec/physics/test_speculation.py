@@ -11,14 +11,13 @@ from specdec.physics.costs import StepSize
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import LLAMA_8B_H100 as FITTED
 from specdec.physics.rounds import DraftModel, RoofRounds, TimedRounds, round_seconds
-from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, nominal
+from specdec.physics.shape import Layer, ModelShape, nominal
 from specdec.physics.speculation import (
     best_length,
     break_even_batch,
     chain_tokens,
     critical_context,
     speedup_of,
-    target_efficiency,
 )
 from specdec.physics.work import Roof, step_work
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
@@ -125,20 +124,6 @@ def test_critical_context() -> None:
     multi_head = nominal(32, layers=32, heads=32, kv_heads=32)
     for shape, intensity in ((multi_head, 1.0), (ROUND_70B, 8.0), (DEEPSEEK_V3, 241.8)):
         assert shape.pair_flops / (2.0 * shape.kept_per_position) == pytest.approx(intensity, abs=0.05)
-
-
-def test_experts_make_verifying_dear_for_few_rows() -> None:
-    """More tokens hit more experts, which few rows pay for; very many rows pay for operations instead."""
-    mlp = Mlp(weights=0, experts=128, chosen=8, expert_weights=5_000_000)
-    attention = Attention.grouped(weights=20_000_000, heads=32, kv_heads=4, head_dim=128)
-    none = {"kind": "", "hidden": 0, "vocab": 0, "table_weights": 0, "output_weights": 0}
-    mixture = ModelShape(layers=(Layer(attention=attention, mlp=mlp),) * 4, **none)
-    cost = RoofRounds(shape=mixture, precision=HALF, roof=H100)
-    assert target_efficiency(cost, batch=64, drafted=0, context=1024) == 1
-    few, some, many = (target_efficiency(cost, batch=batch, drafted=3, context=0) for batch in (1, 64, 8192))
-    assert few < 0.6 and many < 0.6 and some > 0.9
-    dense = RoofRounds(shape=ROUND_8B, precision=HALF, roof=H100)
-    assert target_efficiency(dense, batch=1, drafted=3, context=0) > 0.99, "free where there are no experts"
 
 
 def test_drafting_one_by_one_costs_a_forward_each() -> None:

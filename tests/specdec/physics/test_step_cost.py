@@ -42,8 +42,8 @@ SIZES = [
 ]
 
 
-def timed(cost: StepCost, *, noise: float = 0.0, seed: int = 0) -> list[float]:
-    random = np.random.default_rng(seed)
+def timed(cost: StepCost, *, noise: float = 0.0) -> list[float]:
+    random = np.random.default_rng(5)
     return [cost.seconds(size) * (1 + noise * random.normal()) for size in SIZES]
 
 
@@ -78,7 +78,7 @@ def test_the_fit_recovers_planted_constants() -> None:
 def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one() -> None:
     """Attention here costs nothing per position: noise would make it negative."""
     columns = np.array([[1, size.tokens, size.positions, size.pairs] for size in SIZES])
-    seconds = np.array(timed(cost(1e-2, 1e-4, 0.0, 1e-6), noise=0.03, seed=5))
+    seconds = np.array(timed(cost(1e-2, 1e-4, 0.0, 1e-6), noise=0.03))
     unbounded = np.linalg.lstsq(columns / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
     assert unbounded.min() < 0, "the mutant: least squares of the same errors, unbounded"
     with pytest.raises(ValueError, match="no number of seconds from 0 on"):
