@@ -186,7 +186,8 @@ def facts_of(drafter: Description, target: Target, frequencies: Float[Tensor, " 
         facts["reads"] = "the last hidden state, after the final norm"
     elif drafter.reads:
         numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in drafter.reads)
-        facts["reads"] = f"hidden states {numbers} (l: input of layer l) of a target of {target.num_layers} layers"
+        of = f"of a target of {target.num_layers} layers"
+        facts["reads"] = f"hidden states {numbers} (l is the input of layer l) {of}"
     facts |= drafter.facts
     ids = None if drafter.tokens is None else list(drafter.tokens)
     columns = target.vocab_size if ids is None else len(ids)
