@@ -308,6 +308,7 @@ def test_a_field_that_is_set_is_translated_or_refused_by_name() -> None:
     for fields, words in (
         ({"num_beams": 4}, "num_beams=4"),
         ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
+        ({"max_time": 1.0}, "max_time=1.0"),
         ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
         ({"watermarking_config": WatermarkingConfig()}, "watermarking_config="),
         ({"a_field_of_the_future": 1}, "a_field_of_the_future=1"),
