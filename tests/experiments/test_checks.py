@@ -157,7 +157,7 @@ def test_a_mistake_and_what_mends_it(configure: Configure, capsys: pytest.Captur
     for words in (
         "kind EAGLE-3 head, 1 decoder layer, ",
         "Its files name this target.",
-        "reads hidden states 1, 3, 5 (l: input of layer l) of a target of 6 layers",
+        "reads hidden states 1, 3, 5 (l is the input of layer l) of a target of 6 layers",
         "vocabulary 4,096 of the target's 4,096 tokens",
         "RoPE theta 10,000, default (as the target's)",
         f"No mistake was found: none of {len(mended.tried)} alternatives raises the acceptance.",
