@@ -31,10 +31,7 @@ def accept(
     target_probs: Float[Tensor, "batch node vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Draw the accepted path and the next token by a verifier's laws, for a batch of draft trees.
-
-    Of a row's two independent uniforms, one draws the stop node, one the next token.
-    """
+    """Draw accepted paths and next tokens by a verifier's laws; of a row's two uniforms, one draws the stop node."""
     if tree.width == 1:
         return _without_draft(verifier, tree, target_probs, uniforms)
     parts = parts_of(len(target_probs), target_probs[0].numel())

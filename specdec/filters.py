@@ -55,10 +55,7 @@ def keep_top(
 def largest(
     values: Float[Tensor, "*rows vocab"], count: int
 ) -> tuple[Float[Tensor, "*rows rank"], Int[Tensor, "*rows rank"]]:
-    """Returns the largest values in descending order, and their ids; of equal values the lower ids come first.
-
-    It sorts only as many values as are asked for. ``topk`` alone leaves open which of equal values it returns.
-    """
+    """Returns the largest values, descending, and their ids; unlike ``topk``, of equal values the lower ids first."""
     vocab = values.shape[-1]
     least = values.topk(count, dim=-1).values[..., -1:]
     equal = values == least

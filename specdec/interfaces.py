@@ -164,10 +164,7 @@ class Drafter(ABC):
 
 
 class StatelessDrafter(Drafter, Session):
-    """A drafter that is its own session, because it keeps nothing: the batch holds the sequences.
-
-    A subclass writes ``propose``, and sets ``reads_host`` if that reads ``batch.host``.
-    """
+    """A drafter that is its own session; write ``propose``, and ``reads_host`` if that reads ``batch.host``."""
 
     lookback = 0
 

@@ -127,10 +127,7 @@ def _names(kind: type) -> tuple[str, ...] | None:
 
 
 def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
-    """Returns the trees padded to one of few sizes, so that what is done with them can be recorded and replayed.
-
-    Trees of a static shape come in few sizes anyway, and stay as they are. The bounds are the drafter's.
-    """
+    """Returns trees padded to one of few sizes, to be recorded; those of a static shape stay. Bounds: the drafter's."""
     if tree.is_static:
         return tree
     width = 1 + min(size_for(tree.width - 1), max_nodes)
