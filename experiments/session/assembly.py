@@ -165,8 +165,9 @@ def measure_methods(
             shown = said | (trace.tokens if trace is not None else set())
             write_token_texts(folder, token_bytes(shown, tokenizer))
 
-    if fitting.sentence is not None and not in_sweep():
-        print(fitting.sentence, file=sys.stderr)
+    for sentence in (fitting.sentence, left_out(target, samplings)):
+        if sentence is not None and not in_sweep():
+            print(sentence, file=sys.stderr)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=len(kept or ()))
     return measurement.run(work, sum(map(len, prepared)))
 
@@ -178,6 +179,22 @@ def encode_warmup(
     room = min(max_length - sampling.max_new_tokens, most or max_length)
     encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
     return [ids for ids in encoded if ids]
+
+
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+_APPLIED = (*_FILTERS, "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens")
+
+
+def left_out(target: Target, samplings: Sequence[SamplingParams]) -> str | None:
+    """What ``generate`` would apply by the model's own files and a run does not, in a sentence; None for nothing."""
+    config = getattr(target.model, "generation_config", None)
+    said = {} if config is None else config.to_diff_dict()
+    names = [name for name in _APPLIED if name not in _FILTERS or not all(each.greedy for each in samplings)]
+    values = {name: said[name] for name in names if said.get(name) is not None}
+    other = [f"{n}={v}" for n, v in values.items() if any(getattr(each, n, None) != v for each in samplings)]
+    if not other:
+        return None
+    return f"the model's generation config sets {', '.join(other)}, which this run leaves out (sampling=…)"
 
 
 def facts_of(

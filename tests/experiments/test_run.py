@@ -19,10 +19,12 @@ from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
 from experiments.results.timing import STAGES
 from experiments.run import run
+from experiments.session.assembly import left_out
 from experiments.session.measurement import NotLosslessError
-from specdec import Batch, DraftTree
+from specdec import Batch, DraftTree, SamplingParams, Target
 from specdec.native import native_library
 from tests.experiments.runs import Configure, Stop, invoke, local, summary_file
+from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
 no_pictures = pytest.mark.usefixtures("no_pictures")
@@ -335,3 +337,14 @@ def test_prompts_that_do_not_fit_are_said_once(
     counted = {"skip": "skipped", "cut": "cut"}[policy]
     nothing = {"cut": 0, "skipped": 0, "of": 3, "longest": 112, "room": 64}
     assert manifest["too_long"] == nothing | {counted: 1}
+
+
+def test_what_a_models_files_ask_for_and_a_run_leaves_out_is_said() -> None:
+    model = tiny_model(layers=2)
+    target = Target(model)
+    assert left_out(target, [SamplingParams(temperature=1.0)]) is None
+    for name, value in {"repetition_penalty": 1.1, "suppress_tokens": [5], "do_sample": True, "top_p": 0.8}.items():
+        setattr(model.generation_config, name, value)
+    said = left_out(target, [SamplingParams()])
+    assert said is not None and "repetition_penalty=1.1, suppress_tokens=[5]" in said and "top_p" not in said
+    assert "top_p=0.8" in str(left_out(target, [SamplingParams(temperature=1.0)]))

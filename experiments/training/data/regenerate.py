@@ -174,8 +174,8 @@ def answered(
                 marks[row] += [0] * len(turns[turn + 1])
                 open_rows.append(row)
         turn += 1
-    told = map(_said, prompts, answers)
-    return [_document(prompt.name, *made) for prompt, *made in zip(prompts, tokens, marks, told, strict=True)]
+    made = zip(prompts, tokens, marks, answers, strict=True)
+    return [_document(prompt.name, ids, mark, _said(prompt, texts)) for prompt, ids, mark, texts in made]
 
 
 def _parts(document: Document) -> list[list[int]]:

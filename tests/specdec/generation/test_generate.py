@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from drafters.model import ModelDrafter
-from specdec import Engine, SamplingParams, Verifier
+from specdec import Engine, SamplingParams, Target, Verifier
 from specdec.generation import SpeculativeGenerate, generate
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
@@ -161,3 +161,15 @@ def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) 
     for given, options in ((named, {"tokenizer": letters()}), (criteria, {"max_batch_size": 2})):
         ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), **options)
         assert torch.equal(model.generate(**batch(), **common, **given, custom_generate=ours), plain)
+
+
+def test_what_a_models_files_ask_for_is_a_call_away() -> None:
+    model = tiny_model(vocab_size=VOCAB, layers=2)
+    for name, value in {"repetition_penalty": 1.1, "suppress_tokens": [5], "do_sample": True, "top_p": 0.8}.items():
+        setattr(model.generation_config, name, value)
+    target, prompt = Target(model), [1, 2, 3]
+    model.generation_config.do_sample = False
+    asked = SamplingParams.from_model(target, max_new_tokens=12)
+    (found,) = Engine(target, max_length=40).generate([prompt], asked)
+    wanted = model.generate(torch.tensor([prompt]), max_new_tokens=12, pad_token_id=0)[0, 3:]
+    assert list(found.token_ids) == wanted.tolist() and asked.repetition_penalty == 1.1
