@@ -185,17 +185,6 @@ class SamplingParams:
         }.items():
             object.__setattr__(self, name, value)
 
-    @classmethod
-    def from_model(cls, target: Any, **changes: Any) -> "SamplingParams":
-        """Returns what ``generate`` applies by a target's generation config (temperature, filters, penalties), changed.
-
-        Raises:
-            ValueError: The config sets what this engine does not have (``specdec.generation``).
-        """
-        from specdec.generation import from_generation_config  # which knows transformers, and these parameters
-
-        return replace(from_generation_config(target.model.generation_config, device=target.device), **changes)
-
     @property
     def processors(self) -> tuple[Callable[..., Any], ...]:
         return self.logits_processor or ()

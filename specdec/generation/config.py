@@ -6,6 +6,7 @@ time, at the nodes of its draft tree, without padding (``specdec.engine.processo
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import GenerationConfig, GenerationMixin
 
 from specdec.arguments import instance
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 Processor = Callable[..., Any]
 
@@ -110,6 +112,11 @@ def from_generation_config(
     )
 
 
+def from_model(target: Target, **changes: Any) -> SamplingParams:
+    """Return what ``generate`` applies by the files of a target's model, with changes; raises ValueError as above."""
+    return replace(from_generation_config(target.model.generation_config, device=target.device), **changes)
+
+
 def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -> None:
     """Refuse a config that asks, in any field or in those named, for what this engine does not have."""
     fields = config.to_dict()
@@ -159,10 +166,9 @@ def _processors(
 
 
 def sampling_fields(processors: Sequence[Processor], *, sample: bool) -> dict[str, Any]:
-    """Return fields of ``SamplingParams`` that do what these processors do, one after the other.
+    """Return fields of ``SamplingParams`` that do what these processors do, one after the other; greedy or ``sample``.
 
-    The built-in parameters take the place of processors if the list has our engine's order, each kind at most once.
-    Otherwise all run as they are, which is slower. Without ``sample`` the most probable token is taken.
+    Built-in parameters take their place if the list has our engine's order, each kind at most once: they are faster.
     """
     fields: dict[str, Any] = {"temperature": 1.0 if sample else 0.0}
     found = [_built_in(processor) for processor in processors]
@@ -191,8 +197,8 @@ def _built_in(processor: Processor) -> tuple[str, Any]:
 def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " position"]) -> Processor:
     """Return a processor that does for one row, given without padding, what this one does for it in its batch.
 
-    ``row`` counts as ``generate`` does: samples of a prompt are rows of their own. ``padding`` stands on its left. One
-    that is no function of the tokens and scores, or is for another number of rows, is a ``ValueError``.
+    ``row`` counts samples of a prompt as rows, and ``padding`` is on its left. Refuses what is no function of tokens
+    and scores, and what is for another number of rows.
     """
 
     def prompt_of(prompts: int) -> int:

@@ -76,9 +76,7 @@ def left_padding(input_ids: Int[Tensor, "batch position"], kwargs: Mapping[str, 
 
 
 class Endings:
-    """What ends the rows of one call of ``generate``.
-
-    Stop strings are left to transformers' own criterion, which also finds a string that begins in the prompt.
+    """The ends of one call's rows; transformers' own criterion finds stop strings, also those that begin in the prompt.
 
     ``max_length`` counts prompt and output, padding included.
     """
@@ -264,10 +262,7 @@ class SpeculativeGenerate:
         ]
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
-        """Returns an engine for this model with room for the call; it is kept for the next one.
-
-        An engine that is only too short is replaced by one of twice its length, as far as the model has positions.
-        """
+        """Returns an engine with room for the call, kept for the next one; one that is too short grows to twice that."""
         engine, batch, target = self._engine, self.max_batch_size or rows, Target(model, self.tokenizer)
         room = length
         if engine is not None and engine.target.model is model and engine.max_batch_size >= batch:

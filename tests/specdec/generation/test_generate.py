@@ -17,7 +17,7 @@ from transformers import (
 
 from drafters.model import ModelDrafter
 from specdec import Engine, SamplingParams, Target, Verifier
-from specdec.generation import SpeculativeGenerate, generate
+from specdec.generation import SpeculativeGenerate, from_model, generate
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
@@ -169,7 +169,7 @@ def test_what_a_models_files_ask_for_is_a_call_away() -> None:
         setattr(model.generation_config, name, value)
     target, prompt = Target(model), [1, 2, 3]
     model.generation_config.do_sample = False
-    asked = SamplingParams.from_model(target, max_new_tokens=12)
+    asked = from_model(target, max_new_tokens=12)
     (found,) = Engine(target, max_length=40).generate([prompt], asked)
     wanted = model.generate(torch.tensor([prompt]), max_new_tokens=12, pad_token_id=0)[0, 3:]
     assert list(found.token_ids) == wanted.tolist() and asked.repetition_penalty == 1.1
