@@ -262,7 +262,7 @@ class SpeculativeGenerate:
         ]
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
-        """Returns an engine with room for the call, kept for the next one; one that is too short grows to twice that."""
+        """Returns an engine with room for the call, kept for the next one; one that is too short grows twofold."""
         engine, batch, target = self._engine, self.max_batch_size or rows, Target(model, self.tokenizer)
         room = length
         if engine is not None and engine.target.model is model and engine.max_batch_size >= batch:
