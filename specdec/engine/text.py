@@ -1,5 +1,6 @@
 """Turns prompts into tokens, and output tokens into text as soon as the text is final."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> lis
     ids = tokenizer(whole_text("the prompt", prompt))["input_ids"]
     if not ids:
         raise ValueError(f"the prompt {prompt!r} has no tokens: give at least one character")
+    if ids[:2] == [tokenizer.bos_token_id] * 2:
+        warnings.warn("a prompt begins with two BOS tokens: give chat messages, or token ids, instead", stacklevel=2)
     return ids
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from drafters import (
     BlockDrafter,
@@ -38,7 +43,7 @@ from specdec import (
 )
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, View, Work
-from specdec.engine.text import Detokenizer
+from specdec.engine.text import Detokenizer, encode_prompt
 from specdec.execution import recorder
 from specdec.execution.recorder import Recordings, TapeRecorder
 from tests.architectures import tiny
@@ -385,3 +390,14 @@ def test_a_slot_that_is_left_as_it_is_would_be_noticed(monkeypatch: pytest.Monke
     monkeypatch.setattr(RunningRequests, "leave", lambda self, request, *, sound=True: leave(self, request))
     with pytest.raises(AssertionError):
         test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", 1)
+
+
+def test_a_second_beginning_is_noticed() -> None:
+    """Text that went through a chat template begins with a BOS already."""
+    words = Tokenizer(WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
+    assert encode_prompt(tokenizer, "a") == [0, 1]
+    with pytest.warns(UserWarning, match="two BOS tokens"):
+        assert encode_prompt(tokenizer, "<s> a") == [0, 0, 1]
