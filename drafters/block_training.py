@@ -79,6 +79,8 @@ class TrainedBlock(TrainedHead):
         known = {**BlockConfig.__annotations__, **vars(BlockConfig())}.keys() - own.keys() - {"draft_vocab_size"}
         if unknown := [key for key in further if key not in known]:
             raise ValueError(f"head.config.{unknown[0]} is no further field of a block drafter's head: leave it out")
+        for key in (key for key, usual in vars(BlockConfig()).items() if type(usual) is int and key in further):
+            whole(f"head.config.{key}", further[key], least=0)
         if further.get("sliding_window") is not None:
             whole("head.config.sliding_window", further["sliding_window"], least=1)
             types = ["sliding_attention"] * (layers - 1) + ["full_attention"]

@@ -180,11 +180,7 @@ class Corpus:
 
 
 def suffix_array(tokens: Int[np.ndarray, " position"]) -> Int[np.ndarray, " position"]:
-    """Returns the places of an array in the order of the arrays that begin there.
-
-    The places are sorted by their first token, then by 2, 4, 8, … of them, until no two are equal: what follows 2
-    tokens, say, has been sorted by 2 before. So ``[2, 1, 2, 1]`` gives ``[3, 1, 2, 0]``.
-    """
+    """Returns places in the order of the arrays that begin there: ``[2, 1, 2, 1]`` gives ``[3, 1, 2, 0]``."""
     count = len(tokens)
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     order, step = np.argsort(rank), 1

@@ -139,7 +139,7 @@ class Batch:
     @property
     def on_host(self) -> HostBatch:
         """The host's numbers, for a session that says ``reads_host``."""
-        assert self.host is not None, "the engine records no round of a session that reads the host's numbers"
+        assert self.host is not None, "the host's numbers are for sessions with reads_host = True alone"
         return self.host
 
     def recorded(self, key_bound: int) -> "Batch":

@@ -11,6 +11,7 @@ from experiments.bench.play import DRAFTS, Case
 from experiments.config.kinds import did_you_mean
 from experiments.config.sections import plain, plain_whole
 from experiments.results.manifest import write_manifest
+from experiments.session.engines import check_out
 from specdec.machine import choose_dtype
 from specdec.native import recommended_threads
 from specdec.target.loading import resolve_device
@@ -18,6 +19,7 @@ from specdec.target.loading import resolve_device
 
 def bench(config: DictConfig) -> dict[str, pd.DataFrame]:
     """Measure the parts of a checked configuration, print a table of each, and write it."""
+    check_out(config.out)
     device = resolve_device(config.device or "auto")
     if unknown := [name for name in config.drafts if name not in DRAFTS]:
         raise ValueError(f"drafts: there is no {unknown[0]!r}{did_you_mean(unknown[0], DRAFTS)}")

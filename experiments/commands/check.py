@@ -81,11 +81,12 @@ def check_drafter(config: DictConfig) -> list[Any]:
 def check_verifier(config: DictConfig) -> list[Any]:
     """Try a rule on every case that it takes; a wrong promise is an error."""
     from experiments.measuring.exactness import LAWS, cases
-    from specdec.engine.parts import check_component
+    from specdec.engine.parts import check_component, check_declared
 
     settle(config)
     rule: Verifier = build(config, "verifier")
     check_component("verifier", rule)
+    check_declared(rule)
     name, temperatures = type(rule).__name__, list(config.temperatures)
     sizes = (config.vocab, config.tables, config.seed, temperatures)
     with Console(stderr=True).status("drafts") as status:

@@ -1,6 +1,7 @@
 """Targets, drafters, rules and engines made as a configuration describes them, and all that are compared."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +29,22 @@ from specdec.target.target import Target
 
 
 def settle(config: DictConfig) -> None:
-    """Draw the seed if it is left to chance, and apply what holds for the whole process."""
+    """Draw the seed if it is left to chance, and apply what holds for the whole process; refuse a wrong ``out``."""
+    check_out(config.get("out") or ".")
     if config.seed is None:
         config.seed = fresh_seed()
     torch.set_num_threads(config.threads or recommended_threads())
     quiet_hub()
     # Its warning about a long text comes once for all, and without a number: what does not fit is said by `fit`.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
+
+
+def check_out(out: str) -> None:
+    """Refuse a folder that cannot be made or written to, before any work starts."""
+    folder = Path(out).expanduser().absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"out={out}: {there} is no folder that can be written to")
 
 
 def quiet_hub() -> None:

@@ -27,7 +27,7 @@ class Format(ABC):
 
     Attributes:
         name: What ``kv_cache=`` calls it.
-        dtype: The dtype in which a kernel reads the codes.
+        dtype: The dtype in which a kernel reads the codes, whose values ``numbers`` must give.
         largest: The largest code's value.
         unit: What the results of ``numbers`` have to be multiplied with.
     """
@@ -127,11 +127,17 @@ def check_device(format: Format, device: torch.device) -> None:
     try:
         codes, scales = format.encode(torch.ones(1, 2, device=device))
         right = bool((format.decode(codes, scales, torch.float32) == 1).all())
+        every = torch.arange(-128, 128, device=device).to(torch.int8)
+        read = every.view(format.dtype).float()  # as kernels do
+        right = right and bool(((format.numbers(every) * format.unit == read) | ~read.isfinite()).all())
     except (RuntimeError, TypeError, NotImplementedError):
         right = False
     if not right:
         others = [name for name in FORMATS if name != format.name]
-        raise ValueError(f"kv_cache={format.name!r}: {device} cannot convert to it; give {others[0]!r} or None")
+        raise ValueError(
+            f"kv_cache={format.name!r}: {device} cannot convert to it, or its codes' values are not those of "
+            f"{format.dtype}; give {others[0]!r} or None"
+        )
 
 
 class QuantizedTensor(Tensor):

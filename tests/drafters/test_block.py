@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
+from drafters.block_training import TrainedBlock
 from drafters.heads.block import BlockHead
 from specdec import Batch, DraftSampling, ModelRunner, Outcome, SamplingParams, Sizes, Target, Topology
 from specdec.drafting.scored import ScoredSession
@@ -306,3 +307,9 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     plain.observe(committed(states))
     drafted(plain, slots)
     assert plain.scorer.confidence(tokens, 1) is None
+
+
+@pytest.mark.parametrize(("key", "value"), [("markov_rank", "abc"), ("markov_rank", -1), ("xpress_rank", 1.5)])
+def test_numbers_of_a_head_are_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"head\.config\.{key}={value!r}"):
+        TrainedBlock(config={key: value})

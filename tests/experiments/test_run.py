@@ -20,6 +20,7 @@ from experiments.results.summary import summarize
 from experiments.results.timing import STAGES
 from experiments.run import run
 from experiments.session.assembly import left_out
+from experiments.session.engines import settle
 from experiments.session.measurement import NotLosslessError
 from specdec import Batch, DraftTree, SamplingParams, Target
 from specdec.native import native_library
@@ -348,3 +349,10 @@ def test_what_a_models_files_ask_for_and_a_run_leaves_out_is_said() -> None:
     said = left_out(target, [SamplingParams()])
     assert said is not None and "repetition_penalty=1.1, suppress_tokens=[5]" in said and "top_p" not in said
     assert "top_p=0.8" in str(left_out(target, [SamplingParams(temperature=1.0)]))
+
+
+@pytest.mark.parametrize("command", ["run", "audit", "plan", "bench", "train"])
+def test_an_out_that_cannot_be_written_to_is_refused_at_once(command: str, configure: Configure, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"out=.*file is no folder that can be written to"):
+        settle(configure(command, f"out={tmp_path}/file/below", *(["head=medusa"] if command == "train" else [])))

@@ -13,7 +13,15 @@ from torch import Tensor
 import specdec.cache.paged
 from drafters import ModelDrafter
 from specdec import Engine, ForwardBatch, ModelRunner, Noise, Target
-from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, QuantizedTensor, check_device, check_format
+from specdec.cache.formats import (
+    FORMATS,
+    SMALLEST_SCALE,
+    EightBitIntegers,
+    Format,
+    QuantizedTensor,
+    check_device,
+    check_format,
+)
 from specdec.cache.layout import LayerShape, Segment
 from specdec.cache.storage import Cache
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
@@ -37,11 +45,11 @@ def stored(format: Format, vectors: Tensor) -> Tensor:
 def bound(format: Format, vectors: Tensor) -> Tensor:
     """The largest error that is promised for each number."""
     largest = vectors.abs().amax(-1, keepdim=True)
-    if format.name == "int8":
-        return (largest / 254).expand_as(vectors)
-    if format.name == "fp8_e5m2":
-        return torch.maximum(vectors.abs() / 9, largest / 7_516_192_768)
-    return torch.maximum(vectors.abs() / 16, largest / 458_752)
+    return {
+        "int8": (largest / 254).expand_as(vectors),
+        "fp8": torch.maximum(vectors.abs() / 16, largest / 458_752),
+        "fp8_e5m2": torch.maximum(vectors.abs() / 9, largest / 7_516_192_768),
+    }[format.name]
 
 
 @formats
@@ -279,3 +287,14 @@ def test_the_drafters_cache_does_not_change_greedy_outputs(kv_cache: str) -> Non
     outputs = engine.generate(prompts(), SAMPLING)
     for output, sampling, expected in zip(outputs, SAMPLING, reference(MAIN), strict=True):
         assert not sampling.greedy or list(output.token_ids) == expected
+
+
+def test_codes_that_kernels_would_read_as_other_numbers_are_refused() -> None:
+    class Squares(EightBitIntegers):
+        name = "squares"
+
+        def numbers(self, codes: Tensor) -> Tensor:
+            return codes.float() * codes.float().abs() / self.largest
+
+    with pytest.raises(ValueError, match=r"its codes' values are not those of torch\.int8"):
+        check_device(Squares(), torch.device("cpu"))
