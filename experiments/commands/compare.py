@@ -36,12 +36,13 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
         )
     runs = [load_run(folder) for folder in folders]
     formats, out = [str(name) for name in listed(config, "format")], Path(config.out)
+    tables, compared = [name for name in formats if name != "html"], []
+    if tables:
+        options = {"allow_mixed": config.allow_mixed, "difference": config.difference}
+        compared = report_comparison(runs, out, formats=tables, **options)
     if "html" in formats:
-        formats.remove("html")
         _write_page(runs, out / "report.html", config.max_prompts)
-    if not formats:
-        return []
-    return report_comparison(runs, out, allow_mixed=config.allow_mixed, formats=formats, difference=config.difference)
+    return compared
 
 
 def _write_page(runs: Sequence[Run], path: Path, max_prompts: int) -> None:

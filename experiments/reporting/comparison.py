@@ -58,7 +58,7 @@ def report_comparison(
         difference: The setting whose values are compared prompt by prompt; None for the drafter.
 
     Raises:
-        ValueError: The runs are not to be mixed, or there is none.
+        ValueError: The runs are not to be mixed, there is none, or they do not differ in the setting.
     """
     if not runs:
         raise ValueError("there are no runs to compare")
@@ -66,6 +66,7 @@ def report_comparison(
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     entries, about = entries_of(runs), title(runs)
+    paired = paired_differences(entries, difference)  # refuses an unknown setting before anything is printed
     remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
     bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
     notes = [
@@ -79,7 +80,7 @@ def report_comparison(
     terminal.show(console, table)
     rows = [{"name": entry.name, "folder": str(entry.run.folder), **entry.row} for entry in entries]
     written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
-    written += report_differences(entries, out, console, setting=difference)
+    written += report_differences(entries, *paired, out, console)
     noise = [note.text for note in remarked if note.text.startswith("NOISY")]
     written += report_two_way(entries, out, subtitle, console, notes=noise)
     for note in notes:
@@ -197,10 +198,9 @@ def remarks(runs: Sequence[Run]) -> list[Note]:
 
 
 def report_differences(
-    entries: Sequence[Entry], out: Path, console: Console, *, setting: str | None = None
+    entries: Sequence[Entry], name: str, rows: Sequence[Row], out: Path, console: Console
 ) -> list[Path]:
     """Print the paired differences over all prompts, and write all of them into two files, where there are any."""
-    name, rows = paired_differences(entries, setting)
     if not rows:
         return []
     seeds = {(entry.run.manifest.get("seeds") or {}).get("sampling") for entry in entries}

@@ -55,6 +55,18 @@ def test_the_table_the_files_and_the_pictures(tmp_path: Path, monkeypatch: pytes
     assert lines[2].startswith(f'"model, drafter.shape=4",{tmp_path}/c,model,all,model,exact,0.0,')
 
 
+def test_an_unknown_setting_is_refused_before_anything_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name in "ab":
+        made(tmp_path / "runs" / name, "drafter=model", f"drafter.shape={name}")
+    words = (f"runs={tmp_path / 'runs'}", "format=[html,md]", "difference=foo", f"out={tmp_path / 'out'}")
+    assert launched(*words, f"hydra.run.dir={tmp_path / 'hydra'}", monkeypatch=monkeypatch, main=main) != 0
+    told = capsys.readouterr()
+    assert "difference='foo': the runs do not differ in it, choose among drafter.shape" in " ".join(told.err.split())
+    assert not told.out and not (tmp_path / "out").exists()
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":

@@ -176,7 +176,7 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
     assert paired_differences(rows, "k")[0] == "k"
     with pytest.raises(ValueError, match=r"difference='size': the runs do not differ in it, choose among .*k"):
         paired_differences(rows, "size")
-    report_differences(rows, tmp_path / "out", console())
+    report_differences(rows, setting, found, tmp_path / "out", console())
     table = pandas.read_csv(tmp_path / "out" / "differences.csv")
     assert list(table.category) == ["all", "even", "odd"] * 2 and set(table.difference) == {1}
     assert "| 2 | even | two - model |" in (tmp_path / "out" / "differences.md").read_text()
