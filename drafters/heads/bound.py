@@ -16,9 +16,9 @@ from specdec.inflate import signal_width
 from specdec.interfaces import Description
 from specdec.target.target import Target
 
-TIMES, OVER = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
+POWERS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
 CAPS = "final_logit_softcapping", "logits_soft_cap"
-"""Keys of models' configurations that logits are multiplied by, divided by, and capped to."""
+"""Keys of models' configurations to whose powers logits are scaled, and those they are capped to."""
 _Head = TypeVar("_Head", bound=nn.Module)
 _Draft = TypeVar("_Draft", bound="DraftHead")
 
@@ -50,9 +50,9 @@ class OutputLayer(nn.Module):
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         said: Any = model.config.get_text_config(decoder=True)
-        times, over = ([getattr(said, key, None) or 1.0 for key in keys] for keys in (TIMES, OVER))
+        powers = POWERS | ({"logits_scaling": 1} if said.model_type == "hyperclovax" else {})  # it multiplies
         self.layer: Any = model.get_output_embeddings()
-        self.scale = math.prod(times) / math.prod(over)
+        self.scale = math.prod((getattr(said, key, None) or 1.0) ** power for key, power in powers.items())
         self.cap: float | None = next((getattr(said, key) for key in CAPS if getattr(said, key, None)), None)
 
     @property

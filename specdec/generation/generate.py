@@ -76,10 +76,7 @@ def left_padding(input_ids: Int[Tensor, "batch position"], kwargs: Mapping[str, 
 
 
 class Endings:
-    """The ends of one call's rows; transformers' own criterion finds stop strings, also those that begin in the prompt.
-
-    ``max_length`` counts prompt and output, padding included.
-    """
+    """One call's ends; transformers finds stop strings, also from in the prompt; ``max_length`` counts padding, too."""
 
     def __init__(
         self,
@@ -263,9 +260,11 @@ class SpeculativeGenerate:
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
         """Returns an engine with room for the call, kept for the next one; one that is too short grows twofold."""
-        engine, batch, target = self._engine, self.max_batch_size or rows, Target(model, self.tokenizer)
-        room = length
-        if engine is not None and engine.target.model is model and engine.max_batch_size >= batch:
+        engine, batch, room = self._engine, self.max_batch_size or rows, length
+        if engine is not None and engine.target.model is not model.eval():
+            engine = None
+        target = Target(model, self.tokenizer) if engine is None else engine.target  # each warns once
+        if engine is not None and engine.max_batch_size >= batch:
             if engine.max_length >= length:
                 return engine
             room = max(length, min(2 * engine.max_length, target.max_length))

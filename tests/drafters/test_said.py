@@ -21,6 +21,7 @@ from tests.models import COMMON, tiny_model
 SCALED: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0}, "cohere": {"logit_scale": 0.0625}, "gemma2": {"final_logit_softcapping": 5.0},
     "falcon_h1": {"lm_head_multiplier": 0.5}, "recurrent_gemma": {"logits_soft_cap": 3.0},
+    "hyperclovax": {"logits_scaling": 8.0},  # multiplies
 }  # fmt: skip
 
 

@@ -125,6 +125,15 @@ def test_inputs_other_than_tokens_are_refused(model) -> None:
         gpt2.generate(ids, token_type_ids=torch.zeros_like(ids), max_new_tokens=3, custom_generate=ours)
 
 
+def test_what_files_disagree_on_is_said_once(model, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(model.generation_config, "eos_token_id", 5)
+    monkeypatch.setattr(model.config, "eos_token_id", 6)
+    ours = SpeculativeGenerate()
+    for rows in (1, 1, 2):
+        model.generate(torch.tensor([[1, 2, 3, 4]] * rows), max_new_tokens=3, custom_generate=ours)
+    assert caplog.text.count("outputs end with [5]") == 1
+
+
 TOKENS = st.integers(1, VOCAB - 2)  # the last one is the padding
 SOME = st.lists(TOKENS, min_size=1, max_size=4, unique=True)
 BIASES = st.tuples(st.lists(TOKENS, min_size=1, max_size=2), st.sampled_from([-4.0, 3.0])).map(list)
