@@ -172,7 +172,7 @@ class HydraHeads(Heads):
             if name.endswith("res_connection.weight"):
                 parameter[:, : self.hidden_size].fill_diagonal_(1.0)
             elif name.startswith("lm_head.") and name.endswith("weight"):
-                parameter.copy_(output.weight)
+                parameter.copy_(output.weight * getattr(output, "scale", 1.0))
 
     def parts(self, name: str) -> tuple[int, int]:
         """The first block of head i reads i + 2 states and embeddings side by side."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.assemble import Names, fill, named, needed
-from drafters.heads.bound import widened
+from drafters.heads.bound import OutputLayer, widened
 from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, check_layout, has, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
@@ -92,19 +92,21 @@ class MedusaHeads(Heads):
         """New residual blocks change nothing."""
         layers: Any = self.heads
         for head in layers:
-            head[-1].weight.copy_(output.weight)
+            head[-1].weight.copy_(output.weight * getattr(output, "scale", 1.0))
 
-    def completed(self, output: nn.Linear) -> "MedusaHeads":
+    def completed(self, output: Any) -> "MedusaHeads":
         if self.vocab_size:
             return self
-        if type(output) is not nn.Linear or type(output.weight) is not nn.Parameter:
+        layer: Any = output.layer if isinstance(output, OutputLayer) else output
+        if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
             raise ValueError(
                 "these Medusa heads have the target's output layer (version 2), which is quantized here: load the "
                 "target without quantization, or give heads with output layers of their own"
             )
         tensors = self.state_dict()
-        twin = self._like(vocab_size=output.weight.shape[0], hidden_size=self.hidden_size)
-        outputs = {f"heads.{head}.{self.num_layers}.weight": output.weight.detach() for head in range(self.num_heads)}
+        weight = layer.weight.detach() if layer is output else layer.weight.detach() * output.scale
+        twin = self._like(vocab_size=len(weight), hidden_size=self.hidden_size)
+        outputs = {f"heads.{head}.{self.num_layers}.weight": weight for head in range(self.num_heads)}
         twin.load_state_dict(tensors | outputs, assign=True)
         return twin.requires_grad_(False).eval()
 

@@ -56,7 +56,7 @@ class RecurrentHead(Heads):
         if self.input_proj is not None:
             nn.init.eye_(self.input_proj.weight)
         shared = min(self.exit_size, self.hidden_size)
-        self.lm_head[-1].weight[:, :shared] = output.weight[:, :shared]  # type: ignore[index]
+        self.output(1).weight[:, :shared] = output.weight[:, :shared] * getattr(output, "scale", 1.0)
 
     def state(
         self, embeds: Float[Tensor, "*rows hidden"], above: Float[Tensor, "*rows hidden"] | None

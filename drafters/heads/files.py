@@ -32,8 +32,8 @@ base_model_name_or_path attention_dropout initializer_range tie_word_embeddings 
 hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size
 draft_vocab_size attention_bias mlp_bias qkv_bias bias fc_bias rope_theta sliding_window use_sliding_window
 max_window_layers num_aux_hidden_states use_aux_hidden_state num_target_layers speculators_version speculators_config
-speculators_model_type"""
-"""Keys that say nothing about a head beyond its tensors and other keys."""
+speculators_model_type has_no_defaults_at_init embed_requires_grad use_input_layernorm_in_first_layer
+use_last_layernorm use_mtp_layernorm"""  # say nothing beyond tensors and other keys
 
 
 class Settings(Mapping[str, Any]):

@@ -263,7 +263,7 @@ class LastStateDrafter(ScoredDrafter):
                 f"the {self.title} heads read hidden states of width {heads.hidden_size} and those of the target "
                 f"{target.name} have {width}: give heads that were trained on this target"
             )
-        heads, ids = heads.completed(output), heads.draft_ids
+        heads, ids = heads.completed(output_of(target.model)), heads.draft_ids
         tokens = heads.vocab_size if ids is None else 1 + int(ids[-1])
         if tokens > target.vocab_size:
             raise ValueError(

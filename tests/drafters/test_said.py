@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from drafters import BlockHead, HydraHeads, MedusaHeads
 from drafters.heads.block_files import load_block, save_block
+from drafters.heads.bound import output_of
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
@@ -73,6 +74,18 @@ def test_a_head_that_was_trained_on_plain_logits_goes_on_with_them(tmp_path: Pat
         with torch.no_grad():
             found = load_eagle(tmp_path).bound(model).lm_head(hidden)
             torch.testing.assert_close(found, model.get_output_embeddings()(hidden) * scale)
+
+
+@pytest.mark.parametrize("kind", ["granite", "hyperclovax"])
+def test_medusa_heads_without_output_layers_have_the_targets_with_its_scale(kind: str) -> None:
+    model, hidden = scaled(kind), torch.randn(3, 32)
+    heads = MedusaHeads(num_heads=2, num_layers=1, hidden_size=32, vocab_size=0)
+    with torch.no_grad():
+        _ = [parameter.zero_() for parameter in heads.parameters()]
+        found, new = heads.completed(output_of(model)), medusa_heads(model)
+        new.begin_as(output_of(model))
+        for made in (found, new):
+            torch.testing.assert_close(made.output(1)(hidden), output_of(model)(hidden))
 
 
 def changed(folder: Path, **keys: Any) -> None:
@@ -165,7 +178,9 @@ def test_a_key_that_nothing_reads_is_named(kind: str, tmp_path: Path, caplog: py
     load(tmp_path)
     assert not caplog.records
     stored = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(stored | {"residual_multiplier": 0.22, "use_cache": False}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(stored | {"residual_multiplier": 0.22, "use_cache": False, "use_last_layernorm": True})
+    )
     load(tmp_path)
     assert [record.message for record in caplog.records] == [
         f"{tmp_path}: its config.json has residual_multiplier, which nothing here reads"
