@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import re
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -184,7 +183,7 @@ def test_a_run_goes_on_without_a_peer_that_dies_and_keeps_all_other_results(targ
 
 def test_neither_ctrl_c_nor_a_run_that_is_killed_leaves_a_process_or_weights(target, monkeypatch) -> None:
     made = bound(target, Played())
-    monkeypatch.setattr(made._process, "_exchange", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(made._process, "_exchange", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         made.generate(PROMPTS, [SamplingParams(max_new_tokens=9)] * 3)
     assert not alive(made)
