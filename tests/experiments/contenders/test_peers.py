@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import psutil
 import pytest
