@@ -190,7 +190,7 @@ def left_out(target: Target, samplings: Sequence[SamplingParams]) -> str | None:
     config = getattr(target.model, "generation_config", None)
     said = {} if config is None else config.to_diff_dict()
     names = [name for name in _APPLIED if name not in _FILTERS or not all(each.greedy for each in samplings)]
-    values = {name: said[name] for name in names if said.get(name) is not None}
+    values = {name: said[name] for name in names if said.get(name) not in (None, [])}
     other = [f"{n}={v}" for n, v in values.items() if any(getattr(each, n, None) != v for each in samplings)]
     if not other:
         return None

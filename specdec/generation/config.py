@@ -112,9 +112,11 @@ def from_generation_config(
     )
 
 
-def from_model(target: Target, **changes: Any) -> SamplingParams:
+def from_model(target: Target, *, prompt_length: int | None = None, **changes: Any) -> SamplingParams:
     """Return what ``generate`` applies by the files of a target's model, with changes; raises ValueError as above."""
-    return replace(from_generation_config(target.model.generation_config, device=target.device), **changes)
+    config = copy.deepcopy(target.model.generation_config) or GenerationConfig()
+    config.max_new_tokens = changes.get("max_new_tokens", config.max_new_tokens)  # instead of a max_length
+    return replace(from_generation_config(config, prompt_length=prompt_length, device=target.device), **changes)
 
 
 def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -> None:

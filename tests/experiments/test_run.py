@@ -342,7 +342,7 @@ def test_prompts_that_do_not_fit_are_said_once(
 
 def test_what_a_models_files_ask_for_and_a_run_leaves_out_is_said() -> None:
     model = tiny_model(layers=2)
-    target = Target(model)
+    target, model.generation_config.suppress_tokens = Target(model), []
     assert left_out(target, [SamplingParams(temperature=1.0)]) is None
     for name, value in {"repetition_penalty": 1.1, "suppress_tokens": [5], "do_sample": True, "top_p": 0.8}.items():
         setattr(model.generation_config, name, value)

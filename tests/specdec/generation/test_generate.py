@@ -165,7 +165,8 @@ def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) 
 
 def test_what_a_models_files_ask_for_is_a_call_away() -> None:
     model = tiny_model(vocab_size=VOCAB, layers=2)
-    for name, value in {"repetition_penalty": 1.1, "suppress_tokens": [5], "do_sample": True, "top_p": 0.8}.items():
+    files = {"repetition_penalty": 1.1, "suppress_tokens": [5], "do_sample": True, "top_p": 0.8, "max_length": 40}
+    for name, value in files.items():
         setattr(model.generation_config, name, value)
     target, prompt = Target(model), [1, 2, 3]
     model.generation_config.do_sample = False
@@ -173,3 +174,6 @@ def test_what_a_models_files_ask_for_is_a_call_away() -> None:
     (found,) = Engine(target, max_length=40).generate([prompt], asked)
     wanted = model.generate(torch.tensor([prompt]), max_new_tokens=12, pad_token_id=0)[0, 3:]
     assert list(found.token_ids) == wanted.tolist() and asked.repetition_penalty == 1.1
+    with pytest.raises(ValueError, match="max_length=40 stands alone"):
+        from_model(target)
+    assert from_model(target, prompt_length=10).max_new_tokens == 30
