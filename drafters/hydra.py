@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from drafters.heads.assemble import config_of, fill, named, needed
 from drafters.heads.base import FeatureBackbone, FeatureHead, config_for
-from drafters.heads.bound import beside, lengthen, move, widened, wider_config
+from drafters.heads.bound import beside, lengthen, move, rows_of, widened, wider_config
 from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive
@@ -172,7 +172,7 @@ class HydraHeads(Heads):
             if name.endswith("res_connection.weight"):
                 parameter[:, : self.hidden_size].fill_diagonal_(1.0)
             elif name.startswith("lm_head.") and name.endswith("weight"):
-                parameter.copy_(output.weight * getattr(output, "scale", 1.0))
+                parameter.copy_(rows_of(output))
 
     def parts(self, name: str) -> tuple[int, int]:
         """The first block of head i reads i + 2 states and embeddings side by side."""

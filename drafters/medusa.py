@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.assemble import Names, fill, named, needed
-from drafters.heads.bound import OutputLayer, widened
+from drafters.heads.bound import OutputLayer, rows_of, widened
 from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, check_layout, has, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
@@ -92,7 +92,7 @@ class MedusaHeads(Heads):
         """New residual blocks change nothing."""
         layers: Any = self.heads
         for head in layers:
-            head[-1].weight.copy_(output.weight * getattr(output, "scale", 1.0))
+            head[-1].weight.copy_(rows_of(output))
 
     def completed(self, output: Any) -> "MedusaHeads":
         if self.vocab_size:

@@ -84,11 +84,7 @@ class MTPDrafter(FeatureDrafter):
 
 
 class TrainedMTP(TrainedFeatureHead):
-    """A module: new, or a checkpoint's own, trained further (FastMTP, arXiv 2509.18362).
-
-    Its later steps are those of EAGLE's training-time test, which is what the engine runs. ``name`` may be the target's
-    own folder, of which it takes one ``module``; None is for new weights.
-    """
+    """A module, new or trained further (FastMTP, arXiv 2509.18362); ``name`` may be the target's (``module``)."""
 
     title = "MTP module"
 

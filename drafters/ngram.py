@@ -138,11 +138,7 @@ class NGramDrafter(StatelessDrafter):
 def _merge(
     roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch branch depth"], device: torch.device
 ) -> DraftTree:
-    """Returns a tree of each row's branches that shares common beginnings, in as few columns as the rows need.
-
-    Nodes are numbered branch by branch: ``5 6 7``, ``5 8`` and ``9`` have the tokens ``5 6 7 8 9``. Branches are padded
-    by -1, and none is the beginning of another.
-    """
+    """Returns a tree of each row's branches (padded by -1) that shares beginnings: ``5 6 7``, ``5 8``: 5 6 7 8."""
     batch, count, depth = branches.shape
     rows, steps, new = np.arange(batch), np.arange(depth), branches >= 0
     nodes = np.empty((batch, count, depth), dtype=np.int64)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, needed
+from drafters.heads.bound import rows_of
 from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
@@ -56,7 +57,7 @@ class RecurrentHead(Heads):
         if self.input_proj is not None:
             nn.init.eye_(self.input_proj.weight)
         shared = min(self.exit_size, self.hidden_size)
-        self.output(1).weight[:, :shared] = output.weight[:, :shared] * getattr(output, "scale", 1.0)
+        self.output(1).weight[:, :shared] = rows_of(output)[:, :shared]
 
     def state(
         self, embeds: Float[Tensor, "*rows hidden"], above: Float[Tensor, "*rows hidden"] | None

@@ -70,6 +70,12 @@ def output_of(model: PreTrainedModel) -> Any:
     return output.layer if (output.scale, output.cap) == (1.0, None) else output
 
 
+def rows_of(output: Any) -> Tensor:
+    """Returns the weights of ``output_of`` a model as numbers, with its scale."""
+    layer, scale = (output.layer, output.scale) if isinstance(output, OutputLayer) else (output, 1.0)
+    return (layer.dequantized() if hasattr(layer, "dequantized") else layer.weight.detach()) * scale
+
+
 class DraftHead(PreTrainedModel):
     """A model that drafts from the target's hidden states: ``captured`` of them, each of ``captured_width``.
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.assemble import loader
-from drafters.heads.bound import beside, widened
+from drafters.heads.bound import beside, rows_of, widened
 from drafters.heads.files import Checkpoint, Where
 from drafters.heads.training import Borrowed, TrainedHead, frozen_copy, output_of
 from specdec import Batch, DraftSampling, Outcome, Target, Topology, TreeShape
@@ -293,7 +293,7 @@ class TrainedHeads(TrainedHead):
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
         output, kind = output_of(target.model), self.made.kind
-        vocab_size, hidden_size = output.weight.shape
+        vocab_size, hidden_size = rows_of(output).shape
         if self.name is None:
             self.head = kind(
                 hidden_size=hidden_size,

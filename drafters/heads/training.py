@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafters.heads.bound import output_of
+from drafters.heads.bound import output_of, rows_of
 from specdec import Drafter, Target
 
 
@@ -49,11 +49,7 @@ class TextBatch:
         return (self.documents[:, :, None] == self.documents[:, None, :]) & causal
 
     def apart(self) -> tuple["TextBatch", Int[Tensor, "row position"]]:
-        """The documents as rows of their own, and the place of each token in these rows, flattened (0 for padding).
-
-        Recurrent layers and convolutions see past every mask, so their documents must not share a row:
-        ``[a a a b b]`` becomes ``[a a a]``, ``[b b .]`` and the places ``[0 1 2 3 4]``.
-        """
+        """The documents as rows of their own (recurrent layers see past masks), and every token's flat place there."""
         there = self.documents >= 0
         number = (there & (self.positions == 0)).flatten().cumsum(0).view_as(self.positions) - 1
         count, length = int(number.max()) + 1, int(self.positions.where(there, 0).max()) + 1
@@ -276,7 +272,8 @@ class Borrowed(nn.Module):
     def forward(self, given: Tensor) -> Float[Tensor, "*place width"]:
         """The module's output in float32."""
         if given.is_floating_point():
-            given = given.to(self.weight.dtype)
+            layer = getattr(self._module[0], "layer", self._module[0])
+            given = given.to(layer.scale.dtype if hasattr(layer, "dequantized") else self.weight.dtype)
         return self._module[0](given).float()
 
 
@@ -301,8 +298,8 @@ def most_frequent(counts: Int[Tensor, " vocab"] | None, columns: int | None) -> 
 def take_output(head: PreTrainedModel, target: Target) -> None:
     """Let a head's own output layer begin as the target's rows for its columns."""
     own: Any = head.get_output_embeddings()
-    given = output_of(target.model)
-    if own is not None and own.weight.shape[1] == given.weight.shape[1]:
+    rows = rows_of(output_of(target.model))
+    if own is not None and own.weight.shape[1] == rows.shape[1]:
         ids: Any = getattr(head, "draft_ids", None)
-        rows = given.weight.data if ids is None else given.weight.data[ids.to(given.weight.device)]
-        own.weight.data.copy_(rows[: own.weight.shape[0]] * getattr(given, "scale", 1.0))
+        rows = rows if ids is None else rows[ids.to(rows.device)]
+        own.weight.data.copy_(rows[: own.weight.shape[0]])

@@ -15,7 +15,9 @@ from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
 from drafters.heads.mtp import MTPHead
-from specdec import ModelRunner
+from drafters.heads.training import Borrowed, take_output
+from specdec import ModelRunner, Target
+from specdec.quantization import quantize
 from tests.components import hydra_heads, medusa_heads
 from tests.models import COMMON, tiny_model
 
@@ -185,3 +187,15 @@ def test_a_key_that_nothing_reads_is_named(kind: str, tmp_path: Path, caplog: py
     assert [record.message for record in caplog.records] == [
         f"{tmp_path}: its config.json has residual_multiplier, which nothing here reads"
     ]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_heads_begin_as_a_quantized_output_layer_and_borrow_it(scheme: str) -> None:
+    model = tiny_model(layers=8).requires_grad_(False)
+    quantize(model, scheme, check=False)
+    output: Any = model.get_output_embeddings()
+    head = Eagle3Head.for_target(model)
+    take_output(head, Target(model))
+    torch.testing.assert_close(head.lm_head.weight.data, output.dequantized())
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(Borrowed(output_of(model))(hidden), output(hidden))
