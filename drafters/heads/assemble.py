@@ -56,9 +56,7 @@ def loader(read: Callable[..., _Head], weights: Sequence[str] = (), *, whole_fil
         if names := ", ".join(head.unread):
             logger.warning("%s: its config.json has %s, which nothing here reads", checkpoint.name, names)
         trained = checkpoint.json(TRAINING)
-        if (
-            trained is not None and "scaled_output" not in trained
-        ):  # it has learned what the target's code does to logits
+        if trained is not None and "scaled_output" not in trained:  # it has learned to scale its logits
             head.scales_itself = True
         own = None if weights else next(head.parameters()).dtype  # what it has of embeddings may be of another
         return move(head, place, resolved if isinstance(resolved, torch.dtype) else own)

@@ -65,7 +65,7 @@ class OutputLayer(nn.Module):
 
 
 def output_of(model: PreTrainedModel) -> Any:
-    """Returns what makes logits of a model's normed last state: its output layer, in an ``OutputLayer`` if need be."""
+    """Returns a model's output layer, in an ``OutputLayer`` where its code scales or caps the logits."""
     output = OutputLayer(model)
     return output.layer if (output.scale, output.cap) == (1.0, None) else output
 

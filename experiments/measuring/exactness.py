@@ -18,7 +18,7 @@ from specdec.types import DraftSampling, Noise
 from verifiers import RejectionVerifier
 
 REJECTION = RejectionVerifier()
-"""What rules are compared with."""
+"""The rules that others are compared with."""
 SHAPES = {
     "chain 3": TreeShape.chain(3),
     "2": TreeShape.branching(2),

@@ -38,7 +38,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: what made the results, its rows of the frame, and the outputs that they are of."""
+    """The contents of a run's folder: its origin, its rows of the frame, and the outputs that they are of."""
 
     folder: Path
     manifest: dict[str, Any]

@@ -186,7 +186,7 @@ _APPLIED = (*_FILTERS, "repetition_penalty", "no_repeat_ngram_size", "suppress_t
 
 
 def left_out(target: Target, samplings: Sequence[SamplingParams]) -> str | None:
-    """What ``generate`` would apply by the model's own files and a run does not, in a sentence; None for nothing."""
+    """A sentence about settings of the model's own files that ``generate`` applies and a run does not; None without."""
     config = getattr(target.model, "generation_config", None)
     said = {} if config is None else config.to_diff_dict()
     names = [name for name in _APPLIED if name not in _FILTERS or not all(each.greedy for each in samplings)]

@@ -212,9 +212,8 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Me
     except Exception as error:  # a template may raise anything, and often it says which roles it takes
         reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"the target's chat template does not take these messages: {reason}") from error
-    ids = tokenizer(whole_text("the conversation", str(text)), add_special_tokens=False)[
-        "input_ids"
-    ]  # the template has written the special ones
+    text = whole_text("the conversation", str(text))
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written the special ones
     if not ids:
         raise ValueError("the chat template made an empty prompt of these messages: give text")
     return list(ids)

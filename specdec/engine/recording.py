@@ -28,7 +28,7 @@ RECORDING = ("auto", "rounds", "decisions", "off")
 
 
 def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invariant: bool) -> str:
-    """Returns what is recorded on a model's device (see ``Engine``).
+    """Returns the kind of recording on a model's device (see ``Engine``).
 
     That is nothing for a model that is spread over devices (hooks move its weights) or shared by processes.
     """

@@ -100,7 +100,7 @@ def figures_table(runs: Sequence[Run]) -> Table:
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """What made a run, in words."""
+    """The origin of a run, in words."""
     manifest = {"target": {}, "machine": {}, "versions": {}, "seeds": {}, **run.manifest}
     parameters = manifest["target"].get("parameters")
     size = f" ({parameters / 1e6:,.1f}M parameters)" if isinstance(parameters, int) else ""
