@@ -23,11 +23,9 @@ from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst, layers_given
 from specdec import Drafter, Target
 from specdec.arguments import instance
-from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
+from specdec.drafting.builders import AnyTree, ExpansionTree, TreeBuilder, tree_of
 
 _SHAPE = ("layers", "intermediate_size", "norm_before_residual", "norm_each")
-
-
 DECIDES = (
     *("fusion_bias", "owns_embeddings", "fed_back", "config.rope_parameters", "config.rms_norm_eps"),
     *("config.hidden_act", "config.num_hidden_layers", "config.vocab_size"),
@@ -43,7 +41,7 @@ def published(**kind: Any) -> Public:
     usual: dict[str, Any] = {
         "read": lambda path, target, **given: load_eagle(path, **given),
         "write": lambda head, folder, target, **to: save_eagle(head, folder, **to),
-        "tokens": lambda head: TOKENS,
+        "tokens": lambda head: head.tokens or TOKENS,
         "width": "captured_width",
     }
     return Public(**usual | kind)
@@ -55,7 +53,7 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts with an EAGLE head: by default EAGLE-2's tree of 59 nodes."""
+    """Drafts with an EAGLE head, by default the ``usual_tree``."""
 
     usual: ClassVar = {"family": "eagle"}
     public = (
@@ -95,7 +93,7 @@ class EagleDrafter(FeatureDrafter):
                 f"the head {options.get('name') or type(head).__name__} fills masks, and was not trained to read its "
                 f"own output: give the drafter of such heads"
             )
-        tree = ExpansionTree() if shape is None else tree_of(shape)
+        tree = usual_tree(head.tokens) if shape is None else tree_of(shape)
         super().__init__(head, tree, hidden_layers=hidden_layers, **options)
 
     @classmethod
@@ -109,6 +107,12 @@ class EagleDrafter(FeatureDrafter):
     ) -> "EagleDrafter":
         """Load a head with ``load_eagle``, from a folder, the hub, or this package (``"bundled/…"``)."""
         return cls.loaded(path, load_eagle, shape, {**options, "embeddings": embeddings})
+
+
+def usual_tree(trained: int | None) -> TreeBuilder:
+    """EAGLE-2's 59 nodes; on a machine without a GPU, where every node costs, a chain of 3; as deep as trained."""
+    most = {} if trained is None else {"depth": min(trained, 8)}
+    return ExpansionTree(**most) if torch.accelerator.is_available() else tree_of(min(trained or 3, 3))
 
 
 class NewEagle3(TypedDict, total=False):
@@ -143,7 +147,9 @@ class TrainedEagle3(TrainedFeatureHead):
         return EagleDrafter(self.copied(), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        save_eagle(self.copied().to(torch.bfloat16), folder, notes=facts)
+        head = self.copied().to(torch.bfloat16)
+        head.tokens = self.depths
+        save_eagle(head, folder, notes=facts)
 
 
 def columns_of(given: NewEagle3) -> int | None:

@@ -88,7 +88,6 @@ class PEagleDrafter(FeatureDrafter):
             formats=("native", "speculators"),
             holds=partial(fuses_pairs, masks=True),
             read=lambda path, target, **given: load_eagle(path, kind=PEagleHead, **given),
-            tokens=lambda head: head.tokens or TOKENS,
             takes=("embeddings", "hidden_layers"),
             decides=(*DECIDES_3, "mask_token_id"),
         ),

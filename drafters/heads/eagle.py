@@ -28,7 +28,7 @@ from specdec.interfaces import Description
 class EagleHead(FeatureHead):
     """A decoder layer (``config``: Llama's or Qwen3's) that predicts the target's next last state, normalized."""
 
-    draft_ids = None
+    draft_ids = tokens = None
 
     def __init__(self, config: PreTrainedConfig, *, fusion_bias: bool = True, owns_embeddings: bool = False):
         super().__init__(config)

@@ -164,6 +164,7 @@ def _eagle3(
             **{flag: bool(said.get(KEYS[flag])) for flag in FLAGS},
             **more,
         )
+    head.tokens = head.tokens or ours.get("tokens")
     return fill(name, head, tensors, names_of(first))
 
 

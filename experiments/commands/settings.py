@@ -319,7 +319,7 @@ class TrainSettings(Settings):
     held_out_rows: Count
     states: Text | None
     sharded: bool
-    mixed_precision: Literal["no", "bf16"]
+    mixed_precision: Literal["auto", "no", "bf16"]
     export: Text | Section | None
     format: Literal["native", "speculators", "sglang"]
     tokens: Count | None

@@ -98,6 +98,19 @@ def speculators(folder: Path, kind: str = "eagle3", **more: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_the_usual_tree_is_no_deeper_than_trained_and_small_without_a_gpu(
+    gpu: bool, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    head = eagle3(model)
+    for trained, depth, nodes in ((None, 8, 59), (4, 4, 59), (12, 8, 59)) if gpu else ((None, 3, 3), (2, 2, 2)):
+        head.tokens = trained
+        save_eagle(head, tmp_path)
+        drafter = EagleDrafter.from_pretrained(tmp_path)
+        assert (drafter.max_depth, drafter.max_nodes, drafter.is_chain) == (depth, nodes, not gpu)
+
+
 def test_speculators_files_load(model, tmp_path: Path) -> None:
     head = eagle3(model, norm_before_residual=True)
     head.config.rope_parameters["rope_theta"] = 123.0

@@ -74,6 +74,32 @@ def test_a_resumed_training_ends_as_the_uninterrupted_one(stop: int, training, t
         assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize("slow", ["no", "bf16"])
+def test_the_faster_precision_is_measured_and_kept(slow: str, training: Configure, tmp_path: Path, monkeypatch) -> None:
+    """Measuring changes no weight, and a training that goes on does not measure again."""
+    forward, now, seen = Comparison.forward, [0.0], []
+
+    def timed(self: Comparison, *arguments: Any) -> Any:
+        seen.append("bf16" if torch.is_autocast_enabled("cpu") else "no")
+        now[0] += 2.0 if seen[-1] == slow else 1.0
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Comparison, "forward", timed)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    faster, short = ("bf16" if slow == "no" else "no"), ["served.prompts=0", "fit.steps=4", "evaluate_every=4"]
+    train(training("mixed_precision=auto", *short))
+    assert set(seen[4:]) == {faster}
+    for name, more in (("fixed", [f"mixed_precision={faster}"]), ("more", [])):
+        train(training(f"out={tmp_path / name}", *short, *more))
+    weights = [(tmp_path / name / "last" / "model.safetensors").read_bytes() for name in ("out", "fixed", "more")]
+    assert weights[0] == weights[1] and (weights[1] == weights[2]) is (faster == "no")
+    known = json.loads((tmp_path / "out" / "last" / "training.json").read_text())
+    assert known["mixed_precision"] == faster
+    seen.clear()
+    train(training("mixed_precision=auto", "resume=true", *short))
+    assert set(seen) <= {faster}
+
+
 def test_a_loss_that_is_not_finite_stops_and_names_the_batch(training, tmp_path, monkeypatch) -> None:
     forward = Comparison.forward
     calls = []
