@@ -188,9 +188,7 @@ class Training:
         ]
         depths = 1 if self.head.autoregressive else self.head.depths
         totals = torch.zeros(depths, device=accelerator.device)
-        for anchors, _ in prepared:
-            totals += anchors.counted.sum(0)
-        totals = _summed(accelerator, totals)
+        totals = _summed(accelerator, totals + sum(anchors.counted.sum(0) for anchors, _ in prepared))
         total = torch.zeros((), device=accelerator.device)
         tally = Tally(self.head.depths, accelerator.device)
         for number, (part, (anchors, states)) in enumerate(zip(parts, prepared, strict=True)):
@@ -348,10 +346,7 @@ class Training:
 
 
 def _interrupt_on_sigterm() -> Any:
-    """Let SIGTERM, by which schedulers end jobs, do what Ctrl-C does; returns the handler before it.
-
-    Only the main thread can, so it is None in others.
-    """
+    """Let SIGTERM, by which schedulers end jobs, do what Ctrl-C does; return the handler before it (main thread)."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
