@@ -1,24 +1,20 @@
 """What goes wrong in an engine ends the requests that it concerns, and leaves the engine usable."""
 
+import random
 import re
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from drafters import ModelDrafter, NGramDrafter
-from specdec import Batch, DraftSampling, DraftTree, Engine, Outcome, SamplingParams, StatelessDrafter, Target
-from specdec.engine.text import Detokenizer
+from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Paging, SamplingParams, Session, Sizes, Target
+from specdec.engine.running import RunningRequests
 from specdec.memory import free_memory
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
@@ -27,103 +23,19 @@ SAMPLING = SamplingParams(max_new_tokens=12)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
 
-class Gapped(StatelessDrafter):
-    """Drafts a chain without siblings in which another, invalid node stands in front."""
-
-    max_nodes, max_depth, is_chain = 3, 2, True
-    reads_host = True
-    laws = frozenset([DraftSampling.DETERMINISTIC])
-
-    def __init__(self, outputs: list[tuple[int, ...]]):
-        self.outputs = [[*prompt, *output] for prompt, output in zip(PROMPTS, outputs, strict=True)]
+class Gapped(Wrapped):
+    """Another, invalid node stands in front of each chain that was drafted."""
 
     def propose(self, batch: Batch) -> DraftTree:
-        rows = []
-        for row, length in enumerate(batch.on_host.lengths.tolist()):
-            so_far = batch.on_host.tokens[row, : length + 1].tolist()
-            whole = next(output for output in self.outputs if output[: length + 1] == so_far)
-            rows.append([so_far[-1], 0, *[*whole, 0, 0][length + 1 : length + 3]])
-        parents = torch.tensor([[-1, 0, 0, 2]]).expand(len(rows), -1)
-        valid = torch.tensor([[True, False, True, True]]).expand(len(rows), -1)
-        return DraftTree.build(torch.tensor(rows), parents, valid=valid, max_children=1)
+        tokens = self.inner.propose(batch).tokens
+        tokens = torch.cat([tokens[:, :1], torch.zeros_like(tokens[:, :1]), tokens[:, 1:]], 1)
+        parents = torch.tensor([-1, 0, 0, 2])[: tokens.shape[1]].expand(len(tokens), -1)
+        return DraftTree.build(tokens, parents, valid=torch.arange(tokens.shape[1]).expand_as(parents) != 1)
 
 
 @pytest.fixture(scope="module")
 def wanted(target: Target) -> list[tuple[int, ...]]:
     return [o.token_ids for o in Engine(target, max_length=64).generate(PROMPTS, SAMPLING)]
-
-
-class Fragile(NGramDrafter):
-    """Fails once, in one of its methods."""
-
-    def __init__(self, where: str):
-        super().__init__()
-        self.where = where
-
-    def _fail(self, here: str) -> None:
-        if here == self.where:
-            self.where = ""
-            raise RuntimeError(f"broken in {here}")
-
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        self._fail("admit")
-
-    def observe(self, outcome: Outcome) -> None:
-        self._fail("prefill" if outcome.path is None else "observe")
-
-    def propose(self, batch: Batch) -> DraftTree:
-        self._fail("propose")
-        return super().propose(batch)
-
-
-def assert_named(error: str, message: str, function: Callable[..., object]) -> None:
-    """Assert that an error has this message, and names a line of this function of this file."""
-    found = re.fullmatch(rf"{message} \(at (\S+):(\d+) in ([\w.]+)\)", error)
-    assert found is not None, error
-    file, line, name = found.groups()
-    assert Path(file).resolve() == Path(__file__).resolve() and name.endswith(function.__code__.co_name)
-    assert int(line) in {line for _, _, line in function.__code__.co_lines()}
-
-
-@pytest.mark.parametrize("where", ["admit", "prefill", "propose", "observe"])
-def test_an_error_of_the_drafter_is_shown_and_ends_what_ran(target, wanted, where) -> None:
-    """Submitted requests that ran end with the error; one that waited goes on, and so does the engine."""
-    engine = Engine(target, Fragile(where), RejectionVerifier(), max_batch_size=1, max_length=64)
-    first, second = (engine.submit(prompt, SAMPLING) for prompt in PROMPTS[:2])
-    with pytest.raises(RuntimeError, match=f"broken in {where}"):
-        engine.step()
-    assert engine.unfinished == 1
-    steps = []
-    while engine.unfinished:
-        steps += engine.step()
-    (ended,) = (step for step in steps if step.request == first)
-    assert ended.finish_reason == "error"
-    assert_named(ended.error, f"RuntimeError: broken in {where}", Fragile._fail)
-    assert tuple(t for step in steps if step.request == second for t in step.token_ids) == wanted[1]
-    assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
-
-
-def test_a_tokenizer_that_raises_ends_its_request_alone(wanted: list[tuple[int, ...]], monkeypatch) -> None:
-    bad = wanted[0][4]
-    assert bad not in wanted[1], "another token would show more"
-    decode = Detokenizer._decode
-
-    def raises(self: Detokenizer, token_ids: list[int]) -> str:
-        if bad in token_ids:
-            raise UnicodeError("no such piece")
-        return decode(self, token_ids)
-
-    words = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCAB)}, unk_token="w0"))
-    target = Target(tiny_model(vocab_size=VOCAB, layers=2), PreTrainedTokenizerFast(tokenizer_object=words))
-    engine = Engine(target, NGramDrafter(), RejectionVerifier(), max_batch_size=3, max_length=64)
-    with monkeypatch.context() as broken:
-        broken.setattr(Detokenizer, "_decode", raises)
-        outputs = engine.generate(PROMPTS, SAMPLING)
-    assert outputs[0].finish_reason == "error"
-    assert_named(outputs[0].error, "the tokenizer failed: UnicodeError: no such piece", raises)
-    assert outputs[0].token_ids == wanted[0][: len(outputs[0].token_ids)], "what was decoded before is kept"
-    assert all(bad in tokens or done.token_ids == tokens for done, tokens in zip(outputs, wanted, strict=True))
-    assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
 def test_an_observer_that_raises_and_a_release_that_does_too(target: Target, wanted: list[tuple[int, ...]]) -> None:
@@ -146,26 +58,20 @@ def test_an_observer_that_raises_and_a_release_that_does_too(target: Target, wan
 
 
 def test_a_chain_behind_an_invalid_node_is_committed_and_more_nodes_than_announced_are_refused(target, wanted) -> None:
-    engine = Engine(target, Gapped(wanted), RejectionVerifier(), max_batch_size=3, max_length=64)
-    outputs = engine.generate(PROMPTS, SAMPLING)
+    drafter = Wrapping(ModelDrafter(target.model, 2), Gapped)
+    drafter.max_nodes = 3
+    outputs = Engine(target, drafter, RejectionVerifier(), max_batch_size=3, max_length=64).generate(PROMPTS, SAMPLING)
     assert [o.token_ids for o in outputs] == wanted
     assert all(len(o.steps) == 4 for o in outputs), "the drafts are the outputs, so all are accepted"
-    drafter = Gapped(wanted)
     drafter.max_nodes = 1  # says nothing of most of its nodes
     engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=3, max_length=64)
     with pytest.raises(ValueError, match=r"Gapped .*max_nodes=1"):
         engine.generate(PROMPTS, SAMPLING)
 
 
-def test_a_drafter_serves_engines_at_once_and_in_inference_mode(target: Target, wanted: list[tuple[int, ...]]) -> None:
-    drafter = ModelDrafter(perturbed(target.model, 0.1), 3)
-    engines = [Engine(target, drafter, RejectionVerifier(), max_batch_size=size, max_length=64) for size in (1, 2, 3)]
-    streams = zip(*zip_longest(*(engine.stream(PROMPTS, SAMPLING) for engine in engines)), strict=True)
-    for stream in streams:
-        steps = [step for step in stream if step is not None]
-        assert [tuple(t for step in steps if step.request == i for t in step.token_ids) for i in range(3)] == wanted
-    drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
+def test_a_drafter_serves_an_engine_that_was_made_in_inference_mode(target: Target, wanted) -> None:
     with torch.inference_mode():
+        drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
         engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
         inside = engine.generate(PROMPTS, SAMPLING)
     assert [o.token_ids for o in inside] == [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
@@ -272,40 +178,76 @@ def test_memory_that_torch_keeps_and_does_not_use_is_free(monkeypatch: pytest.Mo
     assert free_memory(torch.device("cuda")) == 50
 
 
-@pytest.mark.parametrize("kind", ["model_tree_without_replacement", complete("ngram", strong=False)])
-def test_nan_logits_near_the_last_position_end_that_request_only(kind: str) -> None:
-    """The row has no room for what a verdict without meaning would emit."""
-    model = tiny_model(vocab_size=VOCAB, layers=2)
-    bad, length = VOCAB - 1, 24
-    prompts = [[*range(1, 23), bad], [1, 2, 1, 2, 1]]
-    sampling = [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=8)]
-    wanted = Engine(Target(model), max_length=length).generate(prompts[1:], sampling[1:])[0].token_ids
-    assert bad not in wanted
-    drafter = DRAFTERS[kind](model)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[bad] = float("nan")
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=length)
-    failed, other = engine.generate(prompts, sampling)
-    assert failed.finish_reason == "error" and "not finite in round 0" in str(failed.error)
-    assert other.token_ids == wanted
+class Poisoned(Drafter):
+    """Drafts a token that makes NaN of all that sees it, in some rounds of some requests, and otherwise one guess."""
+
+    max_nodes = max_depth = 1
+    is_chain = True
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    def __init__(self, bad: int, share: int):
+        self.bad, self.share = bad, share
+
+    def bind(self, target: Target, sizes: Sizes) -> Session:
+        return PoisonedSession(self)
 
 
+class PoisonedSession(Session):
+    lookback = 0
+
+    def __init__(self, drafter: Poisoned):
+        self._drafter = drafter
+
+    def propose(self, batch: Batch) -> DraftTree:
+        poisoned = ((batch.keys ^ (batch.rounds * 0x9E3779B1)) * 0x2545F491 >> 24) % self._drafter.share == 0
+        token = torch.where(poisoned, self._drafter.bad, (batch.roots * 5 + 3) % self._drafter.bad)
+        parents = torch.tensor([[-1, 0]], device=batch.device).expand(len(batch), -1)
+        return DraftTree.build(torch.stack([batch.roots, token], 1), parents, max_depth=1, max_children=1)
+
+
+@pytest.mark.parametrize("seed", [1, *(complete(seed, strong=False) for seed in range(2, 12))])
 @pytest.mark.parametrize(
-    ("batch", "kv_cache"),
-    [(2, "int8"), *(complete(*each, strong=False) for each in ((1, None), (2, None), (2, "fp8")))],
+    ("recording", "kind", "kv_cache"),
+    [
+        *(("rounds", "poisoned", None), ("off", "model_tree_without_replacement", "int8")),
+        *(complete("off", *each, strong=False) for each in (("poisoned", None), ("ngram", None), ("poisoned", "fp8"))),
+    ],
 )
-def test_nan_logits_end_that_request_only_and_go_with_it(batch: int, kv_cache: str | None) -> None:
-    model, bad, options = tiny_model(vocab_size=VOCAB, layers=2), VOCAB - 1, {"max_length": 64, "kv_cache": kv_cache}
-    drafter = ModelDrafter(perturbed(model, 0.1), [2, 1])
-    wanted = [o.token_ids for o in Engine(Target(model), **options).generate(PROMPTS, SAMPLING)]
-    assert not any(bad in tokens for tokens in wanted)
+def test_what_was_not_finite_ends_its_request_and_nothing_else(recording, kind: str, kv_cache, seed: int) -> None:
+    """Also where the next round has been begun: slots, pages and beginnings that others share are clean behind it.
+
+    It comes of drafts and of prompts; the last prompt leaves no room for what a verdict without meaning would emit.
+    """
+    model, rng, bad = tiny_model(vocab_size=VOCAB, layers=2), random.Random(seed), VOCAB - 1
+    options = {"attention": rng.choice(["dense", "auto"]), "kv_cache": kv_cache, "max_length": 40}
+    drafter = Poisoned(bad, rng.choice([9, 25])) if kind == "poisoned" else DRAFTERS[kind](model)
     with torch.no_grad():
-        model.get_input_embeddings().weight[bad] = float("nan")
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=batch, **options)
-    outputs = engine.generate([PROMPTS[0], [1, 2, bad, 3], *PROMPTS[1:]], SAMPLING)
-    failed = outputs.pop(1)
-    assert (failed.finish_reason, failed.token_ids) == ("error", ())
-    assert "not finite in round" in str(failed.error)
-    assert [o.token_ids for o in outputs] == wanted
-    # The slot that held NaN is clean again.
-    assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
+        weight = model.get_output_embeddings().weight
+        weight[bad] = weight[0]  # never said: ties go to the lower id
+    prompts = [[rng.randrange(9) for _ in range(rng.choice([1, 2, 5, 17]))] for _ in range(24)]
+    prompts += [[1, 2, bad, 3], [*range(38), bad]]
+    sampling = [SamplingParams(max_new_tokens=14, seed=seed, stream=number) for number in range(len(prompts) - 1)]
+    sampling.append(SamplingParams(max_new_tokens=1))
+    plain = Engine(Target(model), **options).generate(prompts, sampling)
+    assert not any(bad in output.token_ids for output in plain)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[bad] = torch.nan
+    paging = rng.choice([None, Paging(shared=True), Paging(page_size=4, pages=40, shared=True, reserve=0.2)])
+    parts = Target(model), drafter, RejectionVerifier()
+    options |= {"recording": recording}
+    alone = [Engine(*parts, **options).generate([p], s)[0] for p, s in zip(prompts, sampling, strict=True)]
+    engine = Engine(*parts, max_batch_size=3, cache=paging, **options)
+    for outputs in (engine.generate(prompts, sampling) for _ in range(2)):
+        for output, single, whole in zip(outputs, alone, plain, strict=True):
+            assert (output.token_ids, output.finish_reason) == (single.token_ids, single.finish_reason)
+            fine = output.finish_reason == "length"
+            assert output.token_ids == whole.token_ids[: None if fine else len(output.token_ids)]
+        assert {output.finish_reason for output in outputs} == {"error", "length"}
+        assert all("not finite in round 0" in str(output.error) for output in outputs[-2:])
+
+
+def test_a_slot_that_is_left_as_it_is_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = RunningRequests.leave
+    monkeypatch.setattr(RunningRequests, "leave", lambda self, request, *, sound=True: leave(self, request))
+    with pytest.raises(AssertionError):
+        test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", "poisoned", None, 1)

@@ -1,5 +1,6 @@
 """What a user's code may do in the middle of a turn: call the engine, raise anything, or be interrupted there."""
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -119,10 +120,10 @@ SEAMS = (
 
 @pytest.mark.parametrize("seam", SEAMS)
 @pytest.mark.parametrize(
-    "kind", [KeyboardInterrupt, *(complete(each, strong=False) for each in (RuntimeError, SystemExit, GeneratorExit))]
+    "kind", [KeyboardInterrupt, RuntimeError, *(complete(each, strong=False) for each in (SystemExit, GeneratorExit))]
 )
 def test_every_request_has_one_last_step_wherever_a_turn_is_broken_off(target, wanted, seam, kind, monkeypatch) -> None:
-    """Those that end have their tokens; those that ran end with the error; those that wait go on."""
+    """Those that end have their tokens; those that ran end with the error and its place; those that wait go on."""
     broken = 0
     for after in (1, 2, 3, 5, 8):
         fuse = Fuse(seam, after, kind("broken off"))
@@ -147,7 +148,10 @@ def test_every_request_has_one_last_step_wherever_a_turn_is_broken_off(target, w
             row = [step for step in steps if step.request == request]
             found = tuple(chain.from_iterable(step.token_ids for step in row))
             if row[-1].finish_reason == "error":
-                assert "broken off" in str(row[-1].error) and found == tokens[: len(found)]
+                failed = {"text": "the tokenizer failed: ", "processor": "a logits processor failed: "}.get(seam, "")
+                words = (failed if kind is RuntimeError else "") + kind.__name__
+                assert re.fullmatch(rf"{words}: broken off \(at \S*test_seams\.py:\d+ in Fuse\.passes\)", row[-1].error)
+                assert found == tokens[: len(found)], "what was decoded before is kept"
             else:
                 assert found == tokens
         broken += fuse.left <= 0
