@@ -25,19 +25,10 @@ DEVICE = "h100"
 
 
 def plan(config: DictConfig) -> Plan:
-    """Plan, print the tables, write ``plan.json`` and the picture, and return the plan."""
+    """Plan, print the tables, write ``plan.json``, and return the plan."""
     made = Plan(question_of(config))
-    out = Path(config.out)
-
-    def drawn() -> list[Path]:
-        if not config.pictures or made.asked.drafter is None:
-            return []
-        from experiments.reporting.plan_plot import pays  # it imports matplotlib
-
-        return [pays(made, out / "where_it_pays.png")]
-
     terminal.say(terminal.console(), *head_lines(made))
-    publish(out, "plan", tables=tables(made), figures=figures_of(made), said=tail_lines(made), drawn=drawn)
+    publish(Path(config.out), "plan", tables=tables(made), figures=figures_of(made), said=tail_lines(made))
     return made
 
 

@@ -183,7 +183,6 @@ class PlanSettings(Settings):
     memory: Positive | None
     usable: Annotated[float, number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
     overhead: AtLeastZero
-    pictures: bool
     nodes: Several[Two]
     draft_costs: Several[AtLeastZero]
     grid: GridSettings

@@ -212,10 +212,10 @@ class Plan:
     def map(self) -> Figures:
         """The best draft over batches and contexts.
 
-        ``drafted`` tokens and their ``speedup`` by batch and context, None outside of what was measured; whether there
-        is room for so many slots of this length (``fits``). ``break_even_batch``, by context: the largest batch at
-        which a draft of ``fixed`` tokens is no slower than plain decoding; None if it always pays, as far as is known;
-        ``break_even_known``: whether anything is. ``most`` is the largest batch that it speaks of.
+        ``drafted`` tokens and their ``speedup`` by batch and context, None outside of what was measured.
+        ``break_even_batch``, by context: the largest batch at which a draft of ``fixed`` tokens is no slower than plain
+        decoding; None if it always pays, as far as is known; ``break_even_known``: whether anything is. ``most`` is
+        the largest batch that it speaks of.
         """
         limit, batches = self.asked.shape.max_length, BATCHES
         contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
@@ -231,10 +231,6 @@ class Plan:
             contexts=contexts,
             drafted=[[each and each.drafted for each in row] for row in best],
             speedup=[[each and each.speedup for each in row] for row in best],
-            fits=[
-                [self.served.memory(rows=batch, length=each).total <= self.asked.usable for each in contexts]
-                for batch in batches
-            ],
             break_even_batch=[batch for _, batch in even],
             break_even_known=[known for known, _ in even],
             most=most,

@@ -1,14 +1,13 @@
-"""The report of an optimized tree: the best tree of every size, the chosen one, and its picture."""
+"""The report of an optimized tree: the best tree of every size, and the chosen one."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from experiments.reporting import style, terminal
+from experiments.reporting import terminal
 from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Col, Table
 from experiments.results.statistics import Bootstrap
@@ -114,7 +113,7 @@ def remarks(optimized: Optimized) -> list[str]:
 
 
 def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
-    """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures and a picture."""
+    """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures."""
     terminal.show(console, sizes_table(optimized))
     name, shape, recorded = f"T{optimized.temperature:g}", optimized.best.shape, optimized.recorded
     interval, noted = recorded.tokens_interval(shape, bootstrap), remarks(optimized)
@@ -139,35 +138,4 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
         "remarks": noted,
     }
     written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines)})
-    written.append(tree_plot(optimized, out / f"{name}_tree.png", about))
     terminal.list_written(console, [*written, *write_texts(out, {f"{name}.json": figures})])
-
-
-@style.styled()
-def tree_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
-    """The chosen tree: how likely each node is to be accepted, by colour; siblings by rank from the left."""
-    from matplotlib.colors import Normalize
-
-    shape = optimized.best.shape
-    x, free = [0.0] * (shape.num_nodes + 1), iter(range(shape.num_nodes + 1))
-
-    def place(node: int) -> float:
-        """Every leaf beside the last one, every other node above the middle of its children."""
-        below = [place(child) for child in shape.children[node]]
-        x[node] = sum(below) / len(below) if below else float(next(free))
-        return x[node]
-
-    place(0)
-    figure = style.new_figure(style.PAGE, 1.2 + 0.62 * (shape.max_depth + 1))
-    axes = figure.subplots()
-    for node in range(1, shape.num_nodes + 1):
-        parent, depth = shape.parents[node], shape.depths[node]
-        axes.plot([x[parent], x[node]], [depth - 1, depth], color=style.FAINT, linewidth=0.8, zorder=1)
-    looks: dict[str, Any] = {"c": optimized.rates.reached(shape), "cmap": "cividis", "norm": Normalize(0, 1)}
-    points = axes.scatter(x, list(shape.depths), s=30, zorder=2, edgecolors="black", linewidths=0.4, **looks)
-    axes.set(ylim=(shape.max_depth + 0.4, -0.4), ylabel="depth (root: 0)", xticks=[])
-    axes.set_yticks(range(shape.max_depth + 1))
-    axes.grid(visible=False)
-    figure.colorbar(points, ax=axes, pad=0.01, aspect=30).set_label("accepted with all above it")
-    about = f"{shape.num_nodes} nodes, {optimized.best.tokens:.2f} tokens per round predicted; {subtitle}"
-    return style.finish(figure, path, f"The best tree at T = {optimized.temperature:g}", about)

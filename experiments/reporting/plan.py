@@ -1,4 +1,4 @@
-"""A plan as tables, sentences and figures. Needs the standard library only; ``plan_plot`` draws its pictures."""
+"""A plan as tables, sentences and figures. Needs the standard library only."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -64,10 +64,10 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def legend(figure: "Figure", *panels: "Axes", entries: Mapping[str, Any] | None = None) -> None:
-    """One legend below all panels, so that it hides nothing: of what has a label in some, or of these handles."""
+def legend(figure: "Figure", *panels: "Axes") -> None:
+    """One legend below all panels, so that it hides nothing: of what has a label in some."""
     named = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in panels)
-    shown = {label: handle for pairs in named for handle, label in pairs} | dict(entries or {})
+    shown = {label: handle for pairs in named for handle, label in pairs}
     longest = max((len(line) for label in shown for line in label.splitlines()), default=1) + 6
     columns = max(1, min(len(shown), int(figure.get_figwidth() * _CHARACTERS_PER_INCH * 1.1 // longest)))
     figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=columns)

@@ -33,11 +33,11 @@ def llama(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def planned(configure: Configure, llama: Path, tmp_path: Path) -> Any:
-    """Plans for the model, with more settings, without pictures."""
+    """Plans for the model, with more settings."""
 
     def run(*words: str) -> Any:
         out = tmp_path / "out"
-        return plan(configure("plan", f"target.name={llama}", f"out={out}", "pictures=false", *words))
+        return plan(configure("plan", f"target.name={llama}", f"out={out}", *words))
 
     return run
 
@@ -83,7 +83,7 @@ def test_a_head_that_is_here_has_its_own_sizes(
     drafter: str, borrowed: bool, configure: Configure, tmp_path: Path
 ) -> None:
     """The bundled heads for the bundled target: the bytes of what the engine loads, and the target's output layer."""
-    config = configure("plan", f"drafter={drafter}", "pictures=false", f"out={tmp_path}", "target.dtype=float32")
+    config = configure("plan", f"drafter={drafter}", f"out={tmp_path}", "target.dtype=float32")
     made = plan(config)
     assert made.asked.drafter is not None and made.asked.drafter.model is not None
     assert "sizes from bundled/" in made.asked.drafter.title

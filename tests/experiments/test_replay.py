@@ -230,7 +230,6 @@ def test_from_a_trace_to_a_tree(
     figures = json.loads((out / "T1.json").read_text())
     assert figures["rounds"] == found.recorded.rounds and figures["recorded_shape"] == [3, 2]
     assert [len(rates) for rates in figures["rates"]] == [3, 2]
-    assert (out / "T1_tree.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

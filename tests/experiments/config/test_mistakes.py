@@ -120,7 +120,7 @@ DEFAULTS = {
     "dataset.prompt_tokens=16",
     "check drafter=model": "target.name=/nowhere",
     "check inspect=true": "target.name={models}/target",
-    "plan": "target.name=llama pictures=false",
+    "plan": "target.name=llama",
 }
 OWN = "drafter=none drafter._target_="
 TWO = (

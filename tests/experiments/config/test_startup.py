@@ -90,7 +90,7 @@ def test_questions_and_typing_errors_are_answered_at_once(mistaken: tuple[str, .
     calls = {name: questions if name == "run" else [] for name in (*SHIMS, *ALIASES)}
     calls |= {name: [*calls[name], TYPING_ERRORS[name][0]] for name in mistaken}
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "bfloat16"}))
-    plan = [f"target.name={tmp_path}", "drafter=eagle", "pictures=false", f"out={tmp_path / 'out'}"]
+    plan = [f"target.name={tmp_path}", "drafter=eagle", f"out={tmp_path / 'out'}"]
     calls["plan"] = [*calls.pop("plan"), plan]
     found = asked(calls, tmp_path)
     code, shown, loaded = found["plan"].pop()
