@@ -77,7 +77,7 @@ MODEL: dict[str, Any] = {
 class ModelDrafter(CausalDrafter):
     """Drafts with a model of the target's vocabulary on its device; other widths are cut or filled up with zeros."""
 
-    runs = "model"
+    runs, same_vocabulary = "model", True
     public = (
         Public(
             name="lm",
@@ -147,7 +147,7 @@ class TrainedLM(TrainedHead):
     """
 
     title = "causal LM"
-    autoregressive = True
+    autoregressive = same_vocabulary = True
 
     def __init__(
         self,

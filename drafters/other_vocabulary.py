@@ -43,6 +43,8 @@ class TLIDrafter(ModelDrafter):
     read anew as it grows. ``target_tokenizer`` takes the place of the one that the target comes with.
     """
 
+    same_vocabulary = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -77,8 +79,7 @@ class TLIDrafter(ModelDrafter):
         to_model = torch.zeros(target.vocab_size, dtype=torch.long, device=target.device)
         to_model[ids] = columns
         scorer = _scorer(self, target, sizes, source, own, to_model=to_model, columns=columns)
-        vocabulary = VocabularyMap(len(pairs), target.vocab_size, ids)
-        session = ScoredSession(self, scorer, vocabulary, target.device, sizes)
+        session = ScoredSession(self, scorer, VocabularyMap(len(pairs), target.vocab_size, ids), target.device, sizes)
         session.reads_host = True
         return session
 
@@ -181,9 +182,8 @@ def _scorer(
     drafter: ModelDrafter, target: Target, sizes: Sizes, source: Spelling, own: Spelling, **columns: torch.Tensor
 ) -> RetokenizedScorer:
     """Returns the drafter's model as a scorer, with rows of its own in place of the engine's pages."""
-    length = min(
-        sizes.max_length, position_limit(drafter.model.config.get_text_config(decoder=True)) or sizes.max_length
-    )
+    limit = position_limit(drafter.model.config.get_text_config(decoder=True))
+    length = min(sizes.max_length, limit or sizes.max_length)
     room = replace(sizes, max_length=length, paging=None)
     runner = drafter.runner_for(drafter.model, "drafter", room, max_nodes=drafter.shown(drafter.tree))
     return RetokenizedScorer(

@@ -15,6 +15,7 @@ from experiments.reporting.progress import TrainingProgress
 from experiments.results.manifest import write_manifest
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.session.engines import settle
+from experiments.session.methods import check_vocabularies
 from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker, Tracker
@@ -50,6 +51,7 @@ def train(config: DictConfig) -> Path:
     drafter = writing.pop("drafter", None)
     rewritten = typed(RegenerateConfig, writing, "regenerate") if writing.get("file") is not None else None
     component_of(config, "target")
+    check_vocabularies(config, ["head", "regenerate.drafter"] if (drafter or {}).get("_target_") else ["head"])
     parts = {name: build(config, name) for name in _KINDS}
     for name, kind in _KINDS.items():
         if not isinstance(parts[name], kind):

@@ -20,7 +20,6 @@ from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
 
 PARTS = ("lookup", "model", "helper")
 """The sections of drafters in that of one that is made of several."""
-_OTHER_VOCABULARY = ("TLIDrafter", "SLEMDrafter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,8 @@ def plan_drafter(
     if runs == "head":
         return _head(owner, options, getattr(kind, "usual", None), target, formats, at_once=at_once)
     if runs == "model":
-        return _model(owner, options, target, formats, target_name, at_once=at_once)
+        same = bool(getattr(kind, "same_vocabulary", False))
+        return _model(options, target, formats, target_name, at_once=at_once, same_vocabulary=same)
     if runs == "target":
         return _target(options, target, formats, at_once=at_once)
     raise ValueError(
@@ -101,15 +101,18 @@ def plan_drafter(
 
 
 def _model(
-    owner: str, options: Mapping[str, Any], target: ModelShape, formats: Formats, target_name: str, *, at_once: bool
-) -> Planned:
+    options: Mapping[str, Any], target: ModelShape, formats: Formats, target_name: str, *, at_once: bool,
+    same_vocabulary: bool,
+) -> Planned:  # fmt: skip
     """The plan of a model of its own."""
+    from specdec.drafting.vocabulary import MOST_PADDING  # imports PyTorch, as its class has
+
     name = str(options.get("name"))
     config, dtype = read_config(name), str(options.get("dtype") or "auto")
     more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
     precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
     shape = shape_of(config, f"drafter.name={name}")
-    if shape.vocab != target.vocab and owner not in _OTHER_VOCABULARY:
+    if same_vocabulary and abs(shape.vocab - target.vocab) > MOST_PADDING:
         raise ValueError(
             f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={target_name} one of "
             f"{target.vocab:,}: give a drafter of the same vocabulary, or drafter=tli or slem"

@@ -4,14 +4,20 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from transformers import AutoConfig
 
 from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
 from experiments.results.manifest import revision_of
 from experiments.results.records import PLAIN
+from specdec import bundled
+from specdec.drafting.vocabulary import check_same_vocabulary
 from specdec.engine.engine import Engine
+from specdec.target.loading import find_tokenizer, hub_options
 
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own, in ``setups``."""
@@ -122,6 +128,28 @@ def check_components(
                 raise ValueError(f"{group}.{name}: there is no method {name!r}{did_you_mean(str(name), known)}")
             component_of(config, f"{group}.{name}")
     _check_setups(config, [PLAIN, *drafters])
+    check_vocabularies(config, list(drafters.values()))
+
+
+def check_vocabularies(config: DictConfig, sections: Sequence[str]) -> None:
+    """Refuse a drafting model with another vocabulary than the target's, by their files, before weights are loaded."""
+    for section in (part for whole in sections for part in components_within(config, whole)):
+        component, options = component_of(config, section)
+        if getattr(getattr(component, "__self__", component), "same_vocabulary", False):
+            drafter, target = _vocabulary(options), _vocabulary(plain(config, "target"))
+            if drafter is not None and target is not None:
+                check_same_vocabulary(drafter.name, drafter.tokenizer, drafter.vocab_size, target)
+
+
+def _vocabulary(options: dict[str, Any]) -> Any:
+    """A model's name, tokenizer and number of tokens by its files; None where these say nothing: loading says why."""
+    name: Any = options.get("name")
+    try:
+        config = AutoConfig.from_pretrained(bundled.resolve(name), **hub_options(options))
+        tokenizer = find_tokenizer(options.get("tokenizer") or name, **options)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return SimpleNamespace(name=name, tokenizer=tokenizer, vocab_size=config.get_text_config(decoder=True).vocab_size)
 
 
 def _check_setups(config: DictConfig, known: Sequence[str]) -> None:

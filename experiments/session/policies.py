@@ -72,8 +72,7 @@ def settle_costs(
 ) -> None:
     """Measure what rounds cost, if the drafter's policy needs that and was not given it; keep it beside the results.
 
-    Args:
-        method: The method's name, if there are several.
+    ``method`` is the method's name, if there are several.
     """
     policy = policy_of(drafter)
     if drafter is None or not isinstance(policy, CostAwareLength | CostAwareNodes):
@@ -81,17 +80,12 @@ def settle_costs(
     if policy.costs is None:
         assert target.tokenizer is not None, "refused before"
         prompts = [target.tokenizer.encode(text)[:512] for text in samples]
-        rows = (1, max_batch_size)
         given = [prompt for prompt in prompts if prompt] or [[0]]
-        if isinstance(drafter, AdaptiveDrafter):
-            policy.costs = measure_costs(target, drafter.drafter, verifier, given, rows=rows)
-        elif isinstance(drafter, ScoredDrafter):
-            policy.costs = measure_costs(target, drafter, verifier, given, rows=rows, by_nodes=True)
-    assert policy.costs is not None, "measured"
-    if not isinstance(policy.costs, RoundCosts):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    policy.costs.save(folder / _named(COSTS, method))
+        timed, by_nodes = (drafter.drafter, False) if isinstance(drafter, AdaptiveDrafter) else (drafter, True)
+        policy.costs = measure_costs(target, timed, verifier, given, rows=(1, max_batch_size), by_nodes=by_nodes)
+    if isinstance(policy.costs, RoundCosts):
+        folder.mkdir(parents=True, exist_ok=True)
+        policy.costs.save(folder / _named(COSTS, method))
 
 
 def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]:
@@ -107,9 +101,7 @@ def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]
 
 def policy_of(drafter: Drafter | None) -> Policy | None:
     """The policy beside a drafter."""
-    if isinstance(drafter, AdaptiveDrafter | ScoredDrafter):
-        return drafter.policy
-    return None
+    return drafter.policy if isinstance(drafter, AdaptiveDrafter | ScoredDrafter) else None
 
 
 def _named(name: str, method: str) -> str:

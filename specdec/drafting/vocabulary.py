@@ -50,19 +50,16 @@ class VocabularyMap:
 
 def check_same_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Target) -> None:
     """Refuse a drafter, by its name, whose token ids mean other text; without two tokenizers by its width alone."""
+    other, differing = target.vocab_size, ""
     if tokenizer is not None and target.tokenizer is not None:
         mine, wanted = tokenizer.get_vocab(), target.tokenizer.get_vocab()
-        if mine != wanted:
-            differing = sorted(token for token in mine.keys() | wanted.keys() if mine.get(token) != wanted.get(token))
-            token = differing[0]
-            raise ValueError(
-                f"the drafter {name} has another vocabulary than the target {target.name}: {len(differing)} "
-                f"tokens differ, for example {token!r} is {mine.get(token)} in the drafter's and {wanted.get(token)} "
-                f"in the target's; choose a drafter of the target's family, or drafter=tli or slem"
-            )
+        tokens = sorted(token for token in mine.keys() | wanted.keys() if mine.get(token) != wanted.get(token))
+        if not tokens:
+            return
+        width, other, example = len(mine), len(wanted), tokens[0]
+        differing = f": {len(tokens):,} differ, as {example!r} ({mine.get(example)} and {wanted.get(example)})"
+    elif abs(width - other) <= MOST_PADDING:
         return
-    if abs(width - target.vocab_size) > MOST_PADDING:
-        raise ValueError(
-            f"the drafter {name} has {width} tokens and the target {target.name} {target.vocab_size}: "
-            f"choose a drafter with the target's vocabulary"
-        )
+    sizes = f"({width:,} tokens) than the target {target.name} ({other:,})"
+    remedy = "choose a drafter of the target's family, or drafter=tli or slem"
+    raise ValueError(f"the drafter {name} has another vocabulary {sizes}{differing}; {remedy}")
