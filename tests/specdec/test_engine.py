@@ -8,7 +8,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedTokenizerFast
 
 import specdec.engine.output
@@ -18,6 +17,7 @@ from specdec.engine.read_back import Fetch
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.honest import Honest
+from tests.launches import counted
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
@@ -30,7 +30,8 @@ LOOKED_AT = {None, "ngram", "eagle3_expansion", "block_by_confidence", STRONGEST
 
 def make(target: Target, drafter: str | None = "model_tree_without_replacement", **options: Any) -> Engine:
     made = None if drafter is None else DRAFTERS[drafter](target.model)
-    return Engine(target, made, None if made is None else fitting(made), max_length=64, **options)
+    rule = None if made is None else fitting(made)
+    return Engine(target, made, rule, **{"max_batch_size": 3, "max_length": 64, **options})
 
 
 def test_equal_prompts_get_different_samples_and_seeds_repeat(target) -> None:
@@ -43,7 +44,7 @@ def test_equal_prompts_get_different_samples_and_seeds_repeat(target) -> None:
 
 
 def test_steps_add_up(target) -> None:
-    engine = make(target, max_batch_size=3, timing=True)
+    engine = make(target, timing=True)
     for output in engine.generate(PROMPTS, SamplingParams(max_new_tokens=11)):
         assert tuple(token for step in output.steps for token in step.token_ids) == output.token_ids
         assert [step.round for step in output.steps] == list(range(len(output.steps)))
@@ -81,31 +82,6 @@ def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkey
         assert Target(model, other).eos_token_ids == ends
 
 
-def test_the_last_position_of_the_row_can_be_filled_in_fewer_rounds(target) -> None:
-    prompt = PROMPTS[1] * 2
-    engine = make(target, max_batch_size=2)
-    wanted = SamplingParams(max_new_tokens=64 - len(prompt))
-    fast, plain = engine.generate([prompt], wanted)[0], engine.generate([prompt], wanted, speculate=False)[0]
-    assert fast.token_ids == plain.token_ids
-    assert len(fast.prompt_ids) + len(fast.token_ids) == 64
-    assert len(plain.steps) == len(plain.token_ids) > 1.5 * len(fast.steps)
-    assert all(step.proposed_nodes == 0 for step in plain.steps)
-
-
-LOOKS = ["item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"]
-"""Operations that would make the host wait for a GPU."""
-
-
-class Synchronizations(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen += [name for name in LOOKS if name == getattr(func, "__name__", "")]
-        return func(*args, **(kwargs or {}))
-
-
 CUT_SHORT = {"model_by_confidence", "block_by_confidence"}
 """Drafters whose policy decides on the device how many nodes are verified: what is cut off saves more than the look."""
 
@@ -123,15 +99,13 @@ def test_one_synchronization_per_round(target, drafter) -> None:
     with without_looking():  # as on a GPU
         engine.step()
         engine.step()
-        with Synchronizations() as counted:
+        with counted() as work:
             engine.step()
     if drafter in WAITS_IN_DRAFTS:
-        assert counted.seen[-1] == "numpy" and len(counted.seen) > 2, "then it belongs to the others"
+        assert work.synchronizations > 1, "then it belongs to the others"
         return
     # How many nodes a policy has left, where there is one; and the one table that the host reads.
-    assert counted.seen == ["__int__"] * (drafter in CUT_SHORT) + ["numpy"] + ["cpu", "numpy"] * (
-        drafter in ON_THE_HOST
-    )
+    assert work.reads == {"numpy": 1 + (drafter in ON_THE_HOST)} | ({"item": 1} if drafter in CUT_SHORT else {})
 
 
 def changed(kind: type, **attributes: object) -> Any:
@@ -164,10 +138,6 @@ def test_missing_and_wrong_attributes_are_named(target: Target, component: Any, 
 REPEATED = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
 
 
-def timed(model, *, size: int = 3, **options: Any) -> Engine:
-    return make(Target(model), max_batch_size=size, **options)
-
-
 def reference(model, completion: Completion) -> torch.Tensor:
     """Log-softmax of the logits before every output token, from one plain forward: [token, vocab]."""
     tokens = torch.tensor([[*completion.prompt_ids, *completion.token_ids]])
@@ -183,12 +153,12 @@ SAMPLINGS = [
 ]
 
 
-def test_raw_log_probabilities_are_the_models_own_and_are_cut_with_the_tokens(model) -> None:
-    completions = timed(model).generate(REPEATED, SAMPLINGS)
+def test_raw_log_probabilities_are_the_models_own_and_are_cut_with_the_tokens(model, target) -> None:
+    completions = make(target).generate(REPEATED, SAMPLINGS)
     processed, plain, _ = completions
     assert max(abs(a - b) for a, b in zip(processed.logprobs, processed.raw_logprobs, strict=True)) > 0.1
     assert plain.logprobs == pytest.approx(plain.raw_logprobs, abs=1e-5)  # temperature 1, nothing else
-    unasked = timed(model).generate(REPEATED, [replace(each, logprobs=None) for each in SAMPLINGS])
+    unasked = make(target).generate(REPEATED, [replace(each, logprobs=None) for each in SAMPLINGS])
     assert [each.token_ids for each in unasked] == [each.token_ids for each in completions]
     assert all(each.raw_logprobs == each.top_logprobs == () for each in unasked)
     for wanted, done in zip(SAMPLINGS, completions, strict=True):
@@ -202,10 +172,10 @@ def test_raw_log_probabilities_are_the_models_own_and_are_cut_with_the_tokens(mo
         assert [[token for token, _ in row] for row in done.top_logprobs] == tokens.tolist()
         told = torch.tensor([[value for _, value in row] for row in done.top_logprobs])
         assert torch.allclose(told, values, atol=1e-5)
-    first = timed(model).generate([REPEATED[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
+    first = make(target).generate([REPEATED[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
     end = first.token_ids[4]
     sampling = SamplingParams(max_new_tokens=12, logprobs=2, stop_token_ids=(end,))
-    (done,) = timed(model).generate([REPEATED[0]], sampling)
+    (done,) = make(target).generate([REPEATED[0]], sampling)
     kept = first.token_ids.index(end) + 1
     assert done.token_ids == first.token_ids[:kept]
     assert done.raw_logprobs == pytest.approx(first.raw_logprobs[:kept], abs=1e-6)
@@ -227,9 +197,9 @@ def test_a_completion_adds_up_its_steps() -> None:
 GREEDY = SamplingParams(max_new_tokens=9)
 
 
-def test_moments_are_in_order_and_between_the_calls_ends(model) -> None:
+def test_moments_are_in_order_and_between_the_calls_ends(target) -> None:
     before = time.perf_counter()
-    completions = timed(model, prefill_chunk=2).generate([*REPEATED, [4]], GREEDY)
+    completions = make(target, prefill_chunk=2).generate([*REPEATED, [4]], GREEDY)
     after = time.perf_counter()
     for done in completions:
         found = done.timestamps
@@ -243,32 +213,32 @@ def test_moments_are_in_order_and_between_the_calls_ends(model) -> None:
         assert all(step.timestamps is None for step in done.steps[:-1])
 
 
-def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(model) -> None:
-    alike = timed(model, size=2).generate([REPEATED[0]] * 3, GREEDY)
+def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(target) -> None:
+    alike = make(target, max_batch_size=2).generate([REPEATED[0]] * 3, GREEDY)
     first, second, third = (done.timestamps for done in alike)
     assert first.arrived == second.arrived == third.arrived
     assert first.admitted < first.finished < third.admitted
     shown = [tuple(step.visible for step in done.steps) for done in alike]
     assert shown[0] == shown[1] != shown[2], "rows of a round become visible together"
-    (again,) = timed(model, size=2).generate([REPEATED[0]], GREEDY)
+    (again,) = make(target, max_batch_size=2).generate([REPEATED[0]], GREEDY)
     assert again.timestamps != first and again == alike[0], "moments do not count in comparisons"
 
 
-def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(model, monkeypatch) -> None:
+def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(target, monkeypatch) -> None:
     read, text = [], []
     wait, cut = Fetch.wait, specdec.engine.output._cut
     monkeypatch.setattr(Fetch, "wait", lambda fetch: (wait(fetch), read.append(time.perf_counter()))[0])
     monkeypatch.setattr(
         specdec.engine.output, "_cut", lambda *given: (text.append(time.perf_counter()), cut(*given))[1]
     )
-    (done,) = timed(model).generate([REPEATED[0]], GREEDY)
+    (done,) = make(target).generate([REPEATED[0]], GREEDY)
     assert len(read) == len(text) == len(done.steps)
     for after, step, before in zip(read, done.steps, text, strict=True):
         assert after <= step.visible <= before
 
 
-def test_an_error_has_a_time_and_an_abort_has_none(model, monkeypatch) -> None:
-    engine = timed(model)
+def test_an_error_has_a_time_and_an_abort_has_none(target, monkeypatch) -> None:
+    engine = make(target)
     monkeypatch.setattr(engine.session, "propose", lambda batch: {}["broken"])
     engine.submit(REPEATED[0], GREEDY)
     with pytest.raises(KeyError, match="broken"):
@@ -276,7 +246,7 @@ def test_an_error_has_a_time_and_an_abort_has_none(model, monkeypatch) -> None:
     (failed,) = engine.step()
     found = failed.timestamps  # of a submitted request, in its last step
     assert found.arrived < found.admitted < found.prefilled < found.finished == failed.visible
-    waiting = timed(model, size=1)
+    waiting = make(target, max_batch_size=1)
     stream = waiting.stream(REPEATED[:2], GREEDY)
     number = next(stream).request
     waiting.abort(number + 1)
