@@ -4,17 +4,24 @@ Ragged prompts, more requests than slots (so slots are refilled), chunked prefil
 batch with sampled and penalized ones. float32.
 
 By default every drafter with rejection, every rule with the drafts that ask most of it, and every architecture with
-one tree; all rules with Llama, and a drafter of every kind with the other models, are marked ``full``.
+one tree; all rules with Llama, and a drafter of every kind with the other models, are marked ``full``. Recurrent layers
+and caches of one byte per number take part with a few drafters each.
 """
 
 import functools
+import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from transformers import PreTrainedModel
 
+from drafters import ModelDrafter
 from specdec import Engine, Noise, SamplingParams, Target
+from specdec.cache.formats import FORMATS
 from specdec.checks.reference import reference_decode
+from tests.architectures import tiny
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, VERIFIERS, skip_unfit, tried
 from tests.models import ARCHITECTURES, tiny_model
 from tests.shapes import shapes_unchecked
@@ -44,7 +51,23 @@ ACROSS = ("ngram", "medusa", "eagle3_chain_iid", "block_chain", "mtp_chain_iid",
 """One drafter of every kind, for the models besides Llama."""
 
 
+MAIN = "qwen3"
+"""A model whose outputs every format of a cache changes."""
+RECURRENT = {"qwen3_next": ("medusa", "eagle3_expansion", "block_chain"), "mamba": (), "falcon_h1": (), "lfm2": ()}
+"""Models with recurrent layers, and drafters besides look-ups."""
+ELSEWHERE = {
+    *(("qwen3_next", "eagle3_expansion", EVERYWHERE, None), ("mamba", "recycling", EVERYWHERE, None)),
+    *((name, "ngram", EVERYWHERE, "int8") for name in ("mistral_sliding", "gemma2")),
+    *((MAIN, drafter, EVERYWHERE, "fp8") for drafter in (STRONGEST[EVERYWHERE], "ngram")),
+    *((MAIN, STRONGEST[rule], rule, "int8") for rule in ("traversal", "shared_noise")),
+    *((MAIN, "medusa", EVERYWHERE, "int8"), (MAIN, "ngram", EVERYWHERE, "fp8_e5m2")),
+}
+"""Cases of recurrent models and of quantized caches that run by default."""
+
+
 def target_model(architecture: str = "llama") -> PreTrainedModel:
+    if architecture in RECURRENT:
+        return tiny(architecture)
     return tiny_model(architecture, vocab_size=VOCAB, layers=2 if architecture == "llama" else None)
 
 
@@ -58,28 +81,35 @@ def reference(architecture: str, noise: Noise = Noise.FRESH, kv_cache: str | Non
         ]
 
 
-def is_strong(architecture: str, drafter: str, verifier: str) -> bool:
-    return STRONGEST[verifier] == drafter or (architecture == "llama" and verifier == EVERYWHERE)
+def cases() -> Iterator[ParameterSet]:
+    """Every case; outside of ``ELSEWHERE`` and the strong ones they are marked ``full``."""
+    for architecture, drafter, verifier in itertools.product(ARCHITECTURES, DRAFTERS, VERIFIERS):
+        everywhere = verifier == EVERYWHERE and drafter in ACROSS
+        if (architecture == "llama" or everywhere) and tried(drafter, verifier):
+            strong = STRONGEST[verifier] == drafter or (architecture == "llama" and verifier == EVERYWHERE)
+            yield complete(architecture, drafter, verifier, None, strong=strong)
+    others = [
+        (name, each, EVERYWHERE, None) for name, more in RECURRENT.items() for each in ("ngram", "recycling", *more)
+    ]
+    others += [(name, "ngram", EVERYWHERE, form) for name in ("mistral_sliding", "gemma2") for form in FORMATS]
+    others += [
+        (MAIN, each, EVERYWHERE, form) for each in ("ngram", "medusa", STRONGEST[EVERYWHERE]) for form in FORMATS
+    ]
+    others += [(MAIN, drafter, rule, "int8") for rule, drafter in STRONGEST.items() if rule != EVERYWHERE]
+    yield from (complete(*case, strong=case in ELSEWHERE) for case in others)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "drafter", "verifier"),
-    [
-        complete(architecture, drafter, verifier, strong=is_strong(architecture, drafter, verifier))
-        for architecture in ARCHITECTURES
-        for drafter in DRAFTERS
-        for verifier in VERIFIERS
-        if (architecture == "llama" or (verifier == EVERYWHERE and drafter in ACROSS)) and tried(drafter, verifier)
-    ],
-)
-def test_speculation_equals_the_reference(architecture: str, drafter: str, verifier: str) -> None:
+@pytest.mark.parametrize(("architecture", "drafter", "verifier", "kv_cache"), [*cases()])
+def test_speculation_equals_the_reference(architecture: str, drafter: str, verifier: str, kv_cache: str | None) -> None:
     """Sampled rows, too, where drafter and target share their noise, and where nothing is drafted."""
     model = target_model(architecture)
     made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
     skip_unfit(made, rule)
-    engine = Engine(Target(model), made, rule, max_batch_size=3, max_length=64, prefill_chunk=7)
+    if isinstance(made, ModelDrafter):
+        made.kv_cache = kv_cache
+    engine = Engine(Target(model), made, rule, max_batch_size=3, max_length=64, prefill_chunk=7, kv_cache=kv_cache)
     outputs = engine.generate(prompts(), SAMPLING)
-    wanted = reference(architecture, rule.noise)
+    wanted = reference(architecture, rule.noise, kv_cache)
     for output, sampling, expected in zip(outputs, SAMPLING, wanted, strict=True):
         assert len(output.token_ids) == sampling.max_new_tokens
         if sampling.greedy or rule.noise is Noise.SHARED:
@@ -87,10 +117,13 @@ def test_speculation_equals_the_reference(architecture: str, drafter: str, verif
     # The comparison means something only if drafts were judged on the way.
     steps = [step for o, p in zip(outputs, SAMPLING, strict=True) if p.greedy for step in o.steps]
     assert any(step.proposed_nodes for step in steps)
-    if drafter == STRONGEST[verifier]:  # plain decoding beside a drafter, and drafts that agree, but not always
+    strongest, special = drafter == STRONGEST[verifier], architecture in RECURRENT or kv_cache is not None
+    if strongest or special:  # plain decoding beside a drafter
         plain = engine.generate(prompts(), SAMPLING, speculate=False)
         assert [list(output.token_ids) for output in plain] == wanted
-        assert sum(step.accepted for step in steps) > len(steps) / 2
+    if strongest or architecture in RECURRENT:  # drafts that agree, but not always
+        steps = steps if strongest else [step for output in outputs for step in output.steps]
+        assert sum(step.accepted for step in steps) > (len(steps) / 2 if strongest else 0)
         assert any(step.accepted < step.proposed_depth for step in steps)
 
 

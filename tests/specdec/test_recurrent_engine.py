@@ -1,6 +1,5 @@
 """Recurrent layers in targets and in drafting models: token for token and in law, over refills and preemption."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,78 +29,36 @@ from tests.shapes import shapes_unchecked
 from tests.specdec.test_pages import Fitting
 from tests.specdec.test_recurrent import run_again
 from tests.test_distribution import LEVEL, SAMPLINGS, VOCAB, p_value
-from tests.test_lossless import SAMPLING, prompts
+from tests.test_lossless import prompts
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-KINDS = ("qwen3_next", "mamba", "falcon_h1", "lfm2")
-
-
-@functools.cache
-def own(kind: str) -> list[list[int]]:
-    """The tokens of the model's own decoding for the prompts of ``test_lossless``."""
-    with shapes_unchecked():
-        pairs = enumerate(zip(prompts(), SAMPLING, strict=True))
-        return [reference_decode(tiny(kind), prompt, each.seeded(i)) for i, (prompt, each) in pairs]
-
 
 @pytest.mark.parametrize(
-    ("kind", "drafter"),
-    [
-        complete(kind, drafter, strong=(kind, drafter) in (("qwen3_next", "eagle3_expansion"), ("mamba", "recycling")))
-        for kind in KINDS
-        for drafter in ("ngram", "recycling", "medusa", "eagle3_expansion", "block_chain")
-        if kind == "qwen3_next" or drafter in ("ngram", "recycling")
-    ],
+    ("paging", "short"),
+    [(Paging(), False), (Paging(page_size=4, pages=40, swap=2**20, reserve=0.5), False), (Paging(page_size=4), True)],
 )
-def test_speculation_equals_the_reference(kind: str, drafter: str) -> None:
-    """More requests than slots, prompts in pieces, and greedy rows beside sampled and penalized ones."""
-    model = tiny(kind)
-    made = DRAFTERS[drafter](model)
-    engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=3, max_length=64, prefill_chunk=7)
-    outputs = engine.generate(prompts(), SAMPLING)
-    expected = own(kind)
-    for output, sampling, tokens in zip(outputs, SAMPLING, expected, strict=True):
-        assert not sampling.greedy or list(output.token_ids) == tokens
-    steps = [step for output in outputs for step in output.steps]
-    assert any(step.accepted for step in steps) and any(step.accepted < step.proposed_depth for step in steps)
-    plain = engine.generate(prompts(), SAMPLING, speculate=False)
-    assert [list(output.token_ids) for output in plain] == expected
-
-
-@pytest.mark.parametrize("paging", [Paging(), Paging(page_size=4, pages=40, swap=2**20, reserve=0.5)])
-def test_outputs_do_not_depend_on_schedules(paging: Paging) -> None:
-    """Requests lose their slots at random, and begin again; nothing is shared."""
+def test_outputs_do_not_depend_on_schedules(paging: Paging, short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests lose their slots at random, and begin again; nothing is shared; also where accepted tokens run again."""
     target = Target(tiny("qwen3_next"))
     greedy, asked = SamplingParams(max_new_tokens=8), [*prompts()[:3], prompts()[0]]
     drafter = DRAFTERS["recycling"](target.model)
     alone = Engine(target, drafter, RejectionVerifier(), max_length=64).generate(asked, greedy)
+    with pytest.raises(ValueError, match="qwen3_next has recurrent layers, whose states no requests share"):
+        Engine(target, max_length=64, cache=Paging(shared=True))
+    if short:
+        run_again(monkeypatch)
     policy = Fitting(np.random.default_rng(0))
     sizes: dict[str, Any] = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 5}
     engine = Engine(target, drafter, RejectionVerifier(), cache=paging, scheduler=policy, **sizes)
     for _ in range(2):
         outputs = engine.generate(asked, greedy)
         assert [each.token_ids for each in outputs] == [each.token_ids for each in alone]
+    states = engine.runner.cache.states
+    assert (states.short is not None and bool(states.pending.inputs)) is short
     assert engine.page_counts.preempted == policy.preempted > 0 and engine.page_counts.recomputed > 0
-    with pytest.raises(ValueError, match="qwen3_next has recurrent layers, whose states no requests share"):
-        Engine(target, max_length=64, cache=Paging(shared=True))
-
-
-def test_outputs_are_the_same_where_accepted_tokens_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not all rows in every round, and refilled slots."""
-    target, greedy = Target(tiny("qwen3_next")), SamplingParams(max_new_tokens=12)
-    drafter, found = DRAFTERS["recycling"](target.model), []
-    asked = [times * each for each in prompts()[:3] for times in (1, 3)]
-    for slots in (1, 3):
-        engine = Engine(
-            target, drafter, RejectionVerifier(), max_batch_size=slots, max_length=64, cache=Paging(page_size=4)
-        )
-        found.append([each.token_ids for each in engine.generate(asked, greedy) + engine.generate(asked[::-1], greedy)])
-        run_again(monkeypatch)
-    assert engine.runner.cache.states.short is not None and engine.runner.cache.states.pending.inputs
-    assert found[0] == found[1]
 
 
 def small() -> PreTrainedModel:
