@@ -24,13 +24,13 @@ from drafters.own_model import OwnModelDrafter
 from specdec import Batch, DraftSampling, ForwardBatch, ModelRunner, Target, Topology
 from specdec.arguments import instance
 from specdec.attention import BACKENDS
-from specdec.attention.call import NAME, AttentionCall, answered_by
+from specdec.attention.call import NAME, AttentionCall, answered_by, configs_of, switched
 from specdec.attention.facts import Reach
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import take
-from specdec.execution.executor import ModuleCaller, configs_of, switched
+from specdec.execution.executor import ModuleCaller
 from specdec.interfaces import Description, Sizes
 from specdec.placement import is_divided
 from specdec.target.loading import load_model

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from drafters.own_model import CausalDrafter, Settings, twin_of
 from specdec import ModelRunner, Sizes, Target
 from specdec.arguments import flag, shown
+from specdec.attention.call import configs_of
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ExitScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.execution.executor import configs_of
 from specdec.quantization import check_quantization, quantize
 
 SEARCH = "python examples/skip_search.py TARGET FILE searches for one, and writes it"

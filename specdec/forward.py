@@ -1,6 +1,6 @@
 """A forward as a value: everything that a model's forward over the cache depends on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -172,6 +172,15 @@ class ForwardOutput:
     logits: Float[Tensor, "batch some vocab"] | None
     hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]] = field(default_factory=dict)  # by layer index
     top_tokens: Int[Tensor, "batch some rank"] | None = None
+
+    @classmethod
+    def of(cls, wants: Wants, outputs: Sequence[Tensor]) -> "ForwardOutput":
+        """Return the wanted hidden states, and the logits behind them if any, by name."""
+        hidden = dict(zip(wants.hidden_layers, outputs, strict=False))
+        if wants.logits == 0:
+            return cls(None, hidden)
+        top = outputs[-1].topk(min(wants.top_k, outputs[-1].shape[-1]), dim=-1).indices if wants.top_k else None
+        return cls(outputs[-1], hidden, top)
 
     @property
     def scores(self) -> Float[Tensor, "batch some vocab"]:

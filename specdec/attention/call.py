@@ -6,7 +6,7 @@ masks that the model is given tell the layers' reaches apart. What answers the c
 backend, a step of a captured forward, or the invariant order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.attention.facts import Facts
@@ -138,7 +138,6 @@ class _Running(OwnLayout):
         return key_states, value_states
 
     def answer(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> Tensor:
-        """Return the output of a call of the attention function."""
         layer, reach = self.layer_of(key, value), self.reach_of(mask)
         return self.attend(AttentionCall(query, key, value, layer, reach, *options))
 
@@ -176,9 +175,9 @@ _answer: ContextVar[Callable[..., Tensor]] = ContextVar("attention")
 
 @contextmanager
 def answered(view: View, attend: Attend, write: Write | None = None) -> Iterator[OwnLayout]:
-    """During the ``with`` block, let ``attend`` answer the layers' calls; the block gets what stands for the cache.
+    """During the ``with`` block, let ``attend`` answer the layers' calls, and ``write``, or the cache itself, store.
 
-    ``write`` stores what a layer attends to later on; None writes to the cache itself.
+    The block gets what stands for the cache.
     """
     running = _Running(view, attend, write or view.cache.write)
     with scoped(_answer, running.answer):
@@ -211,6 +210,29 @@ def attention(
     if unknown:
         raise TypeError(f"the attention function is given {', '.join(unknown)}, which only the model's own knows")
     return _answer.get()(query, key, value, attention_mask, scaling, softcap, s_aux), None
+
+
+def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
+    """Return every configuration that a part of the model reads; a part may have its own."""
+    found = [getattr(part, "config", None) for part in model.modules()]
+    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
+
+
+@contextmanager
+def switched(configs: Sequence[PreTrainedConfig], attention: str, experts: str) -> Iterator[None]:
+    """Switch a model's attention during the ``with`` block, and experts that would wait for the device."""
+    # The fields behind the properties: setting those also sets the configurations below.
+    before = [(c, c._attn_implementation_internal, c._experts_implementation_internal) for c in configs]
+    for config, _, own_experts in before:
+        config._attn_implementation_internal = attention
+        if "eager" in (experts, own_experts):
+            config._experts_implementation_internal = experts
+    try:
+        yield
+    finally:
+        for config, own_attention, own_experts in before:
+            config._attn_implementation_internal = own_attention
+            config._experts_implementation_internal = own_experts
 
 
 AttentionInterface.register(NAME, attention)

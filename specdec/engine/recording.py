@@ -115,7 +115,8 @@ class RoundRecorder:
         self._graphs = runner.device.type != "cpu"
         # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
         self._whole = recorded == "rounds" and runner.cache.states is None
-        self._whole &= early or runner.executor.replays_at_once  # a CPU gains nothing where forwards are not
+        # A CPU gains nothing where a captured forward is not a single step of what is recorded around it.
+        self._whole &= early or (runner.executor.captures and runner.backend.replays)
         self._version: Hashable = None  # of the target that recordings were made from
         # Those of a warm-up are for all lengths; others come with the lengths that requests have.
         lengths = len(buckets(1, table.max_length)) if early else 1

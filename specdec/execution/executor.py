@@ -1,18 +1,18 @@
 """Executors: ways of running a model's forward over a cache. The plain one runs the model's own code, unchanged."""
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from specdec.attention.call import NAME, Attend, AttentionBackend, View, Write, answered
+from specdec.attention.call import NAME, Attend, AttentionBackend, View, Write, answered, configs_of, switched
 from specdec.attention.facts import Facts
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import of_class
@@ -20,10 +20,13 @@ from specdec.execution.frozen import Frozen
 from specdec.execution.packing import PackedLinears, plain_weights
 from specdec.execution.recorder import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
+from specdec.host import scoped
 from specdec.recurrent.recurrence import Recurrence
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _guard = threading.Lock()
+
+first_sight: ContextVar[bool] = ContextVar("first_sight", default=False)
 
 
 def model_lock(model: nn.Module) -> threading.RLock:
@@ -35,49 +38,50 @@ def model_lock(model: nn.Module) -> threading.RLock:
         return _locks.setdefault(model, threading.RLock())
 
 
-class Executor(ABC):
-    """Runs forwards of one model. The caller of ``run`` holds the model's lock (``model_lock``)."""
+class Executor:
+    """Runs forwards of one model, read once. The caller of ``run`` holds the model's lock (``model_lock``).
 
-    captures: bool = False  # forwards of a shape that comes often
+    Attributes:
+        captures: Whether it captures forwards of a shape that comes often.
+        packed: Copies of weights that forwards read; None if they read the model's own.
+    """
 
-    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
-        self.model, self.backend, self.frozen = model, backend, Frozen(model)
-        Executor.read_again(self, facts)
+    captures: bool = False
 
-    def read_again(self, facts: Facts) -> None:
-        """Drop everything that was derived from the model, which has changed; ``facts`` are those of now."""
-        self.frozen.renew()
-        self.facts, self.recurrence, self._configs = facts, Recurrence(self.model, facts.mixers), configs_of(self.model)
-
-    @property
-    def replays_at_once(self) -> bool:
-        """Whether a captured forward is a single step of what is recorded around it."""
-        return False
+    def __init__(
+        self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, packed: PackedLinears | None = None
+    ):
+        self.model, self.facts, self.backend, self.packed = model, facts, backend, packed
+        self.frozen, self.recurrence, self._configs = Frozen(model), Recurrence(model, facts.mixers), configs_of(model)
 
     def copies(self) -> dict[int, int]:
         """Return the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``."""
-        return {}
+        return {} if self.packed is None else self.packed.bytes_by_weight()
 
-    def at_first_sight(self) -> AbstractContextManager[None]:
+    @staticmethod
+    def at_first_sight() -> AbstractContextManager[bool]:
         """Capture forwards, during the ``with`` block, when their shape comes for the first time."""
-        return nullcontext()
+        return scoped(first_sight, True)
 
-    @abstractmethod
+    def weights(self) -> AbstractContextManager[object]:
+        """Have layers multiply by what ``packed`` holds, or by plain weights, during the ``with`` block."""
+        return plain_weights() if self.packed is None else self.packed.in_use()
+
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """Return the outputs that the batch wants, and leaves the keys and values of its nodes in the cache."""
-
-    def check_recordable(self) -> None:
-        """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again."""
+        """Return the outputs that the batch wants, and leave the keys and values of its nodes in the cache."""
         if recording_now() and self.facts.mixers:
             raise UnrecordableError("the host finds out in which order nodes go through recurrent layers")
-        if recording_now() and not self.frozen.known:
+        if recording_now() and not self.frozen.known:  # whose Python would not run again
             raise UnrecordableError("the model has modules or hooks from elsewhere")
-
-    def prepare(self, batch: ForwardBatch, cache: Cache) -> View:
-        """Aim the cache at a forward, and return what its layers attend to."""
         cache.aim(batch)
         self.recurrence.aim(batch, cache.states)
-        return self.backend.prepare(batch, cache, self.facts)
+        view = self.backend.prepare(batch, cache, self.facts)
+        return ForwardOutput.of(batch.wants, self._outputs(batch.wants, inputs_of(batch, cache), view))
+
+    def _outputs(self, wants: Wants, inputs: Sequence[Tensor], view: View) -> Sequence[Tensor]:
+        """Return the wanted hidden states, then logits if any: by default by the model's own code."""
+        with self.weights():
+            return self.call_model(wants, inputs, view)
 
     def call_model(
         self, wants: Wants, inputs: Sequence[Tensor], view: View, attend: Attend | None = None,
@@ -138,21 +142,17 @@ class Executor(ABC):
 class EagerExecutor(Executor):
     """Calls the model's ``forward`` with our cache, masks and positions, on its own weights."""
 
-    def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        self.check_recordable()
-        view = self.prepare(batch, cache)
-        with plain_weights():
-            return output_of(batch.wants, self.call_model(batch.wants, inputs_of(batch, cache), view))
-
 
 class ModuleCaller:
     """Calls a module in evaluation mode; on a CPU its linear layers run on packed weights if ``optimize``."""
 
     def __init__(self, module: nn.Module, *, optimize: bool = True):
-        self.module = module
-        self._frozen = Frozen(module)
-        self._packed = PackedLinears(module if optimize else nn.Identity())
-        self._version = 0
+        self.module, self._optimize, self._version = module, optimize, -1
+        self._read()
+
+    def _read(self) -> None:
+        self._frozen, self._version = Frozen(self.module), self._version + 1
+        self._packed = PackedLinears(self.module if self._optimize else nn.Identity())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with model_lock(self.module):
@@ -165,9 +165,7 @@ class ModuleCaller:
         """A number that is larger than before if the module's weights were read again."""
         with model_lock(self.module):
             if self._frozen.told:
-                self._frozen.renew()
-                self._packed.refresh()
-                self._version += 1
+                self._read()
             else:
                 self._frozen.check()
             return self._version
@@ -187,22 +185,6 @@ def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
     return [given, positions] if batch.features is None else [given, positions, batch.features]
 
 
-def output_of(wants: Wants, outputs: Sequence[Tensor]) -> ForwardOutput:
-    """Return the results of ``Executor.call_model`` by name."""
-    hidden = dict(zip(wants.hidden_layers, outputs, strict=False))
-    if wants.logits == 0:
-        return ForwardOutput(None, hidden)
-    logits = outputs[-1]
-    top = logits.topk(min(wants.top_k, logits.shape[-1]), dim=-1).indices if wants.top_k else None
-    return ForwardOutput(logits, hidden, top)
-
-
-def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Return every configuration that a part of the model reads; a part may have its own."""
-    found = [getattr(part, "config", None) for part in model.modules()]
-    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
-
-
 @contextmanager
 def evaluating(training: Sequence[nn.Module]) -> Iterator[None]:
     """Keep modules in evaluation mode during the ``with`` block, because dropout would change every forward."""
@@ -213,20 +195,3 @@ def evaluating(training: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextmanager
-def switched(configs: Sequence[PreTrainedConfig], attention: str, experts: str) -> Iterator[None]:
-    """Switch a model's attention during the ``with`` block, and experts that would wait for the device."""
-    # The fields behind the properties: setting those also sets the configurations below.
-    before = [(c, c._attn_implementation_internal, c._experts_implementation_internal) for c in configs]
-    for config, _, own_experts in before:
-        config._attn_implementation_internal = attention
-        if "eager" in (experts, own_experts):
-            config._experts_implementation_internal = experts
-    try:
-        yield
-    finally:
-        for config, own_attention, own_experts in before:
-            config._attn_implementation_internal = own_attention
-            config._experts_implementation_internal = own_experts

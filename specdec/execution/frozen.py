@@ -4,11 +4,9 @@ Packed weights and captured forwards are made from a model whose owner may go on
 followed silently: ``weights_changed`` (``Engine.weights_changed``) says that everything is to be read again.
 """
 
-from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
 from typing import Any
-from weakref import ref
 
 from torch import Tensor, nn
 
@@ -31,7 +29,7 @@ def epoch() -> int:
 class Frozen:
     """Notices cheap signs of a change: other modules or tensors, a write, a move, a hook of somebody else's.
 
-    Writes through ``.data`` move no counter and go unnoticed. The model is not kept alive.
+    Writes through ``.data`` move no counter and go unnoticed.
 
     Attributes:
         known: Whether all modules, parameters and hooks are code of torch, transformers or this project. Other code may
@@ -39,22 +37,11 @@ class Frozen:
     """
 
     def __init__(self, model: nn.Module):
-        self._model = ref(model)
-        self.renew()
-
-    @property
-    def told(self) -> bool:
-        """Whether somebody has said that weights changed since the model was last read."""
-        return self._epoch != _epoch
-
-    def renew(self) -> None:
-        """Take the model as it is now."""
-        model = self._model()
-        assert model is not None, "whoever asks holds the model"
         self._epoch, self._modules = _epoch, list(model.modules())
-        self.known = all_known(self._modules)
         self._hooks = [table for m in self._modules for table in (m._forward_hooks, m._forward_pre_hooks)]
         self._seen = [hook for table in self._hooks for hook in table.values()]
+        kinds = [type(part) for m in self._modules for part in (m, *m._parameters.values()) if part is not None]
+        self.known = all(map(_is_known, (*kinds, *self._seen))) and not any("forward" in vars(m) for m in self._modules)
         # accelerate's hooks put other tensors into the modules of a model that is spread, in every forward.
         modules = [] if is_spread(model) else self._modules
         tables = (table for m in modules for table in (m._modules, m._parameters))
@@ -68,6 +55,11 @@ class Frozen:
         self._ends = [*tensors[:1], *tensors[-1:]]  # moving a module leaves its parameters' identities alone
         self._places = list(map(_place, self._ends))
 
+    @property
+    def told(self) -> bool:
+        """Whether somebody has said that weights changed since the model was read."""
+        return self._epoch != _epoch
+
     def check(self, *, thoroughly: bool = True) -> None:
         """Refuse to go on with a model that has changed; unless ``thoroughly``, look for writes only (microseconds)."""
         change = self._other() if thoroughly else None
@@ -75,7 +67,7 @@ class Frozen:
             change = "its weights were written to"
         if change is not None:
             raise ValueError(
-                f"the {type(self._model()).__name__} was changed while an engine serves it ({change}): call "
+                f"the {type(self._modules[0]).__name__} was changed while an engine serves it ({change}): call "
                 f"Engine.weights_changed(), which reads the weights again"
             )
 
@@ -106,16 +98,6 @@ _values, _version, _training = methodcaller("values"), attrgetter("_version"), a
 _place = attrgetter("dtype", "device")
 
 _OURS = ("torch", "transformers", "specdec", "drafters")
-
-
-def all_known(modules: Iterable[nn.Module]) -> bool:
-    """Return whether all modules, their parameters' classes, and all hooks on them, are known code."""
-    for module in modules:
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        kinds = [type(parameter) for parameter in module._parameters.values() if parameter is not None]
-        if not all(map(_is_known, (type(module), *kinds, *hooks))) or "forward" in vars(module):
-            return False
-    return True
 
 
 def _is_known(code: Any) -> bool:

@@ -19,8 +19,8 @@ from specdec.attention.facts import Facts
 from specdec.attention.invariant import SingleTokens
 from specdec.attention.logical_order import Nodes, Sight
 from specdec.cache.storage import Cache
-from specdec.execution.executor import Executor, inputs_of, output_of
-from specdec.execution.packing import PackedLinears, plain_weights
+from specdec.execution.executor import Executor, inputs_of
+from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.topology import Topology
@@ -39,19 +39,10 @@ class InvariantExecutor(Executor):
     """
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool):
-        super().__init__(model, facts, backend)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        super().__init__(model, facts, backend, PackedLinears(model) if optimize and on_cpu else None)
         self.rows = ROWS
         self.threads: int | None = None
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        self._packed = PackedLinears(model) if optimize and on_cpu else None
-
-    def read_again(self, facts: Facts) -> None:
-        super().read_again(facts)
-        if self._packed is not None:
-            self._packed.refresh()
-
-    def copies(self) -> dict[int, int]:
-        return {} if self._packed is None else self._packed.bytes_by_weight()
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         if recording_now():
@@ -63,8 +54,7 @@ class InvariantExecutor(Executor):
         wanted = nodes.index >= batch.topology.width - count
         hidden: list[list[Tensor]] = []
         logits: list[Tensor] = []
-        weights = plain_weights() if self._packed is None else self._packed.in_use()
-        with self._threads(), weights:
+        with self._threads(), self.weights():
             for start in range(0, len(nodes), self.rows):
                 chosen = np.arange(start, min(start + self.rows, len(nodes)))
                 scored = bool(wanted[chosen].any())
@@ -76,7 +66,7 @@ class InvariantExecutor(Executor):
         whole = [torch.cat(parts).unflatten(0, (batch.batch, batch.nodes)) for parts in zip(*hidden, strict=True)]
         if logits:
             whole.append(torch.cat(logits).unflatten(0, (batch.batch, count)))
-        return output_of(batch.wants, whole)
+        return ForwardOutput.of(batch.wants, whole)
 
     def _block(
         self, batch: ForwardBatch, cache: Cache, nodes: Nodes, chosen: np.ndarray, inputs: list[Tensor], wants: Wants

@@ -8,9 +8,9 @@ forward into several lists. What only they see lies in one piece of memory, in w
 
 import ctypes
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from specdec.attention.native import NativeView
 from specdec.counting import count_operation, counting
 from specdec.execution.norms import FUNCTIONS, activate, normalize
-from specdec.execution.patterns import Layers, join_gates, join_turns
+from specdec.execution.patterns import CurrentForward, join_gates, join_turns
 from specdec.execution.products import NO_MEMORY, PanelWeight
 from specdec.execution.program import Step, memory_of, needed, write_program
 from specdec.native import DTYPES, native_library
@@ -29,7 +29,8 @@ _MULTIPLY, _NORMALIZE, _JOIN, _TURN, _ATTEND = range(5)
 _NAMES = ("panels", "norm", "joined", "turned", "attention")
 _WORDS = 32  # of an operation
 _PLACE = 48  # the bit at which an address has the number of its place
-_ADDED, _ALIGNED = 2, 64
+_ADDED = 2
+_ALIGNED = 64  # torch's own memory is, too
 _INNER, _FIRST_GIVEN = 1, 2  # places; 0 is for absolute addresses
 MOST_POSITIONS = 1 << 17  # of a table of rotary embeddings' angles; with more, they are computed in every forward
 
@@ -39,21 +40,6 @@ class Looked(NamedTuple):
 
     table: Tensor
     positions: Tensor
-
-
-class Workspace:
-    """Memory for what the operations of a list pass on, shared by lists of which one runs at a time."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def hold(self, size: int) -> None:
-        if self._memory.numel() < size + _ALIGNED:
-            self._memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
-
-    @property
-    def address(self) -> int:
-        return -(-self._memory.data_ptr() // _ALIGNED) * _ALIGNED
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,51 +56,45 @@ class Operation:
 
 
 def compile_runs(
-    steps: list[Step],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    layers: Layers,
-    workspace: Workspace,
-    now: Callable[[], NativeView],
+    steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], current: CurrentForward
 ) -> list[Step]:
     """Return steps of a forward that make the same outputs, as many as possible of them in lists.
 
-    The steps write to nothing that they read. ``now`` returns what the forward that runs attends to.
+    The steps write to nothing that they read.
     """
-    steps = join_turns(_with_views(steps, outputs), outputs, layers)
-    steps = with_tables(steps, inputs[1], outputs, layers, now().cache.max_length)
+    now = current.native_view()
+    steps = join_turns(_with_views(steps, outputs), outputs, current)
+    steps = with_tables(steps, inputs[1], outputs, current, now.cache.max_length)
     steps = join_gates(steps, outputs, activation_of, gated)
+    views = {id(tensor): step for step in steps if step.views for tensor in step.makes}
     units: list[Step | list[Operation]] = []
-    views: dict[int, Step] = {}
     for step in steps:
-        operation = None if step.views else _operation(step, layers, now())
-        if step.views:
-            views.update((id(tensor), step) for tensor in step.makes)
-        elif operation is None:
-            units.append(step)
+        operation = None if step.views else _operation(step, current, now)
+        if operation is None:
+            units += [] if step.views else [step]
         elif units and isinstance(units[-1], list):
             units[-1].append(operation)
         else:
             units.append([operation])
     moving = {memory_of(tensor) for step in steps for tensor in step.makes} | {memory_of(tensor) for tensor in inputs}
     reads = [unit.reads if isinstance(unit, Step) else [t for each in unit for t in each.reads] for unit in units]
-    read_by: dict[int, set[int]] = {}
+    read_by: dict[int, set[int]] = defaultdict(set)
     for number, tensors in enumerate([*reads, outputs]):
         for tensor in tensors:
-            read_by.setdefault(memory_of(tensor), set()).add(number)
+            read_by[memory_of(tensor)].add(number)
     written: list[Step] = []
 
-    def show(tensor: Tensor) -> None:
-        """Write the views down that a tensor is made by, where it is read first."""
-        step = views.get(id(tensor))
-        if step is not None:
-            for made in step.makes:
-                views.pop(id(made), None)
-            write(step)
+    def show(tensors: Iterable[Tensor]) -> None:
+        """Write the views down that tensors are made by, where they are read first."""
+        for tensor in tensors:
+            step = views.get(id(tensor))
+            if step is not None:
+                for made in step.makes:
+                    views.pop(id(made), None)
+                write(step)
 
     def write(step: Step) -> None:
-        for tensor in step.reads:
-            show(tensor)
+        show(step.reads)
         written.append(step)
 
     for number, unit in enumerate(units):
@@ -122,23 +102,16 @@ def compile_runs(
             write(unit)
             continue
         made = {memory_of(each.makes): each.makes for each in unit if each.makes is not None}
-        leaving = [tensor for memory, tensor in made.items() if read_by.get(memory, set()) - {number}]
+        leaving = [tensor for memory, tensor in made.items() if read_by[memory] - {number}]
         given = {id(t): t for t in reads[number] if memory_of(t) not in made and memory_of(t) in moving}
-        for tensor in given.values():
-            show(tensor)
-        run = _packed(unit, list(given.values()), leaving, workspace, now)
-        written.append(Step(run, tuple(given.values()), {}, leaving))
-    for tensor in outputs:
-        show(tensor)
+        run = _packed(unit, list(given.values()), leaving, current)
+        write(Step(run, tuple(given.values()), {}, leaving))
+    show(outputs)
     return written
 
 
 def _packed(
-    operations: Sequence[Operation],
-    given: Sequence[Tensor],
-    leaving: Sequence[Tensor],
-    workspace: Workspace,
-    now: Callable[[], NativeView],
+    operations: Sequence[Operation], given: Sequence[Tensor], leaving: Sequence[Tensor], current: CurrentForward
 ) -> Callable[..., list[Tensor]]:
     """Return a function of the tensors that are given, which runs operations and returns those that are leaving."""
     library = native_library()
@@ -147,7 +120,7 @@ def _packed(
     places = {memory_of(tensor): _FIRST_GIVEN + len(given) + number for number, tensor in enumerate(leaving)}
     arguments = {id(tensor): _FIRST_GIVEN + number for number, tensor in enumerate(given)}
     inner, size = _laid_out(operations, places)
-    workspace.hold(size)
+    current.hold(size)
     kept: list[Tensor] = []
 
     def word(value: Tensor | float | None) -> bytes:
@@ -177,8 +150,8 @@ def _packed(
 
     def run_list(*tensors: Tensor) -> list[Tensor]:
         made = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in shapes]
-        at = addresses(0, workspace.address, *(t.data_ptr() for t in tensors), *(t.data_ptr() for t in made))
-        view = now()
+        at = addresses(0, current.memory.data_ptr(), *(t.data_ptr() for t in tensors), *(t.data_ptr() for t in made))
+        view = current.native_view()
         if run(packed, count, at, view.packed, view.layers) == 0:
             raise MemoryError(NO_MEMORY)
         if counting.get():
@@ -227,7 +200,7 @@ def _with_views(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
     return written
 
 
-def _operation(step: Step, layers: Layers, view: NativeView) -> Operation | None:
+def _operation(step: Step, current: CurrentForward, view: NativeView) -> Operation | None:
     """Return a step as an operation of the C; None if the C does not know it."""
     weight, arguments, made = getattr(step.function, "__self__", None), step.arguments, step.outputs
     if isinstance(weight, PanelWeight):
@@ -239,12 +212,12 @@ def _operation(step: Step, layers: Layers, view: NativeView) -> Operation | None
     if step.function is gated:
         gate, up, activation = arguments
         return _joined(FUNCTIONS[activation], made, gate, up)
-    if step.function == layers.turn:
+    if step.function == current.turn:
         return _turn(view, made[0], *arguments[:6])
-    if step.function == layers.write:
+    if step.function == current.write:
         layer, key, value = arguments
         return _turn(view, None, layer, None, key, value, None, None)
-    return _attention(view, made, *arguments) if step.function == layers.attend else None
+    return _attention(view, made, *arguments) if step.function == current.attend else None
 
 
 def _product(weight: PanelWeight, made: Tensor, inputs: Tensor, bias: Tensor | None) -> Operation | None:
@@ -358,7 +331,7 @@ def activation_of(step: Step) -> str | None:
 
 
 def with_tables(
-    steps: list[Step], positions: Tensor, outputs: Sequence[Tensor], layers: Layers, count: int
+    steps: list[Step], positions: Tensor, outputs: Sequence[Tensor], current: CurrentForward, count: int
 ) -> list[Step]:
     """Return steps whose turns (``Layers.turn``) look up cosines and sines that depend on positions alone.
 
@@ -366,19 +339,11 @@ def with_tables(
     """
     if count > MOST_POSITIONS:
         return steps
-    tables: dict[int, Looked | None] = {}
-    turned: list[Step] = []
-    for step in steps:
-        if step.function == layers.turn:
-            layer, query, key, value, *angles, query_norm, key_norm = step.arguments
-            for tensor in angles:
-                if id(tensor) not in tables:
-                    tables[id(tensor)] = _looked(tensor, turned, positions, count)
-            found = [tables[id(tensor)] for tensor in angles]
-            if None not in found:
-                step = replace(step, arguments=(layer, query, key, value, *found, query_norm, key_norm))
-        turned.append(step)
-    return needed(turned, outputs)
+    turns = {step: step.arguments[4:6] for step in steps if step.function == current.turn}
+    angles = {id(tensor): tensor for tensors in turns.values() for tensor in tensors}
+    tables = {key: table for key, tensor in angles.items() if (table := _looked(tensor, steps, positions, count))}
+    looking = {step for step, tensors in turns.items() if tables.keys() >= set(map(id, tensors))}
+    return needed([step.reading(tables) if step in looking else step for step in steps], outputs)
 
 
 def _looked(tensor: Tensor, steps: Sequence[Step], positions: Tensor, count: int) -> Looked | None:
@@ -392,9 +357,8 @@ def _looked(tensor: Tensor, steps: Sequence[Step], positions: Tensor, count: int
     every = torch.arange(-(-count // rows) * rows, device=positions.device, dtype=positions.dtype).view(rows, -1)
     try:
         (made,) = write_program(parts, [positions], [tensor])(every)
+        table = made.reshape(every.numel(), dim)[:count].contiguous()
+        same = torch.equal(table[positions].view(tensor.shape), tensor)
     except RuntimeError:  # an operation has the number of nodes in it
         return None
-    if made.numel() != every.numel() * dim or made.shape[-1] != dim or tensor.numel() != positions.numel() * dim:
-        return None
-    table = made.reshape(-1, dim)[:count].contiguous()
-    return Looked(table, positions) if torch.equal(table[positions].view(tensor.shape), tensor) else None
+    return Looked(table, positions) if same else None

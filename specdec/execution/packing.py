@@ -59,18 +59,12 @@ class PackedLinears:
     """
 
     def __init__(self, model: nn.Module):
-        self._model = model
         self._joint: dict[tuple[int, ...], PanelWeight] = {}
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Pack all layers that can be packed, as they are now."""
-        self._joint.clear()
-        linears = [module for module in self._model.modules() if isinstance(module, nn.Linear) and _packable(module)]
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
         fit = sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU)
         self.layers = [_layer(module) for module in linears if fit]
-        self._others = list(modules_in_c(self._model))
+        self._others = list(modules_in_c(model))
 
     def bytes_by_weight(self) -> dict[int, int]:
         """Return the bytes of every copy, by the ``id`` of the weight that it stands for."""

@@ -7,14 +7,18 @@ steps already (``norms``). ``native_program`` writes steps as operations of C, w
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from specdec.attention.call import AttentionBackend, AttentionCall, View
+from specdec.attention.native import NativeView, Seen
 from specdec.execution.products import PanelWeight
-from specdec.execution.program import Step, memory_of, needed
+from specdec.execution.program import Program, Step, memory_of, needed
+from specdec.opaque import opaque
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 Joint = Callable[[Sequence[PanelWeight]], PanelWeight | None]
@@ -23,19 +27,68 @@ _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
 
 
-class Layers(Protocol):
-    """The functions by which a noted forward reaches its cache (``forwards.CurrentForward``).
+class CurrentForward:
+    """The forward that runs: what the layers of a captured forward call, which patterns know it by, and what they read.
 
-    ``attend`` takes the fields of an ``AttentionCall``; ``write`` a layer, keys and values; ``turn`` a layer, queries,
-    keys, values, cosines, sines, and the norms of queries and keys. It returns queries and keys, and stores as well.
+    Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
+
+    Attributes:
+        memory: What operations of the C pass on, shared by lists of which one runs at a time.
     """
 
-    attend: Callable[..., Tensor]
-    write: Callable[..., None]
-    turn: Callable[..., tuple[Tensor, Tensor]]
+    def __init__(self, backend: AttentionBackend, kernels: Any = None):
+        self.backend, self._kernels = backend, kernels
+        self.view: View | None = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+    def answer(self, call: AttentionCall) -> Tensor:
+        """Return a layer's attention, as a single operation."""
+        batch, heads, nodes = call.query.shape[:3]
+        like = partial(call.query.new_empty, batch, nodes, heads, call.value.shape[3])
+        return opaque(self.attend, *call, like=like)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values, as a single operation."""
+        opaque(self.write, layer, keys, values, like=lambda: None)
+
+    def attend(self, *call: Any) -> Tensor:
+        return self.backend.attend(AttentionCall(*call), self.view)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        assert self.view is not None
+        self.view.cache.write(layer, keys, values)
+
+    def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys, and store keys and values; on a CPU only the C runs this step.
+
+        The ``options`` are cosines, sines, and the norms of queries and keys.
+        """
+        assert self.view is not None and self._kernels is not None
+        cache = self.view.cache
+        destination = cache.destination(layer)
+        if destination is not None and (destination.keys.dtype, destination.values.dtype) != (key.dtype, value.dtype):
+            destination = None
+        query, key = self._kernels.rotate(query, key, value, *options, destination)
+        if destination is None:
+            cache.write(layer, key, value)
+        return query, key
+
+    def replay(self, program: Program, view: NativeView, seen: Seen, *inputs: Tensor) -> Sequence[Tensor]:
+        """Return the outputs of a captured forward that sees what stands in ``seen``, and otherwise as in ``view``."""
+        self.view = NativeView(view.cache, view.masks, view.reaches, seen, view.cells)  # quicker than to replace it
+        return program(*inputs)
+
+    def native_view(self) -> NativeView:
+        assert isinstance(self.view, NativeView), "as a program's key says"
+        return self.view
+
+    def hold(self, size: int) -> None:
+        """Let ``memory`` have at least so many bytes."""
+        if self.memory.numel() < size:
+            self.memory = torch.empty(size, dtype=torch.uint8)
 
 
-def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Any, layers: Layers) -> list[Step]:
+def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Any, layers: CurrentForward) -> list[Step]:
     """Return fewer steps that make the same outputs, up to rounding, by the functions of ``specdec.kernels.layers``."""
     if any(step.writes for step in steps):
         return steps  # a rewriting could move a read behind a write
@@ -246,7 +299,7 @@ def _cut_of(step: Step) -> tuple[int, int] | None:
 
 
 def join_turns(
-    steps: list[Step], outputs: Sequence[Tensor], layers: Layers, norm: Callable[..., Tensor] | None = None
+    steps: list[Step], outputs: Sequence[Tensor], layers: CurrentForward, norm: Callable[..., Tensor] | None = None
 ) -> list[Step]:
     """Replace the rotary embedding of a layer's queries and keys, norms of their heads, and the write behind it."""
     graph = Graph(steps, outputs)

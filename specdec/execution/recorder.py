@@ -54,9 +54,15 @@ def recording_now() -> bool:
 
 
 class Recorder(ABC):
-    """One way of recording. ``runs`` says whether a stage does its work while it is recorded."""
+    """One way of recording.
+
+    Attributes:
+        runs: Whether a stage does its work while it is recorded.
+        warns: Whether a warning says what cannot be recorded: on a GPU, where it costs most.
+    """
 
     runs: bool = True
+    warns: bool = False
 
     @abstractmethod
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
@@ -103,7 +109,7 @@ class CudaGraphRecorder(Recorder):
     kinds read each other's outputs, in another order than they were captured in, and have pools of their own.
     """
 
-    runs = False
+    runs, warns = False, True
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -221,10 +227,6 @@ class Recordings:
         """
         tensors: list[Tensor] = []
         kind = taken_apart(tuple(inputs), tensors)
-        full = (name, (key, kind), *[(tensor.shape, tensor.dtype) for tensor in tensors])
-        recording = self._kept.get(full)
-        if recording is not None:
-            return self._builders[recording](iter(self._replayed(full, recording, tensors)))
         build: Callable[..., Any] | None = None
 
         def flat(*given: Tensor) -> list[Tensor]:
@@ -233,26 +235,24 @@ class Recordings:
             build = builder(taken_apart(stage(*builder(kind)(iter(given))), result))
             return result
 
-        recording, outputs = self._unknown(full, flat, tensors, repeatable)
-        assert build is not None, "the stage has run"
-        if recording is not None:
+        recording, outputs = self.take(name, (key, kind), flat, tensors, repeatable=repeatable)
+        if build is None:
+            build = self._builders[recording]  # type: ignore[index]
+        elif recording is not None:
             self._builders[recording] = build
         return build(iter(outputs))
 
     def take(
-        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]
+        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
     ) -> tuple[Recording | None, Sequence[Tensor]]:
         """Return the outputs of a stage of tensors like ``run``, and the recording; None if there is none yet."""
         full = (name, key, *[(tensor.shape, tensor.dtype) for tensor in inputs])
         recording = self._kept.get(full)
-        if recording is not None:
-            return recording, self._replayed(full, recording, inputs)
-        return self._unknown(full, stage, inputs, True)
-
-    def _replayed(self, key: Hashable, recording: Recording, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._kept.move_to_end(key)
+        if recording is None:
+            return self._unknown(full, stage, inputs, repeatable)
+        self._kept.move_to_end(full)
         self.replays += 1
-        return recording(*inputs)
+        return recording, recording(*inputs)
 
     def _unknown(
         self, key: tuple[Any, ...], stage: Stage, inputs: Sequence[Tensor], repeatable: bool
@@ -290,9 +290,9 @@ class Recordings:
         return recorded, outputs
 
     def _refuse(self, key: Hashable, refused: Refused) -> None:
-        """Run this stage as it is from now on; say so once, where it is a failure: on a GPU, where it costs most."""
-        fails = not (refused.by_design or self._recorder.runs)
-        level = logging.WARNING if fails and refused not in self.refused else logging.DEBUG
-        logger.log(level, "a stage is not recorded (%s): %s", refused.stage, refused.reason)
+        """Run this stage as it is from now on; say so once where it is a failure that costs much."""
+        says = self._recorder.warns and not refused.by_design and refused not in self.refused
+        level = logging.WARNING if says else logging.DEBUG
+        logger.log(level, "some %s are not recorded (%s): %s", self._what, refused.stage, refused.reason)
         self._refused.add(key)
         self.refused[refused] += 1

@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specdec.attention import BACKENDS, AttentionBackend
+from specdec.attention.call import configs_of, switched
 from specdec.attention.facts import Facts
 from specdec.cache.formats import check_format
 from specdec.cache.paged import cache_of
@@ -28,7 +29,7 @@ from specdec.cache.probe import ShapeProbe
 from specdec.cache.states import States
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import UnsupportedError, cache_argument, of_class, own_cache_class
-from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
+from specdec.execution.executor import EagerExecutor, evaluating, model_lock
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence

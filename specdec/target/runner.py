@@ -11,7 +11,7 @@ from specdec.cache.formats import check_format
 from specdec.cache.pages import Paging
 from specdec.cache.storage import Cache
 from specdec.execution import executor_for, frozen
-from specdec.execution.executor import model_lock
+from specdec.execution.executor import Executor, model_lock
 from specdec.execution.invariant import InvariantExecutor
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.memory import one_sentence_if_short
@@ -72,7 +72,7 @@ class ModelRunner:
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         max_length = whole("max_length", max_length, least=1)
         max_nodes = whole("max_nodes", max_nodes, least=0)
-        optimize, self.invariant = flag("optimize", optimize), flag("invariant", invariant)
+        self._optimize, self.invariant = flag("optimize", optimize), flag("invariant", invariant)
         if self.invariant and attention != "auto":
             raise ValueError(f"attention={attention!r}: invariant=True computes attention in its own way; leave it out")
         check_format(kv_cache)
@@ -90,11 +90,7 @@ class ModelRunner:
             self.cache = make_cache(self.facts, kv_cache=kv_cache, paging=paging, **sizes) if cache is None else cache
             if self.invariant and self.cache.states is not None and self.cache.states.short is not None:
                 raise self.cache.states.short  # tokens that run again do so in pieces, which round in another way
-            self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)
-            self.agreement = Agreement(group_of(model))
-            self._version = 0
-            if isinstance(self.executor, InvariantExecutor):
-                settle(self.executor)
+            self.executor, self.agreement, self._version = self._executor(), Agreement(group_of(model)), 0
 
     @property
     def vocab_size(self) -> int:
@@ -186,8 +182,11 @@ class ModelRunner:
         other = any(before.layers.get(layer) != shape for layer, shape in facts.layers.items())
         if other or (facts.indexers, facts.vocab_size) != (before.indexers, before.vocab_size):
             raise ValueError(f"{changed}, and its cache no longer fits: build a new engine")
-        self.facts = facts
-        self.executor.read_again(facts)
-        self._version += 1
-        if isinstance(self.executor, InvariantExecutor):
-            settle(self.executor)
+        self.facts, self._version = facts, self._version + 1
+        self.executor = self._executor()
+
+    def _executor(self) -> Executor:
+        made = executor_for(self.model, self.facts, self.backend, optimize=self._optimize, invariant=self.invariant)
+        if isinstance(made, InvariantExecutor):
+            settle(made)
+        return made

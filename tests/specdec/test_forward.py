@@ -16,7 +16,7 @@ from drafters import NGramDrafter
 from specdec import Drafter, DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
 from specdec.attention import EagerAttention
 from specdec.execution.forwards import CurrentForward, _ForwardRecorder
-from specdec.execution.frozen import all_known
+from specdec.execution.frozen import Frozen
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
 from specdec.forward import ForwardBatch, Wants
@@ -155,7 +155,7 @@ def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
     model = tiny_model("llama")
     old = model.model.layers[0].mlp.up_proj
     model.model.layers[0].mlp.up_proj = Scaled(old.in_features, old.out_features, bias=False)
-    assert not all_known(model.modules())
+    assert not Frozen(model).known
     runner = runner_of(model)
     first = list(rounds(runner))
     assert not captured(runner)
