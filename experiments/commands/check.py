@@ -95,7 +95,7 @@ def check_verifier(config: DictConfig) -> list[Any]:
         tried = ", ".join(law.name.lower() for law in LAWS)
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
     console = terminal.console(80)  # so narrow are the tables, in a file or pipe, too
-    terminal.show(console, checks.exactness_table(rule, done), frame=terminal.Frame.TIGHT)
+    terminal.show(console, checks.exactness_table(rule, done))
     console.print((_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config))
     return done
 

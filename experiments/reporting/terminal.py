@@ -26,8 +26,6 @@ class Frame(Enum):
     """Lines around every cell, all parts of a cell on one line."""
     NARROW = "narrow"
     """Lines between sections only, a cell's parts below each other: many columns fit in 120 characters."""
-    TIGHT = "tight"
-    """No padding at all: fits in 80 characters."""
 
 
 def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
@@ -76,8 +74,6 @@ def render(table: Table, frame: Frame = Frame.FULL) -> rich.table.Table:
     )
     if frame is Frame.NARROW:
         made.box, made.padding = box.HORIZONTALS, (0, 1, 0, 0)
-    elif frame is Frame.TIGHT:
-        made.box, made.padding, made.pad_edge = box.SIMPLE, (0, 0, 0, 0), False
     for column in table.columns:
         is_text = column.align == "left"
         made.add_column(

@@ -6,13 +6,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from experiments.reporting import terminal
+from experiments.reporting.columns import labels_of
 from experiments.results.frame import Outputs
 from experiments.results.lossless import NOT_LOSSLESS, Divergence, Verdict, worst
 from experiments.results.rows import Row
 from experiments.results.runs import Run
-
-_NAMED = 8
-"""Methods up to which a sentence names them."""
 
 
 def print_verdicts(console: Console, run: Run) -> None:
@@ -25,6 +24,26 @@ def print_verdicts(console: Console, run: Run) -> None:
     for row in run.rows:
         if row["not_lossless"]:
             say_verdict(console, sentence(row["method"], row, run), bad=True)
+    terminal.say(console, *losses(run.rows))
+
+
+def losses(rows: Sequence[Row]) -> list[str]:
+    """A sentence per method and temperature whose speedup's interval lies below 1: what its rounds lack, what pays."""
+    said, faster = [], sorted((row for row in rows if row["competes"]), key=lambda row: row["speedup"] or 0)
+    for row, label in zip(rows, labels_of(rows), strict=True):
+        if (row["speedup_high"] or 1) < 1:
+            same = (other for other in faster if other["temperature"] == row["temperature"])
+            pays = [
+                f"{other['label']} pays here ({other['speedup']:.2f}x)"
+                for other in same
+                if (other["speedup_low"] or 0) > 1
+            ]
+            text = f"{label} loses: {row['speedup']:.2f}x plain decoding"
+            if (length := row["mean_acceptance_length"] or 0) > 1:
+                steps = f"{length / row['speedup']:.2f}"  # that a round takes
+                text += f", with {length:.2f} tokens in rounds of {steps} plain steps: it pays above {steps} tokens"
+            said.append(f"{text}; {pays[-1] if pays else 'nothing measured here pays: decode without drafts'}")
+    return said
 
 
 def joint(rows: Sequence[Row], name: str) -> list[str]:
@@ -36,7 +55,7 @@ def joint(rows: Sequence[Row], name: str) -> list[str]:
     sums = {count: sum(row[count] for row in good) for count in ("compared_with_plain", "divergences")}
     names = list(dict.fromkeys(row[name] for row in good))
     mark = "; " if any(", " in each for each in names) else ", "  # the names of runs may list their settings
-    return [f"{mark.join(names) if len(names) <= _NAMED else f'{len(names)} methods'}: {evidence(furthest | sums)}"]
+    return [f"{mark.join(names) if len(names) <= 8 else f'{len(names)} methods'}: {evidence(furthest | sums)}"]
 
 
 def say_verdict(console: Console, line: str, *, bad: bool) -> None:
@@ -58,14 +77,11 @@ def evidence(row: Row, outputs: Outputs | None = None) -> str:
         return f"equal to plain decoding in all of {count}"
     if row["lossless"] == Verdict.TIES:
         several, ties = (f"{parted} divergences", "all ties") if parted != 1 else ("1 divergence", "a tie")
-        return f"{several} in {count}, {ties} of the dtype ({_largest(row)})"
+        margins = f"largest margin {row['largest_margin']:.4g} nats, bound {row['tie_bound']:.4g}"
+        return f"{several} in {count}, {ties} of the dtype ({margins})"
     found = None if outputs is None else worst(outputs)
     said = f"{NOT_LOSSLESS}: {row['unexplained']} of {count} leave plain decoding's by more than the dtype explains"
     return said if found is None else f"{said}; worst {place(found)}"
-
-
-def _largest(row: Row) -> str:
-    return f"largest margin {row['largest_margin']:.4g} nats, bound {row['tie_bound']:.4g}"
 
 
 def place(found: Divergence | Any) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from experiments.reporting.run_tables import comparison_table, errors_of, print_troubles, run_table
 from experiments.reporting.table import Emphasis
-from experiments.reporting.verdicts import evidence, print_verdicts
+from experiments.reporting.verdicts import evidence, losses, print_verdicts
 from experiments.results.frame import frame_of
 from experiments.results.lossless import Verdict, divergences_of, judge
 from experiments.results.origin import json_text
@@ -239,6 +239,16 @@ def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> Non
     found = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
     assert json.loads(found, parse_constant=pytest.fail) == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
     json.loads(json_text({"rows": rows_of(made(EQUAL, BUG, ENDED).frame, None)}), parse_constant=pytest.fail)
+
+
+def test_a_method_that_loses_says_what_its_rounds_lack_and_what_pays() -> None:
+    row = {"label": "look", "temperature": 0.0, "competes": True, "mean_acceptance_length": 1.2, "speedup": 0.5}
+    slow, fast = row | {"speedup_low": 0.4, "speedup_high": 0.6}, row | {"label": "fast", "speedup": 1.5}
+    fast |= {"speedup_low": 1.2, "speedup_high": 1.8}
+    said = "look loses: 0.50x plain decoding, with 1.20 tokens in rounds of 2.40 plain steps: it pays above 2.40 tokens"
+    assert losses([slow, fast | {"label": "less", "speedup": 1.3}, fast]) == [f"{said}; fast pays here (1.50x)"]
+    (alone,) = losses([slow, slow | {"speedup_high": 1.1}, fast | {"speedup_low": 0.9}, fast | {"competes": False}])
+    assert alone == f"{said}; nothing measured here pays: decode without drafts"
 
 
 def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
