@@ -2,7 +2,9 @@
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,22 +29,15 @@ from drafters import (
     SuffixDrafter,
 )
 from drafters.heads.eagle import Eagle3Head
-from specdec import (
-    Batch,
-    Drafter,
-    Engine,
-    Outcome,
-    SamplingParams,
-    Step,
-    Target,
-)
-from specdec.engine.scheduler import FirstCome, View, Work
+from specdec import Drafter, Engine, SamplingParams, Session, Step, Target
+from specdec.engine.scheduler import FirstCome
 from specdec.engine.text import Detokenizer, encode_prompt
 from specdec.execution import recorder
 from specdec.execution.recorder import Recordings, TapeRecorder
 from tests.architectures import tiny
 from tests.components import DRAFTERS
 from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
@@ -67,49 +62,24 @@ class Fuse:
             if self.left == 0:
                 raise self.error
 
+    def processed(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.passes("processor")
+        return scores
 
-class Watched(NGramDrafter):
-    """A session whose every method passes a seam before it does its work, and one behind it."""
-
-    fuse: Fuse
-
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        self.fuse.passes("admit")
-        super().admit(slot, prompt_ids, sampling)
-
-    def prepare(self, batch: Batch) -> Any:
-        self.fuse.passes("prepare")
-        return super().prepare(batch)
-
-    def propose(self, batch: Batch) -> Any:
-        self.fuse.passes("propose")
-        return super().propose(batch)
-
-    def observe(self, outcome: Outcome) -> None:
-        self.fuse.passes("observe")
-        super().observe(outcome)
-        self.fuse.passes("observed")
-
-    def release(self, slot: int) -> None:
-        self.fuse.passes("release")
-        super().release(slot)
+    def before(self, owner: Any, name: str, seam: str) -> None:
+        """Lay a seam before every call of a method."""
+        method = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: (self.passes(seam), method(*args, **kwargs))[1])
 
 
-class WatchedRule(RejectionVerifier):
-    fuse: Fuse
-    walks_greedily = False  # it is asked at temperature 0, too
+class Watched(Wrapped):
+    """A session whose every method passes a seam before it does its work, and one behind what it observes."""
 
-    def laws(self, *inputs: Any) -> Any:
-        self.fuse.passes("rule")
-        return super().laws(*inputs)
-
-
-class WatchedSchedule(FirstCome):
-    fuse: Fuse
-
-    def plan(self, view: View) -> Work:
-        self.fuse.passes("plan")
-        return super().plan(view)
+    def __init__(self, inner: Session, fuse: Fuse):
+        super().__init__(inner)
+        self.observe = lambda outcome: (inner.observe(outcome), fuse.passes("observed"))
+        for name in ("admit", "prepare", "propose", "observe", "release"):
+            fuse.before(self, name, name)
 
 
 SEAMS = (
@@ -127,18 +97,20 @@ def test_every_request_has_one_last_step_wherever_a_turn_is_broken_off(target, w
     broken = 0
     for after in (1, 2, 3, 5, 8):
         fuse = Fuse(seam, after, kind("broken off"))
-        drafter, rule, schedule = Watched(), WatchedRule(), WatchedSchedule()
-        drafter.fuse = rule.fuse = schedule.fuse = fuse
-        engine = Engine(target, drafter, rule, max_batch_size=2, max_length=64, scheduler=schedule)
-        sampling = SAMPLING
-        if seam == "processor":
-            processor = passing(lambda ids, scores: scores, fuse, seam)
-            sampling = SamplingParams(max_new_tokens=12, logits_processor=processor)
+        drafter, rule = Wrapping(NGramDrafter(), partial(Watched, fuse=fuse)), RejectionVerifier()
+        rule.walks_greedily = False  # it is asked at temperature 0, too
+        engine = Engine(target, drafter, rule, max_batch_size=2, max_length=64, scheduler=(schedule := FirstCome()))
+        sampling = replace(SAMPLING, logits_processor=fuse.processed if seam == "processor" else None)
         if seam in ("on_round", "on_turn"):
-            setattr(engine, seam, passing(lambda *seen: None, fuse, seam))
+            setattr(engine, seam, lambda *seen: None)
         with monkeypatch.context() as patched:
-            for place, name, at in ((engine.runner, "run", "forward"), (Detokenizer, "push", "text")):
-                patched.setattr(place, name, passing(getattr(place, name), fuse, at))
+            patched.setattr(Detokenizer, "push", Detokenizer.push)
+            for owner, name, at in (
+                (rule, "laws", "rule"), (schedule, "plan", "plan"), (engine.runner, "run", "forward"),
+                (engine, "on_round", "on_round"), (engine, "on_turn", "on_turn"), (Detokenizer, "push", "text"),
+            ):  # fmt: skip
+                if getattr(owner, name) is not None:
+                    fuse.before(owner, name, at)
             requests = [engine.submit(prompt, sampling) for prompt in PROMPTS]
             steps, raised = played(engine)
         fuse.seam = ""
@@ -159,14 +131,6 @@ def test_every_request_has_one_last_step_wherever_a_turn_is_broken_off(target, w
         assert raised == (fuse.left <= 0 and not (kind is RuntimeError and seam in ("processor", "text")))
         assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted, "as good as new"
     assert broken, "the seam is passed"
-
-
-def passing(function: Callable[..., Any], fuse: Fuse, seam: str) -> Callable[..., Any]:
-    def passes(*args: Any, **kwargs: Any) -> Any:
-        fuse.passes(seam)
-        return function(*args, **kwargs)
-
-    return passes
 
 
 def played(engine: Engine) -> tuple[list[Step], bool]:
