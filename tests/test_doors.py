@@ -106,7 +106,10 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: Engine(x.target, prefill_chunk=0), "prefill_chunk=0"),
     (lambda x: Engine(x.target, max_length=1), "max_length=1"),
     (lambda x: Engine(x.target, max_length=10_000), "max_length=10000"),
-    (lambda x: Engine(x.target, attention="fast"), "attention='fast'"),
+    (
+        lambda x: Engine(x.target, attention="fast"),
+        "attention='fast': give one of auto, triton, native, grouped, dense, eager",
+    ),
     (lambda x: SamplingParams(logits_processor=dict), "has a class itself"),
     (lambda x: x.engine.submit(["a", "b"]), "the prompt is a list with a str in it"),
     (lambda x: from_generation_config({"top_k": 3}), "config is a dict"),

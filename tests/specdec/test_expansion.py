@@ -17,7 +17,7 @@ from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import without_looking
-from tests.forwards import slots_of
+from tests.forwards import node_paths, slots_of
 from tests.launches import Work, counted
 
 ROOTS = (3, 7, 3)
@@ -75,10 +75,7 @@ def grown(tree: TreeBuilder, scorer: Scorer, max_depth: list[int], vocab: int) -
 
 
 def paths_of(found: Grown, row: int) -> dict[Path, int]:
-    paths: list[Path] = [()]
-    for token, parent in zip(found.tree.tokens[row, 1:].tolist(), found.tree.parents[row, 1:].tolist(), strict=True):
-        paths.append((*paths[parent], token))
-    return {paths[node]: int(found.nodes[row, node]) for node in found.tree.valid[row].nonzero()[:, 0].tolist()}
+    return {tuple(path[1:]): int(found.nodes[row, node]) for node, path in node_paths(found.tree, row).items()}
 
 
 @pytest.mark.parametrize("per_depth", [False, True])

@@ -244,7 +244,7 @@ def check_hard_cases() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("examples", [4, complete(8, strong=False)])
+@pytest.mark.parametrize("examples", [2, complete(8, strong=False)])
 def test_the_same_tokens_stay_as_by_sorting(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(rows(), st.sampled_from([4, 64]))

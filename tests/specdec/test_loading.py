@@ -64,8 +64,6 @@ def test_a_folder_without_a_tokenizer_takes_tokens_alone(folder: str) -> None:
     wanted = SamplingParams(max_new_tokens=8, ignore_eos=True)
     with Engine(bare, NGramDrafter(4), RejectionVerifier(), max_length=32) as engine:
         (done,) = engine.generate([[5, 9, 2]], wanted)
-        with pytest.raises(ValueError, match="a text prompt needs a tokenizer: give the Target one, or pass token ids"):
-            engine.generate(["text"], wanted)
     with Engine(whole, max_length=32) as engine:
         assert done.token_ids == engine.generate([[5, 9, 2]], wanted)[0].token_ids and done.text == ""
 

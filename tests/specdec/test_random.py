@@ -111,18 +111,6 @@ def test_keys_are_reproducible_and_mixed_as_published() -> None:
         assert -(2**63) <= request_key(seed, 0) < 2**63
 
 
-def test_a_draw_depends_on_nothing_but_its_own_counter() -> None:
-    """Not on the row's place, its batch mates, or how many numbers are asked for."""
-    keys = torch.tensor([request_key(5, stream) for stream in range(6)])
-    rounds = torch.tensor([0, 4, 1, 1, 9, 2])
-    batch = uniforms(keys, rounds, Purpose.DRAFT, 4)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    assert torch.equal(uniforms(keys[order], rounds[order], Purpose.DRAFT, 4), batch[order])
-    for row in range(6):
-        alone = uniforms(keys[row : row + 1], rounds[row : row + 1], Purpose.DRAFT, 2)
-        assert torch.equal(alone[0], batch[row, :2])
-
-
 def test_shared_noise_is_exponential_and_independent_along_every_coordinate() -> None:
     """Token, position and stream, all others fixed, as uniforms."""
     key, steps = torch.tensor([request_key(7, 3)]), torch.arange(COUNT)
