@@ -277,6 +277,6 @@ class Completion:
         length, speed = self.mean_acceptance_length, self.tokens_per_second
         figures = [f"{len(self.token_ids)} tokens in {len(self.steps)} rounds"]
         figures += [] if length is None else [f"mean acceptance length {length:.2f}"]
-        figures += [] if speed is None else [f"{speed:.0f} tokens/s"]
+        figures += [] if speed is None else [f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.2g} tokens/s"]
         figures.append(self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}")
         return f"Completion({text!r}: {', '.join(figures)})"

@@ -6,7 +6,7 @@ from typing import Any
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE, longest_chain
 from experiments.planning.plan import Plan
-from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, value_of, words
+from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, value_of, words
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.reading import COUNTED
 from specdec.physics.work import CACHES
@@ -58,7 +58,7 @@ def phase_table(plan: Plan) -> Table:
 
     def rate(phase: Any) -> str:
         seconds = phase.seconds if asked.costs is None else phase.predicted_seconds
-        return "" if not phase.tokens else f"{phase.tokens / seconds:,.0f}" if seconds else NOTHING
+        return "" if not phase.tokens else three_digits(phase.tokens / seconds if seconds else None)
 
     notes = [
         "tokens/s are over all rows",

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from experiments.measuring.race import Lane
+from experiments.reporting.table import three_digits
 from experiments.results.metrics import distinct_n_gram_rate
 from experiments.results.records import Source
 from experiments.results.texts import in_context
@@ -86,7 +87,7 @@ def _panel(lane: Lane, texts: Mapping[int, bytes], now: float, *, colors: bool, 
     lines = body.wrap(Console(width=width), width - 4)[-LINES:]
     body = Text("\n").join([*lines, *[Text()] * (LINES - len(lines))])
     seconds = min(now, lane.seconds)
-    count = f"{len(shown)} tokens, {len(shown) / seconds if seconds else 0.0:.0f} tokens/s"
+    count = f"{len(shown)} tokens, {three_digits(len(shown) / seconds if seconds else 0.0)} tokens/s"
     if now >= lane.seconds:
         count += f", {lane.rounds} target forwards"
     return Panel(body, title=lane.method, subtitle=count, width=width)

@@ -101,7 +101,7 @@ class Col:
         if isinstance(value, str):
             return value
         scaled = value if self.scale == 1.0 else self.scale * value
-        if self.form == "3":
+        if self.form == "3" or (self.form.endswith((".0f", ".1f")) and 0 < scaled < 1):  # which would read as nothing
             return three_digits(scaled)
         return f"{scaled:{self.form.removesuffix('x')}}{'x' * self.form.endswith('x')}"
 
@@ -120,7 +120,7 @@ def three_digits(value: float | None) -> str:
     """A figure with as many digits as count, or a dash."""
     if value is None:
         return NOTHING
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}" if not 0 < value < 0.1 else f"{value:.2g}"
 
 
 @dataclass

@@ -18,14 +18,15 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from experiments.config.launch import ERROR, RESULTS, show
 from experiments.config.sections import in_sweep
+from experiments.reporting.table import three_digits
 
-_FORMS = {
-    "mean_acceptance_length": "length {:.2f}",
-    "speedup": "speedup {:.2f}x",
-    "tokens_per_second": "{:.1f} tokens/s",
-    "rate": "rate {:.3g}",
-    "ttft.p50": "TTFT {:.3g} s",
-    "goodput": "goodput {:.3g}/s",
+_FORMS: dict[str, Callable[[float], str]] = {
+    "mean_acceptance_length": "length {:.2f}".format,
+    "speedup": "speedup {:.2f}x".format,
+    "tokens_per_second": lambda value: f"{three_digits(value)} tokens/s",
+    "rate": "rate {:.3g}".format,
+    "ttft.p50": "TTFT {:.3g} s".format,
+    "goodput": "goodput {:.3g}/s".format,
 }
 """The figures in a job's line."""
 
@@ -89,7 +90,7 @@ def _figures(folder: Path, *, failed_since: float) -> str:
     drafted = [row for row in rows if row["method"] != "plain"] or rows
     parts = []
     for row in drafted:
-        figures = [form.format(row[name]) for name, form in _FORMS.items() if row.get(name) is not None]
+        figures = [form(row[name]) for name, form in _FORMS.items() if row.get(name) is not None]
         figures += ["NOT LOSSLESS"] * (row.get("lossless") == "not lossless")
         figures += [] if promises_exact(row.get("exactness") or "exact") else [row["exactness"]]
         figures += [f"{row['failed']} prompts FAILED"] * bool(row.get("failed"))

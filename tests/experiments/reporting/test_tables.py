@@ -15,7 +15,7 @@ from experiments.reporting import style, terminal
 from experiments.reporting.race import show_race
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot
 from experiments.reporting.run_tables import comparison_table, requests_table
-from experiments.reporting.table import Cell, Col, Emphasis, Table, words
+from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import Record, Source
 from experiments.results.runs import Run
@@ -173,6 +173,18 @@ def test_terminal_and_markdown() -> None:
     assert second == "| 0 | *[typical]* | **1.82x [1.67, 2.00]** | - |" and r"k>l\|m" in third
 
 
+def test_a_small_figure_does_not_read_as_nothing() -> None:
+    texts = {0.0: "0.0", 0.24: "0.24", 0.0042: "0.0042", 9.83: "9.8", 159.2: "159.2"}
+    assert {value: Col("tokens/s", "rate", ".1f").cell({"rate": value}).text for value in texts} == texts
+    assert [three_digits(value) for value in (0.0, 0.0042, 0.24, 15.92, 1592.0)] == [
+        "0.00",
+        "0.0042",
+        "0.24",
+        "15.9",
+        "1,592",
+    ]
+
+
 def test_latex_escapes_what_it_would_read() -> None:
     tex = example().latex("tab:x")
     rows = [line.strip() for line in tex.splitlines() if "&" in line]
@@ -209,7 +221,7 @@ def test_a_pipe_gets_the_end_at_once_and_a_terminal_both_at_their_own_speed(term
         return
     assert now[0] == 100.0 and "\x1b" not in text
     assert "«one »±two three" in text and "one two three" in text
-    assert "3 tokens, 1 tokens/s, 3 target forwards" in text and "3 tokens, 2 tokens/s, 2 target forwards" in text
+    assert "3 tokens, 1.00 tokens/s, 3 target forwards" in text and "3 tokens, 2.00 tokens/s, 2 target forwards" in text
     assert "fast: 2.00x as fast, the same output" in text
 
 
