@@ -1,10 +1,7 @@
 """Methods measured against plain decoding, and what is shown of them."""
 
-from functools import partial
-
 from omegaconf import DictConfig
 
-from experiments.commands.race import race
 from experiments.config.sections import build, plain
 from experiments.reporting.run_plots import RUN_PLOTS, nodes_plot, speedup_plot
 from experiments.reporting.run_tables import (
@@ -32,7 +29,6 @@ def run(config: DictConfig) -> Run:
     report = Report(
         tables=lambda made, title: [main(made, title), category_table(made), requests_table(made) if asked else None],
         plots=plots,
-        opening=None if config.race is None else partial(race, config),
         studies=[] if config.study is None else [build(config, "study")],
     )
     return measure_methods(config, methods=methods, report=report, temperatures=config.temperatures or ())

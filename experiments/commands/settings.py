@@ -250,7 +250,6 @@ class RunSettings(MeasuredSettings):
 
     compared_with: Text | None
     temperatures: Temperatures | None
-    race: Text | None
     peaks: Literal["measured", "none"]
     trace: bool
     trace_dropped: Share
@@ -266,9 +265,8 @@ class RunSettings(MeasuredSettings):
             raise ValueError(f"objective={self.objective} is of one method, and there are {len(methods)}: give null")
         if self.objective is not None and not self.drafts:
             raise ValueError(f"objective={self.objective}: plain decoding alone has none, give a drafter")
-        for setting, name in (("compared_with", self.compared_with), ("race", self.race)):
-            if name is not None and name not in methods:
-                raise ValueError(f"{setting}={name!r}: there is no such method{did_you_mean(name, methods)}")
+        if (name := self.compared_with) is not None and name not in methods:
+            raise ValueError(f"compared_with={name!r}: there is no such method{did_you_mean(name, methods)}")
 
 
 def objective(config: DictConfig, made: Any) -> float | None:

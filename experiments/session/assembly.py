@@ -71,8 +71,6 @@ def measure_methods(
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
-    if report.opening is not None:
-        report.opening(contenders)
     sampling = samplings[0]
     for contender in contenders:
         if isinstance(contender.engine, Engine):

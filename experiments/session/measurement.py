@@ -55,15 +55,10 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a measurement shows.
-
-    Attributes:
-        opening: Called with all contenders when they are loaded, which it may refuse.
-    """
+    """What a measurement shows."""
 
     tables: Callable[[Run, str], Tables]
     plots: Mapping[str, Plot]
-    opening: Callable[[Sequence[Contender]], None] | None = None
     studies: Sequence[Callable[[Ended], Shown]] = ()
 
 

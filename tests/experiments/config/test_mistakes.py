@@ -164,7 +164,6 @@ MISTAKES: dict[str, dict[str, str]] = {
         f"{TWO} +setups.copied.engine.optimize=false +contender=hf_generate": "contenders and setups",
         "drafter=model +policy@policies.a=fixed +policy@policies.b=fixed objective=speedup": "objective=speedup",
     },
-    "run experiment=demo": {"race=lookahead": "race='lookahead'"},
     "replay": {
         "nowhere 'verifiers=[{{name: lenent, lenience: 1}}]'": "there is no verifier 'lenent': did you mean",
         "nowhere verifiers=[3]": "there is no verifier 3",
