@@ -38,7 +38,8 @@ def main() -> None:
     module = f"experiments.{name}"
     spec = find_spec(module)
     room = spec is not None and spec.submodule_search_locations is not None
-    import_module(f"{module}.__main__" if room else module).main()
+    home = import_module(f"{module}.__main__" if room else module)
+    getattr(home, name, home).main()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import audit
 
-main = audit.main
-
 if __name__ == "__main__":
-    main()
+    audit.main()

@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import check
 
-main = check.main
-
 if __name__ == "__main__":
-    main()
+    check.main()

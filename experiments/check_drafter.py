@@ -1,6 +1,6 @@
 """Does a drafter keep its contract? Another name of ``python -m experiments.check drafter=…``."""
 
-from experiments.check import main
+from experiments.commands.settings import check as check_drafter
 
 if __name__ == "__main__":
-    main()
+    check_drafter.main()

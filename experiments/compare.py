@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import compare
 
-main = compare.main
-
 if __name__ == "__main__":
-    main()
+    compare.main()

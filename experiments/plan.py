@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import plan
 
-main = plan.main
-
 if __name__ == "__main__":
-    main()
+    plan.main()

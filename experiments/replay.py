@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import replay
 
-main = replay.main
-
 if __name__ == "__main__":
-    main()
+    replay.main()

@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import run
 
-main = run.main
-
 if __name__ == "__main__":
-    main()
+    run.main()

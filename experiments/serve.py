@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import serve
 
-main = serve.main
-
 if __name__ == "__main__":
-    main()
+    serve.main()

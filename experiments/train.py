@@ -2,7 +2,5 @@
 
 from experiments.commands.settings import train
 
-main = train.main
-
 if __name__ == "__main__":
-    main()
+    train.main()

@@ -34,7 +34,6 @@ class BenchSettings(Settings):
 
 
 bench = Command("bench", BenchSettings)
-main = bench.main
 
 if __name__ == "__main__":
-    main()
+    bench.main()

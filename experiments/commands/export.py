@@ -17,8 +17,8 @@ from specdec import bundled
 from specdec.machine import dtype_name
 
 
-def export(config: DictConfig) -> list[Path]:
-    """Export the drafter of a checked configuration, print what it is and how it is served, and return the files."""
+def export(config: DictConfig) -> Path:
+    """Export the drafter of a checked configuration, print what it is and how it is served, and return the folder."""
     quiet_hub()
     asked = plain(config, "export")
     source = typed(Source, {"name": asked} if isinstance(asked, str) else asked, "export")
@@ -55,7 +55,7 @@ def export(config: DictConfig) -> list[Path]:
         terminal.say(out, remark)
     terminal.list_written(out, written)
     terminal.say(out, "read back and compared: equal")
-    return written
+    return folder
 
 
 def _config_of(target: str) -> PreTrainedConfig | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -11,24 +12,27 @@ from experiments.planning.drafting import drafter_class, plan_drafter
 from experiments.planning.measured import check_file, device_of
 from experiments.planning.plan import Plan, Question
 from experiments.planning.sources import choose_formats, inflated, read_config, shape_of
+from experiments.reporting import plan as planned
 from experiments.reporting import terminal
 from experiments.reporting.formats import publish
-from experiments.reporting.plan import figures_of, head_lines, tables, tail_lines
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.devices import TABLE, Device, find_device, read_devices
 from specdec.physics.shape import ModelShape
 
-CONTEXT = 4096
-"""Positions per row where nobody says."""
-DEVICE = "h100"
-"""The device where nobody says."""
+CONTEXT, DEVICE = 4096, "h100"
+"""Positions per row, and the device, where nobody says."""
 
 
-def plan(config: DictConfig) -> Plan:
-    """Plan, print the tables, write ``plan.json``, and return the plan."""
+def plan(config: DictConfig) -> Any:
+    """Plan, print the tables, and write ``plan.json``; or measure costs on this machine."""
+    if config.costs in ("timed", "fit"):
+        from experiments.commands import costs  # torch, which a plan does without
+
+        return (costs.pays if config.costs == "timed" else costs.calibrate)(config)
     made = Plan(question_of(config))
-    terminal.say(terminal.console(), *head_lines(made))
-    publish(Path(config.out), "plan", tables=tables(made), figures=figures_of(made), said=tail_lines(made))
+    terminal.say(terminal.console(), *planned.head_lines(made))
+    files = {"tables": planned.tables(made), "figures": planned.figures_of(made), "said": planned.tail_lines(made)}
+    publish(Path(config.out), "plan", **files)
     return made
 
 

@@ -10,14 +10,19 @@ from experiments.reporting.run_tables import (
     requests_table,
     run_table,
 )
+from experiments.results.rows import Row
 from experiments.results.runs import Run
 from experiments.session.assembly import measure_methods
 from experiments.session.measurement import Plot, Report
 from experiments.session.methods import drafters_of
 
 
-def run(config: DictConfig) -> Run:
-    """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
+def run(config: DictConfig) -> Run | list[Row]:
+    """Measure the configuration's drafter, its drafter with every policy, or all methods; or grade answers."""
+    if config.grading is not None:
+        from experiments.commands.accuracy import accuracy  # lm-eval need not be installed
+
+        return accuracy(config)
     methods = drafters_of(config)
     main = comparison_table if config.labels or config.methods or len(methods) > 1 else run_table
     plots: dict[str, Plot] = RUN_PLOTS

@@ -104,9 +104,6 @@ class AuditSettings(Settings):
     max_samples: Count
 
 
-audit = Command("audit", AuditSettings)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings(Settings):
     """A check of a drafter, of a rule, or of the files in a folder."""
@@ -140,9 +137,6 @@ def _check_words(words: list[str]) -> list[str]:
     return ["inspect=true", *rewritten] if rewritten != words else rewritten
 
 
-check = Command("check", CheckSettings, rewrite=_check_words)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings(Settings):
     """A comparison of runs, or of studies of load."""
@@ -152,9 +146,6 @@ class CompareSettings(Settings):
     format: OneOrMore[Format]
     difference: Text | None
     max_prompts: Natural
-
-
-compare = Command("compare", CompareSettings, rewrite=lambda words: with_folders(words, "runs"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +182,6 @@ class PlanSettings(Settings):
     rounds: Natural
 
 
-plan = Command(
-    "plan", PlanSettings, work=lambda config: {"timed": "pays", "fit": "calibrate"}.get(config.costs, "plan")
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings(Settings):
     """Rules asked about the drafts of a trace; with ``best=tree`` the best tree for its drafter."""
@@ -220,14 +206,6 @@ def _replay_words(words: list[str]) -> list[str]:
         f"verifiers=[{word.removeprefix('verifier=').strip('[]')}]" if word.startswith("verifier=") else word
         for word in with_folders(words, "trace")
     ]
-
-
-replay = Command(
-    "replay",
-    ReplaySettings,
-    work=lambda config: "replay" if config.best is None else "best_tree",
-    rewrite=_replay_words,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,14 +261,6 @@ def objective(config: DictConfig, made: Any) -> float | None:
     raise ValueError(f"objective={config.objective}: this run has none, because {config.method} finished no prompt")
 
 
-run = Command(
-    "run",
-    RunSettings,
-    work=lambda config: "run" if config.grading is None else "accuracy",
-    objective=objective,
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(Settings):
     """An endpoint for standard clients."""
@@ -303,9 +273,6 @@ class ServeSettings(Settings):
     drain: AtLeastZero
     max_body: Count
     prefix: Literal["specdec", "vllm"]
-
-
-serve = Command("serve", ServeSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,10 +296,11 @@ def _train_words(words: list[str]) -> list[str]:
     return ["target.name=null", *words] if exports and not any(word.startswith("target") for word in words) else words
 
 
-train = Command(
-    "train",
-    TrainSettings,
-    work=lambda config: "train" if config.export is None else "export",
-    rewrite=_train_words,
-    divides=True,
-)
+audit = Command("audit", AuditSettings)
+check = Command("check", CheckSettings, rewrite=_check_words)
+compare = Command("compare", CompareSettings, rewrite=lambda words: with_folders(words, "runs"))
+plan = Command("plan", PlanSettings)
+replay = Command("replay", ReplaySettings, rewrite=_replay_words)
+run = Command("run", RunSettings, objective=objective)
+serve = Command("serve", ServeSettings)
+train = Command("train", TrainSettings, rewrite=_train_words, divides=True)

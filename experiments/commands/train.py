@@ -10,6 +10,7 @@ from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig
 
 from drafters.heads.training import TrainedHead
+from experiments.commands.export import export
 from experiments.config.sections import build, component_of, job_overrides, plain, plain_whole, typed
 from experiments.reporting.progress import TrainingProgress
 from experiments.results.manifest import write_manifest
@@ -40,7 +41,9 @@ _KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights
 
 
 def train(config: DictConfig) -> Path:
-    """Train a head, and return the folder of its best weights."""
+    """Train a head, and return the folder of its best weights; with ``export`` that of exported ones."""
+    if config.export is not None:
+        return export(config)
     folder = Path(config.out)
     resumed = begun(config, kind="training", begins=MANIFEST, elsewhere=["device"]) is not None
     settle(config)

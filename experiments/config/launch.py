@@ -49,7 +49,6 @@ class Command:
 
     Attributes:
         settings: The dataclass of its settings.
-        work: The module in ``experiments.commands`` that does the work of a configuration; by default NAME.
         rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.
         objective: The figure of a job for a sweeper that searches for the best setting, from the job's configuration
             and result.
@@ -58,7 +57,6 @@ class Command:
 
     name: str
     settings: type
-    work: Callable[[DictConfig], str] | None = None
     rewrite: Callable[[list[str]], list[str]] | None = None
     objective: Callable[[DictConfig, Any], float | None] | None = None
     divides: bool = False
@@ -67,8 +65,7 @@ class Command:
         """Do the work of a composed configuration, and return its result."""
         check_pair()
         check_settings(config, self.settings)
-        name = self.name if self.work is None else self.work(config)
-        return getattr(import_module(f"experiments.commands.{name}"), name)(config)
+        return getattr(import_module(f"experiments.commands.{self.name}"), self.name)(config)
 
     def main(self, *first: str) -> None:
         """Run the command with the words of the command line, and others before them, as a Hydra application.

@@ -36,7 +36,6 @@ class LoadSettings(MeasuredSettings):
 
 
 load = Command("load", LoadSettings)
-main = load.main
 
 if __name__ == "__main__":
-    main()
+    load.main()

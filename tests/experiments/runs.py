@@ -13,7 +13,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-import experiments.run
+from experiments.commands.settings import run
 from experiments.config.launch import Command
 from specdec.engine.engine import Engine
 
@@ -60,7 +60,7 @@ def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return launched(f"hydra.run.dir={tmp_path / 'hydra'}", *arguments, monkeypatch=monkeypatch)
 
 
-def launched(*arguments: str, monkeypatch: pytest.MonkeyPatch, main: Callable[[], None] = experiments.run.main) -> int:
+def launched(*arguments: str, monkeypatch: pytest.MonkeyPatch, main: Callable[[], None] = run.main) -> int:
     """The exit code of a command or of a sweep in this process; a sweep's folder is among its arguments."""
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     try:

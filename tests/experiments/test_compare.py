@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from experiments import results
-from experiments.compare import main
+from experiments.commands import settings
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import render, template_facts
 from experiments.reporting.comparison import report_comparison
@@ -26,7 +26,7 @@ from tests.experiments.runs import launched
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> None:
     """The command line, with results in ``out``."""
     words = (*words, f"out={tmp_path / 'out'}", f"hydra.run.dir={tmp_path / 'hydra'}")
-    assert launched(*words, monkeypatch=monkeypatch, main=main) == 0
+    assert launched(*words, monkeypatch=monkeypatch, main=settings.compare.main) == 0
 
 
 def test_the_table_the_files_and_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -61,7 +61,10 @@ def test_an_unknown_setting_is_refused_before_anything_is_shown(
     for name in "ab":
         made(tmp_path / "runs" / name, "drafter=model", f"drafter.shape={name}")
     words = (f"runs={tmp_path / 'runs'}", "format=[html,md]", "difference=foo", f"out={tmp_path / 'out'}")
-    assert launched(*words, f"hydra.run.dir={tmp_path / 'hydra'}", monkeypatch=monkeypatch, main=main) != 0
+    assert (
+        launched(*words, f"hydra.run.dir={tmp_path / 'hydra'}", monkeypatch=monkeypatch, main=settings.compare.main)
+        != 0
+    )
     told = capsys.readouterr()
     assert "difference='foo': the runs do not differ in it, choose among drafter.shape" in " ".join(told.err.split())
     assert not told.out and not (tmp_path / "out").exists()

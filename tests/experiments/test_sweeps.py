@@ -201,7 +201,7 @@ def test_the_commands_of_the_page_work(
         module, arguments = (words[2], words[3:]) if words[0] == "python" else (f"experiments.{script}", words[1:])
         monkeypatch.setattr(sys, "argv", [words[0], *arguments, *smaller(line, saved)])
         try:
-            import_module(module).main()
+            getattr(import_module(module), module.rpartition(".")[2]).main()
         except SystemExit as end:
             pytest.fail(f"{line} ended with exit code {end.code}: {capsys.readouterr().err}")
         shown = " ".join(capsys.readouterr().out.split())

@@ -105,7 +105,8 @@ def test_questions_and_typing_errors_are_answered_at_once(mistaken: tuple[str, .
 
 def test_every_command_is_a_console_script() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {f"specdec-{name}": f"experiments.{name}{'' if name in SHIMS else '.__main__'}:main" for name in COMMANDS}
+    homes = {name: "commands.settings" if name in SHIMS else f"{name}.__main__" for name in COMMANDS}
+    wanted = {f"specdec-{name}": f"experiments.{home}:{name}.main" for name, home in homes.items()}
     assert project["scripts"] == wanted
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.commands.compare import compare
 from experiments.commands.load import load
-from experiments.load.__main__ import main
+from experiments.load import __main__ as command
 from experiments.load.driver import Driver
 from experiments.load.figures import latencies
 from experiments.load.run import DONE, UNFINISHED, LoadRun, import_results, load_runs
@@ -173,7 +173,7 @@ def test_unlike_studies_are_refused(study: Path, tmp_path: Path) -> None:
 def test_a_sweep_of_studies_ends_with_one_table(saved: Path, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     """Two jobs of which one fails: the other has a folder that can be resumed, and the table names both."""
     given = [*words(saved), "rates=[200]", "overload.waiting=2,0", "-m", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    assert launched(*given, monkeypatch=monkeypatch, main=main) == 1
+    assert launched(*given, monkeypatch=monkeypatch, main=command.load.main) == 1
     shown = capfd.readouterr()
     assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
     assert (tmp_path / "sweep" / "1" / "error.txt").read_text().startswith("overload.waiting=0: ")

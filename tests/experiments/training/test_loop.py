@@ -258,11 +258,11 @@ def test_two_processes_train_as_one(way: str, tiny_training: list[str], tmp_path
 
 KILLED = """
 import os, signal
-from experiments.train import main
+from experiments.train import train
 from experiments.training.loop import Training
 step = Training._step
 Training._step = lambda self, number: os.kill(os.getpid(), signal.SIGKILL) if number == 6 else step(self, number)
-main()
+train.main()
 """
 
 

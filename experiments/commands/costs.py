@@ -1,0 +1,112 @@
+"""Costs of steps on this machine: timed, to say whether speculation pays (``pays``), or fitted (``calibrate``)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from experiments.config.sections import build, component_of, listed, plain
+from experiments.measuring import calibrating
+from experiments.measuring.conditions import conditions_of
+from experiments.measuring.forwards import Forward, Grid, measure_forwards
+from experiments.reporting import calibration
+from experiments.reporting import pays as paying
+from experiments.reporting.formats import publish
+from experiments.reporting.progress import steps_shown
+from experiments.session.engines import settle
+from experiments.session.methods import check_components
+from specdec.interfaces import Drafter
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.rounds import TimedRounds
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
+
+_TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(Shape):\n    def __init__(self):\n"
+
+
+def pays(config: DictConfig) -> TimedRounds:
+    """Time the target's forwards; print and write from which acceptance on speculation pays."""
+    settle(config)
+    component_of(config, "target")
+    batches = sorted({*(listed(config, "batch") if config.batch is not None else (1, 8))})
+    nodes, context = sorted({1, *listed(config, "nodes")}), config.context or 256
+    seconds = 20 if config.seconds is None else config.seconds
+    target: Target = build(config, "target")
+    if context + nodes[-1] > target.max_length:
+        raise ValueError(
+            f"context={context} and nodes of up to {nodes[-1]}: {target.name} has {target.max_length} "
+            f"positions, give at most so many together"
+        )
+    torch.manual_seed(config.seed)
+    sizes = {"max_batch_size": batches[-1], "max_length": context + 1, "max_nodes": nodes[-1] - 1}
+    runner = ModelRunner(target.model, **sizes, **_engine(config))
+    points = [Forward(batch=batch, queries=count, context=context) for batch in batches for count in nodes]
+    with steps_shown("forwards") as say:
+        timed = measure_forwards(runner, points, seconds=seconds, seed=config.seed, progress=say)
+    found = {(each.forward.batch, each.forward.queries): each.seconds for each in timed}
+    rounds = TimedRounds(nodes=nodes, seconds={batch: [found[batch, count] for count in nodes] for batch in batches})
+    where = conditions_of(target, runner, None)
+    threads = f"{where.threads} thread{'s' * (where.threads > 1)}"
+    about = f"{where.model} in {where.dtype} on {where.device}, {threads}, context {context}"
+    costs = listed(config, "draft_costs")
+    publish(
+        Path(config.out),
+        "pays",
+        tables=[paying.lengths_table(rounds, batch, costs, about) for batch in batches],
+        figures=paying.figures_of(rounds, costs) | {"conditions": where, "context": context},
+        said=paying.verdict(rounds, costs, passes=min(each.passes for each in timed)),
+    )
+    return rounds
+
+
+def calibrate(config: DictConfig) -> CalibratedRounds:
+    """Calibrate by a checked configuration, print what was found, and write it."""
+    settle(config)
+    drafts = config.drafter.get("_target_") is not None
+    check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))
+    target: Target = build(config, "target")
+    drafter: Drafter | None = build(config, "drafter") if drafts else None
+    plan = grids_of(config, target, drafter)
+    prompt = [1] if target.tokenizer is None else target.tokenizer.encode(_TEXT)
+    verifier, options = build(config, "verifier") if drafts else None, _engine(config)
+    with steps_shown("calibrating") as say:
+        found = calibrating.calibrate(
+            target, drafter, verifier, prompt, plan, sampling=build(config, "sampling"), progress=say, **options
+        )
+    out = Path(config.out)
+    path = out / "costs.json"
+    out.mkdir(parents=True, exist_ok=True)
+    found.save(path)
+    tables = [calibration.constants_table(found), calibration.errors_table(found)]
+    publish(out, "calibration", tables=tables, said=calibration.remarks(found), drawn=lambda: [path])
+    return found
+
+
+def grids_of(config: DictConfig, target: Target, drafter: Drafter | None) -> calibrating.Plan:
+    """Returns the plan: the grid as far as the model has room for it, the drafter's largest tree included."""
+    grid, held_out = plain(config, "grid"), plain(config, "held_out")
+    drafted = {*grid["drafted"]} | ({drafter.max_nodes} if drafter is not None else set())
+    room = target.max_length - max(*drafted, *held_out["drafted"]) - 1
+    made = []
+    for name, given in (("grid", {**grid, "drafted": drafted}), ("held_out", held_out)):
+        context = [length for length in given["context"] if length <= room]
+        if not context:
+            raise ValueError(
+                f"{name}.context={given['context']}: {target.name} has {target.max_length} positions, which leaves "
+                f"{room} behind drafts: give contexts of at most that"
+            )
+        made.append(Grid(**{key: tuple(sorted(set(values))) for key, values in {**given, "context": context}.items()}))
+    return calibrating.Plan(
+        grid=made[0],
+        held_out=made[1],
+        seconds=50 if config.seconds is None else config.seconds,
+        rounds=config.rounds,
+        seed=config.seed,
+    )
+
+
+def _engine(config: DictConfig) -> dict[str, Any]:
+    """The engine's settings that change what a forward costs."""
+    engine = plain(config, "engine")
+    return {name: engine[name] for name in ("attention", "optimize", "kv_cache", "invariant") if name in engine}
