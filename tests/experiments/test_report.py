@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments.compare import compare, main
+from experiments.compare import compare
 from experiments.reporting.report.page import findings, outputs_to_show, write_page
 from experiments.reporting.run_plots import acceptance_plot
 from experiments.results.records import read_records
