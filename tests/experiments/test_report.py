@@ -75,7 +75,7 @@ def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.Monke
     acceptance_plot(run, run.folder / "acceptance_by_position.png", "")
     words = [str(run.folder), "format=html", f"out={tmp_path}", f"hydra.run.dir={tmp_path / 'hydra'}"]
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
-    main()
+    compare.main()
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     policies = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
     (policy,) = policies
