@@ -39,16 +39,12 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def next_process() -> None:
-    choices._known.clear()
-
-
 def test_a_choice_is_measured_once_and_kept_for_its_conditions(measured: Path, monkeypatch, caplog) -> None:
     measure = Mock(return_value=64)
     with caplog.at_level(logging.INFO, logger=choices.__name__):
         for _ in range(3):
             assert chosen("rows", measure, 0) == 64
-            next_process()
+            choices._known.clear()
     (line,) = caplog.messages
     assert measure.call_count == 1 and line.startswith("rows: 64 (measured in ")
     assert [each.suffix for each in measured.iterdir()] == [".json"], "and nothing else is left"
@@ -79,9 +75,9 @@ def test_a_file_that_is_not_right_is_measured_again(damage: str, mutant: bool, m
     (file,) = measured.iterdir()
     file.write_text(DAMAGES[damage](file.read_text()))
     measure.return_value = 32
-    next_process()
+    choices._known.clear()
     assert (chosen("rows", measure, 0) == 32) is not mutant
-    next_process()
+    choices._known.clear()
     assert mutant or (chosen("rows", measure, 0) == 32 and measure.call_count == 2), "and is right from then on"
 
 
@@ -91,7 +87,7 @@ def test_what_cannot_be_kept_or_was_disturbed_is_measured_once_per_process(measu
     assert not list(measured.iterdir())
     measured.rmdir()  # as the folder in which a library was compiled that is not kept
     assert [chosen("rows", measure, 0) for _ in range(2)] == [64, 64] and measure.call_count == 1
-    next_process()
+    choices._known.clear()
     assert chosen("rows", measure, 0) == 64 and measure.call_count == 2
     assert chosen("threads", Mock(return_value=2), 4) == 2
 
@@ -203,7 +199,7 @@ def test_rows_that_torch_multiplies(slower: set[int], found: int, monkeypatch: p
         monkeypatch.setattr(packing, "loses", lambda own, other: rows_of(own) in slower)
         assert packing.torch_rows(dtype) == found
         monkeypatch.setattr(packing, "loses", lambda own, other: torch.equal(own(), other()))
-        next_process()
+        choices._known.clear()
         assert packing._torch_rows(dtype) == min(packing._TRIED), "both ways compute the same"
 
 

@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,14 +43,10 @@ def adapt(model) -> None:
 
 
 @torch.no_grad()
-def write(model) -> None:
+def write(model, unseen: bool = False) -> None:
     for parameter in model.parameters():
-        parameter.mul_(0.5).add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
-
-
-def write_data(model) -> None:
-    for parameter in model.parameters():
-        parameter.data.mul_(0.5).add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+        written = parameter.data if unseen else parameter
+        written.mul_(0.5).add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
 
 
 def replace(model) -> None:
@@ -60,7 +57,7 @@ def replace(model) -> None:
 OTHER = "another module or tensor is in it"
 CHANGES: dict[str, tuple[str | None, Callable]] = {
     "an optimizer's writes": ("its weights were written to", write),
-    "writes to .data": (None, write_data),  # not seen
+    "writes to .data": (None, partial(write, unseen=True)),
     "a parameter": (OTHER, replace),
     "adapter": (OTHER, adapt),
     "quantized in place": (OTHER, lambda model: quantize(model, "int8")),

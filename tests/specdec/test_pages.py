@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec import Drafter, Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
+from specdec import Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
 from specdec.cache import pages as pool_module
 from specdec.cache.pages import Pool, keys_of
 from specdec.drafting.window import FeatureScorer
@@ -17,10 +17,16 @@ from specdec.engine.scheduler import View, Work
 from specdec.engine.scheduler.base import entering
 from tests.components import DRAFTERS
 from tests.models import tiny_model
-from tests.specdec.test_schedules import KINDS, SameDepth
+from tests.specdec.test_schedules import SameDepth
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
+KINDS: dict[str, str] = {
+    "plain": "",
+    "chain": "model_chain_iid",
+    "tree": "model_tree_without_replacement",
+    "feature heads": "eagle3_chain_iid",
+}
 LAYOUTS = {"shared rows": Paging(shared=True), "shared pages": Paging(page_size=4, shared=True)}
 RNG = np.random.default_rng(0)
 FAMILIES = [RNG.integers(1, 24, length).tolist() for length in (13, 7)]
@@ -38,12 +44,6 @@ def shared_target() -> Target:
 
 
 @functools.cache
-def drafter_of(kind: str) -> Drafter | None:
-    name = KINDS[kind]
-    return None if name is None else DRAFTERS[name](shared_target().model)
-
-
-@functools.cache
 def alone(kind: str) -> list[tuple[int, ...]]:
     """Every request by itself, with nothing shared."""
     return outputs(engine_of(kind, max_batch_size=1))
@@ -51,7 +51,8 @@ def alone(kind: str) -> list[tuple[int, ...]]:
 
 def engine_of(kind: str, target: Target | None = None, **options: Any) -> Engine:
     options = {"max_length": 64, "prefill_chunk": 5, "max_batch_size": 3, **options}
-    return Engine(target or shared_target(), drafter_of(kind), RejectionVerifier(), **options)
+    drafter = DRAFTERS[KINDS[kind]](shared_target().model) if KINDS[kind] else None
+    return Engine(target or shared_target(), drafter, RejectionVerifier(), **options)
 
 
 def outputs(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
@@ -146,15 +147,10 @@ def conversations(engine: Engine) -> list[tuple[int, ...]]:
     return [each.token_ids for each in engine.generate(turns, sampling)]
 
 
-@functools.cache
-def conversations_alone(kind: str) -> list[tuple[int, ...]]:
-    return conversations(engine_of(kind, max_batch_size=1))
-
-
 @pytest.mark.parametrize(("kind", "size"), [("feature heads", 2), complete("tree", None, strong=False)])
 def test_answers_are_shared_with_the_next_turn(kind: str, size: int | None) -> None:
     engine = engine_of(kind, max_batch_size=8, cache=Paging(page_size=size, shared=True))
-    assert conversations(engine) == conversations_alone(kind)
+    assert conversations(engine) == conversations(engine_of(kind, max_batch_size=1))
     most = sum(map(len, PROMPTS)) + 6 * 9
     assert engine.page_counts.reused > 0.6 * most
 
@@ -181,7 +177,8 @@ def test_pairs_of_other_tokens_are_noticed(mutant: str, monkeypatch) -> None:
     else:
         monkeypatch.setattr(pool_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
     found = [conversations(engine) for _ in range(3)]
-    assert found != [conversations_alone("feature heads")] * 3
+    monkeypatch.undo()
+    assert found != [conversations(engine_of("feature heads", max_batch_size=1))] * 3
 
 
 def test_the_page_that_was_left_first_is_evicted_first_and_of_a_request_the_last() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
 
 from drafters.model import ModelDrafter
 from specdec import Engine, ModelRunner, SamplingParams, Target
@@ -245,8 +244,3 @@ def test_gradients_pass_through(dtype: torch.dtype) -> None:
         inputs = rows.to(dtype, copy=True).requires_grad_()
         layer(inputs).sum().backward()
         torch.testing.assert_close(inputs.grad[0], from_int8(layer.weight, layer.scale).sum(0), rtol=2e-2, atol=5e-2)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers_logging.disable_progress_bar()

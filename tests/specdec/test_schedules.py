@@ -19,14 +19,6 @@ from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, PrefillFirst, TokenBudget, View, Work
 from tests.specdec.host_engine import VOCAB, HostEngine, alone
 
-KINDS: dict[str, str | None] = {
-    "plain": None,
-    "chain": "model_chain_iid",
-    "tree": "model_tree_without_replacement",
-    "look-up": "ngram",
-    "feature heads": "eagle3_chain_iid",
-}
-
 
 @dataclass
 class Drawn(Scheduler):
