@@ -14,7 +14,8 @@ would have left in plain decoding, and both follow one distribution: that of the
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -215,6 +216,12 @@ class Cache(OwnLayout):
         width = batch.topology.width
         return (batch.lengths[:, None] + self._cells[width - batch.nodes : width]).clamp(max=self.positions - 1)
 
+    def model_positions(self, batch: ForwardBatch) -> Int[Tensor, "batch node"]:
+        """Return the positions that a model is given; others may stand past the last, where embeddings have no row."""
+        depth = batch.topology.depth
+        depth = depth if batch.nodes == batch.topology.width else depth[:, -batch.nodes :]
+        return (batch.lengths[:, None] + depth).clamp(max=self.max_length - 1)
+
     def _needed(self, batch: ForwardBatch, *, look: bool) -> int:
         """Return how many positions of a slot a forward reads."""
         if batch.key_bound is not None:
@@ -248,12 +255,23 @@ class Cache(OwnLayout):
                 # Under autocast, a layer's keys may have another dtype than the model.
                 kept[self._indices[kept.device]] = each.to(kept.dtype).transpose(1, 2)
 
-    def destination(self, layer: int) -> Destination | None:
-        """Return where ``write`` would copy a layer's new entries; None if it does anything else."""
-        if self._start >= 0 or self.format is not None:
-            return None
-        keys, values = self._parts(layer)
-        return Destination(keys, values, *self._indices[keys.device])
+    def write_turned(
+        self, layer: int, rotate: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor,
+        *options: Any,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return queries and keys that a kernel turns (``kernels.layers.rotate``), and store keys and values.
+
+        The kernel stores them itself where ``write`` would copy them to a place without changing them.
+        """
+        destination = None
+        if self._start < 0 and self.format is None:
+            keys, values = self._parts(layer)
+            if (keys.dtype, values.dtype) == (key.dtype, value.dtype):
+                destination = Destination(keys, values, *self._indices[keys.device])
+        query, key = rotate(query, key, value, *options, destination)
+        if destination is None:
+            self.write(layer, key, value)
+        return query, key
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return all keys and values that attention may see, ``[batch, kv_head, key, head_dim]``.

@@ -24,7 +24,6 @@ from specdec.host import scoped
 from specdec.recurrent.recurrence import Recurrence
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_guard = threading.Lock()
 
 first_sight: ContextVar[bool] = ContextVar("first_sight", default=False)
 
@@ -34,8 +33,7 @@ def model_lock(model: nn.Module) -> threading.RLock:
 
     A forward switches the model's configuration and lends its layers packed weights.
     """
-    with _guard:
-        return _locks.setdefault(model, threading.RLock())
+    return _locks.setdefault(model, threading.RLock())  # of a dict, which nothing interrupts
 
 
 class Executor:
@@ -178,11 +176,8 @@ def autocast_of(device: str) -> torch.dtype | None:
 
 def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
     """Return the tensors that change from forward to forward: tokens or embeddings, positions, and features if any."""
-    given, depth = batch.given, batch.topology.depth
-    depth = depth if batch.nodes == batch.topology.width else depth[:, -batch.nodes :]
-    # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
-    positions = (batch.lengths[:, None] + depth).clamp(max=cache.max_length - 1)
-    return [given, positions] if batch.features is None else [given, positions, batch.features]
+    inputs = [batch.given, cache.model_positions(batch)]
+    return inputs if batch.features is None else [*inputs, batch.features]
 
 
 @contextmanager

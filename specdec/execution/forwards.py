@@ -152,7 +152,7 @@ def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor],
 class _Rewriter(Recorder):
     """Notes a model's forward by its shapes, and rewrites it."""
 
-    warns = True
+    for_gpu = True
 
     def __init__(self, model: nn.Module, kernels: Any, current: CurrentForward):
         self._model, self._kernels, self._current = model, kernels, current

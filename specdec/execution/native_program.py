@@ -25,8 +25,7 @@ from specdec.execution.products import NO_MEMORY, PanelWeight
 from specdec.execution.program import Step, memory_of, needed, write_program
 from specdec.native import DTYPES, native_library
 
-_MULTIPLY, _NORMALIZE, _JOIN, _TURN, _ATTEND = range(5)
-_NAMES = ("panels", "norm", "joined", "turned", "attention")
+_KINDS = ("panels", "norm", "joined", "turned", "attention")
 _WORDS = 32  # of an operation
 _PLACE = 48  # the bit at which an address has the number of its place
 _ADDED = 2
@@ -46,7 +45,7 @@ class Looked(NamedTuple):
 class Operation:
     """One operation of the C: its kind, its numbers (a tensor stands for its address), and the tensor it writes."""
 
-    kind: int
+    kind: str
     words: Sequence[Tensor | float | None]
     makes: Tensor | None
 
@@ -114,9 +113,8 @@ def _packed(
     operations: Sequence[Operation], given: Sequence[Tensor], leaving: Sequence[Tensor], current: CurrentForward
 ) -> Callable[..., list[Tensor]]:
     """Return a function of the tensors that are given, which runs operations and returns those that are leaving."""
-    library = native_library()
-    assert library is not None, "a view of the C's attention"
-    run: Any = library.run
+    library: Any = native_library()
+    run = library.run
     places = {memory_of(tensor): _FIRST_GIVEN + len(given) + number for number, tensor in enumerate(leaving)}
     arguments = {id(tensor): _FIRST_GIVEN + number for number, tensor in enumerate(given)}
     inner, size = _laid_out(operations, places)
@@ -139,12 +137,10 @@ def _packed(
         kept.append(tensor)
         return tensor.data_ptr()
 
-    written = [
-        struct.pack("@l", operation.kind) + b"".join(map(word, operation.words)).ljust(8 * (_WORDS - 1), b"\0")
-        for operation in operations
-    ]
+    words = [(_KINDS.index(operation.kind), *operation.words) for operation in operations]
+    written = [b"".join(map(word, each)).ljust(8 * _WORDS, b"\0") for each in words]
     packed, count = ctypes.create_string_buffer(b"".join(written)), len(operations)
-    counts = Counter(_NAMES[operation.kind] for operation in operations)
+    counts = Counter(operation.kind for operation in operations)
     shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in leaving]
     addresses = ctypes.c_void_p * (_FIRST_GIVEN + len(given) + len(leaving))
 
@@ -225,7 +221,7 @@ def _product(weight: PanelWeight, made: Tensor, inputs: Tensor, bias: Tensor | N
         return None
     width = inputs.shape[-1]
     sizes = weight.out, width, weight.width, inputs.numel() // width, weight.format, weight.kind
-    return Operation(_MULTIPLY, (weight.panels, weight.scales, bias, inputs, made, *sizes), made)
+    return Operation("panels", (weight.panels, weight.scales, bias, inputs, made, *sizes), made)
 
 
 def _norm(made: Tensor, inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float) -> Operation | None:
@@ -233,7 +229,7 @@ def _norm(made: Tensor, inputs: Tensor, weight: Tensor, eps: float, rounds: bool
     if steps is None:
         return None
     numbers = inputs.numel() // width, width, *steps, float(eps), float(offset), int(rounds), DTYPES[inputs.dtype]
-    return Operation(_NORMALIZE, (inputs, weight, made, *numbers), made)
+    return Operation("norm", (inputs, weight, made, *numbers), made)
 
 
 def _rows_of(tensor: Tensor) -> tuple[int, int, int] | None:
@@ -263,7 +259,7 @@ def _joined(function: int, made: Tensor, one: Any, other: Any) -> Operation | No
         if evenly is None or evenly[0] != rows:
             return None
         words += [tensor, evenly[2]]
-    return Operation(_JOIN, (*words, rows, width, function, DTYPES[made.dtype]), made)
+    return Operation("joined", (*words, rows, width, function, DTYPES[made.dtype]), made)
 
 
 def _turn(
@@ -278,19 +274,17 @@ def _turn(
     angles = (None,) * 5 if query is None else _angles(cosines, sines)
     count, dim = (0, key.shape[3]) if query is None else (query.shape[1], query.shape[3])
     sizes = layer, count, key.shape[1], key.shape[2], dim, value.shape[3], DTYPES[key.dtype]
-    return Operation(_TURN, (*heads[0], *heads[1], *heads[2], *angles, *_placed(made, 0, 1, 2), *sizes), made)
+    return Operation("turned", (*heads[0], *heads[1], *heads[2], *angles, *_placed(made, 0, 1, 2), *sizes), made)
 
 
 def _angles(cosines: Any, sines: Any) -> tuple[Any, ...]:
     """Return tables of cosines and sines, positions, and what is between rows and nodes: of these, or of the tables."""
     if isinstance(cosines, Looked):
-        places = cosines.positions
-        apart = (places.stride(axis) if places.shape[axis] > 1 else 0 for axis in (0, 1))
-        return cosines.table, sines.table, places, *apart
-    strides = tuple(_strides(cosines, 0, 2))
-    if strides != tuple(_strides(sines, 0, 2)):
+        return cosines.table, sines.table, *_placed(cosines.positions, 0, 1)
+    apart = [*_strides(cosines, 0, 2)]
+    if apart != [*_strides(sines, 0, 2)]:
         raise ValueError("sines lie otherwise than cosines")
-    return cosines, sines, None, *strides
+    return cosines, sines, None, *apart
 
 
 def _attention(
@@ -305,7 +299,7 @@ def _attention(
     factors = float(dim**-0.5 if scaling is None else scaling), float(softcap or 0)
     logits = None if sinks is None else sinks.detach().float().contiguous()
     words = *_placed(query, 0, 1, 2), made, *sizes, *factors, logits, limits.window or 0, limits.chunk or 0
-    return Operation(_ATTEND, words, made)
+    return Operation("attention", words, made)
 
 
 def _placed(tensor: Tensor | None, *axes: int) -> tuple[Tensor | int | None, ...]:
@@ -333,7 +327,7 @@ def activation_of(step: Step) -> str | None:
 def with_tables(
     steps: list[Step], positions: Tensor, outputs: Sequence[Tensor], current: CurrentForward, count: int
 ) -> list[Step]:
-    """Return steps whose turns (``Layers.turn``) look up cosines and sines that depend on positions alone.
+    """Return steps whose turns (``CurrentForward.turn``) look up cosines and sines that depend on positions alone.
 
     ``positions`` is an input, ``[batch, node]``, and ``count`` the number of positions that there are.
     """

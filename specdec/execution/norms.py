@@ -109,20 +109,6 @@ def _normalized(x: Tensor, weight: Tensor | None, eps: float, rounds: bool, offs
     return (numbers if weight is None else numbers * (weight.float() + offset)).to(x.dtype)
 
 
-def normalize(inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float) -> Tensor:
-    """Return the norm of the last axis in C."""
-    library = native_library()
-    assert library is not None, "asked by `modules_in_c`"
-    inputs = inputs.contiguous()
-    outputs = torch.empty_like(inputs)
-    width = inputs.shape[-1]
-    rows = inputs.numel() // width
-    addresses = inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr()
-    library.normalize(*addresses, rows, width, rows, 0, width, eps, offset, rounds, DTYPES[inputs.dtype])
-    count_operation("norm")
-    return outputs
-
-
 def _activation_of(module: nn.Module) -> Forward | None:
     """Return a module's ``forward`` in C; None if it is no activation that the C knows."""
     named = any(name in type(module).__name__.lower() for name in _ACTIVATIONS)
@@ -145,10 +131,20 @@ def _activation_of(module: nn.Module) -> Forward | None:
     return None if name is None else forward
 
 
+def normalize(inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float) -> Tensor:
+    """Return the norm of the last axis in C."""
+    library: Any = native_library()
+    inputs = inputs.contiguous()
+    outputs, width = torch.empty_like(inputs), inputs.shape[-1]
+    addresses, rows = (inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr()), inputs.numel() // width
+    library.normalize(*addresses, rows, width, rows, 0, width, eps, offset, rounds, DTYPES[inputs.dtype])
+    count_operation("norm")
+    return outputs
+
+
 def activate(inputs: Tensor, function: str) -> Tensor:
     """Return an activation in C of each number."""
-    library = native_library()
-    assert library is not None, "asked by `modules_in_c`"
+    library: Any = native_library()
     inputs = inputs.contiguous()
     outputs = torch.empty_like(inputs)
     library.activate(inputs.data_ptr(), outputs.data_ptr(), inputs.numel(), FUNCTIONS[function], DTYPES[inputs.dtype])

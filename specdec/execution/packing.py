@@ -97,8 +97,9 @@ def torch_rows(dtype: torch.dtype) -> int:
 
     It may with AMX, whose tiles the C does not use. A row has other bits from that number on.
     """
-    what = f"rows from which products in {dtype_name(dtype)} are torch's (0: none)"
-    return chosen(what, lambda: _torch_rows(dtype), 0)
+    return chosen(
+        f"rows from which products in {dtype_name(dtype)} are torch's (0: none)", lambda: _torch_rows(dtype), 0
+    )
 
 
 def _torch_rows(dtype: torch.dtype) -> int:

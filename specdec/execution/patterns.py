@@ -64,14 +64,7 @@ class CurrentForward:
         The ``options`` are cosines, sines, and the norms of queries and keys.
         """
         assert self.view is not None and self._kernels is not None
-        cache = self.view.cache
-        destination = cache.destination(layer)
-        if destination is not None and (destination.keys.dtype, destination.values.dtype) != (key.dtype, value.dtype):
-            destination = None
-        query, key = self._kernels.rotate(query, key, value, *options, destination)
-        if destination is None:
-            cache.write(layer, key, value)
-        return query, key
+        return self.view.cache.write_turned(layer, self._kernels.rotate, query, key, value, *options)
 
     def replay(self, program: Program, view: NativeView, seen: Seen, *inputs: Tensor) -> Sequence[Tensor]:
         """Return the outputs of a captured forward that sees what stands in ``seen``, and otherwise as in ``view``."""
@@ -108,7 +101,7 @@ def without_repetition(
     are given, views of memory that stays where it is.
     """
     kept: list[Step] = []
-    known: dict[Any, Step] = {}
+    known: dict[str, Step] = {}  # by the call, with tensors by their identity
     same: dict[int, Tensor] = {}
     returned = {id(tensor) for tensor in outputs}
     moving = {id(tensor) for tensor in inputs or []}
@@ -128,22 +121,13 @@ def without_repetition(
             same[id(step.outputs)] = step.arguments[0]
             continue
         steady = views or not written or written.isdisjoint(map(memory_of, (*step.reads, *step.makes)))
-        first = known.setdefault(_key((step.function, step.arguments, step.named)), step) if steady else step
+        called = step.reading({id(tensor): (Tensor, id(tensor)) for tensor in step.reads})
+        first = known.setdefault(repr((called.function, called.arguments, called.named)), step) if steady else step
         if first is not step and returned.isdisjoint(id(tensor) for tensor in step.makes):
             same.update((id(new), old) for new, old in zip(step.makes, first.makes, strict=True))
             continue
         kept.append(step)
     return kept
-
-
-def _key(value: Any) -> Any:
-    """Return something hashable that is equal for the same call: tensors by identity, numbers by value and type."""
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(_key(part) for part in value)
-    if isinstance(value, dict):
-        return tuple((name, _key(part)) for name, part in value.items())
-    plain = isinstance(value, (bool, int, float, str)) or value is None
-    return (type(value), value) if plain else (object, id(value))
 
 
 def join_products(steps: list[Step], joint: Joint) -> list[Step]:

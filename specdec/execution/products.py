@@ -51,9 +51,8 @@ class PanelWeight:
     def __init__(
         self, panels: Tensor, format: int, out: int, width: int, dtype: torch.dtype, scales: Tensor | None = None
     ):
-        library = native_library()
-        assert library is not None, "asked by whoever makes it"
-        self._function: Any = library.multiply
+        library: Any = native_library()
+        self._function = library.multiply
         self.panels, self.scales, self.format = panels, scales, format
         self.out, self.width, self.dtype = out, width, dtype
         self.kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
@@ -143,8 +142,7 @@ def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
 
 def panel_channels() -> int:
     """Return the number of output channels of a panel on this processor."""
-    library = native_library()
-    assert library is not None, "asked by whoever makes panels"
+    library: Any = native_library()
     return library.panel_channels()
 
 

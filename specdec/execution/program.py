@@ -21,6 +21,7 @@ from specdec.host import scoped
 from specdec.opaque import noting
 
 Program = Callable[..., tuple[Tensor, ...]]
+_DROPOUT = ("dropout_p", "train")  # arguments of what draws random numbers unless they are 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +60,9 @@ class Step:
         """The tensors that an operation of torch writes to; other functions write to caches alone."""
         if not isinstance(self.function, OpOverload) or not self.function._schema.is_mutable:
             return []
-        asked = self.function._schema.arguments
-        given = {argument.name: value for argument, value in zip(asked, self.arguments, strict=False)} | self.named
-        return _tensors_in([given.get(argument.name) for argument in asked if argument.is_write], [])
+        given = _by_name(self.function, self.arguments, self.named)
+        written = [argument.name for argument in self.function._schema.arguments if argument.is_write]
+        return _tensors_in([given.get(name) for name in written], [])
 
     @property
     def may_view(self) -> bool:
@@ -93,6 +94,11 @@ def _with_others(value: Any, others: Mapping[int, Any]) -> Any:
     return {name: _with_others(part, others) for name, part in value.items()} if isinstance(value, dict) else value
 
 
+def _by_name(function: OpOverload, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an operation is given, without what is left out."""
+    return dict(zip((part.name for part in function._schema.arguments), arguments, strict=False)) | dict(named)
+
+
 class Noted(TorchDispatchMode):
     """Notes every operation of a piece of work, and keeps its tensors so that each is known by its identity.
 
@@ -118,10 +124,12 @@ class Noted(TorchDispatchMode):
             self.refuse(f"{func} depends on values")
         outputs = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            if outputs is args[0]:  # dropout, which is off
-                return outputs
-            if not _without_dropout(func, args, kwargs):
+            given = _by_name(func, args, kwargs)
+            off = [given.get(part.name, 0) == 0 for part in func._schema.arguments if part.name in _DROPOUT]
+            if not any(off):
                 self.refuse(f"{func} draws random numbers")
+            if outputs is args[0]:
+                return outputs
         self.steps.append(Step(func, args, kwargs, outputs))
         return outputs
 
@@ -153,15 +161,6 @@ def noted(*, shapes: bool = False) -> Iterator[Noted]:
     work = Noted(shapes=shapes)
     with ShowsValues(lambda name: work.refuse(f"{name} depends on values")), work, scoped(noting, work):
         yield work
-
-
-def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
-    """Return whether this is dropout or an attention call that could draw random numbers and does not."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name in ("dropout_p", "train"):
-            given = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            return given == 0
-    return False
 
 
 def needed(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:

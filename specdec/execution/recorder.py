@@ -57,12 +57,10 @@ class Recorder(ABC):
     """One way of recording.
 
     Attributes:
-        runs: Whether a stage does its work while it is recorded.
-        warns: Whether a warning says what cannot be recorded: on a GPU, where it costs most.
+        for_gpu: Whether a stage may be done again where recording it fails, and a warning says so: it costs most there.
     """
 
-    runs: bool = True
-    warns: bool = False
+    for_gpu: bool = False
 
     @abstractmethod
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
@@ -109,7 +107,7 @@ class CudaGraphRecorder(Recorder):
     kinds read each other's outputs, in another order than they were captured in, and have pools of their own.
     """
 
-    runs, warns = False, True
+    for_gpu = True
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -183,15 +181,11 @@ class Recordings:
         self._recorder = recorder
         self.after, self._most, self._what = after, most, what
         self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
-        self._builders: dict[Recording, Callable[..., Any]] = {}  # of a recording's result, out of its outputs
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
         self._stopped = False
         self.made = self.replays = 0
         self.refused: Counter[Refused] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     @property
     def keys(self) -> list[Any]:
@@ -201,7 +195,6 @@ class Recordings:
     def clear(self) -> None:
         """Drop all recordings, because something that they were made from has changed."""
         self._kept.clear()
-        self._builders.clear()
         self._times.clear()
         self._refused.clear()
         self._recorder.clear()
@@ -236,15 +229,13 @@ class Recordings:
             return result
 
         recording, outputs = self.take(name, (key, kind), flat, tensors, repeatable=repeatable)
-        if build is None:
-            build = self._builders[recording]  # type: ignore[index]
-        elif recording is not None:
-            self._builders[recording] = build
-        return build(iter(outputs))
+        if build is not None and recording is not None:
+            recording.build = build
+        return (build or recording.build)(iter(outputs))
 
     def take(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
-    ) -> tuple[Recording | None, Sequence[Tensor]]:
+    ) -> tuple[Any, Sequence[Tensor]]:
         """Return the outputs of a stage of tensors like ``run``, and the recording; None if there is none yet."""
         full = (name, key, *[(tensor.shape, tensor.dtype) for tensor in inputs])
         recording = self._kept.get(full)
@@ -273,7 +264,7 @@ class Recordings:
         except Exception as error:
             if ran_out(error):  # without recordings there may be room for the work itself
                 self.give_up(error)
-                if not repeatable and self._recorder.runs:
+                if not (repeatable or self._recorder.for_gpu):
                     raise
             else:  # it depends on values, or does something that cannot be repeated: it runs as it is
                 by_design = isinstance(error, UnrecordableError)
@@ -286,12 +277,12 @@ class Recordings:
         self._kept[key] = recorded
         self.made += 1
         if len(self._kept) > self._most:
-            self._builders.pop(self._kept.popitem(last=False)[1], None)
+            self._kept.popitem(last=False)
         return recorded, outputs
 
     def _refuse(self, key: Hashable, refused: Refused) -> None:
         """Run this stage as it is from now on; say so once where it is a failure that costs much."""
-        says = self._recorder.warns and not refused.by_design and refused not in self.refused
+        says = self._recorder.for_gpu and not refused.by_design and refused not in self.refused
         level = logging.WARNING if says else logging.DEBUG
         logger.log(level, "some %s are not recorded (%s): %s", self._what, refused.stage, refused.reason)
         self._refused.add(key)

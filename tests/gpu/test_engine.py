@@ -120,7 +120,7 @@ def test_graphs_take_a_bounded_share_of_memory(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(4):
         engine.generate(prompts(), SAMPLING)
         sizes.append(torch.cuda.memory_reserved())
-    assert len(engine._rounds.recorder.recordings) <= 8
+    assert len(engine._rounds.recorder.recordings.keys) <= 8
     assert sizes[-1] <= sizes[1] + 2**26  # what is dropped is used again
 
 

@@ -86,7 +86,7 @@ def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
 def test_greedy_tokens_are_those_of_the_models_own_code(architecture, options, fuses, monkeypatch) -> None:
     model = tiny_model(architecture, scale=4.0, layers=2)
     found = decoded(model, **options)
-    assert len(fuses[0].recordings) > 1 and not fuses[0].recordings.refused
+    assert len(fuses[0].recordings.keys) > 1 and not fuses[0].recordings.refused
     monkeypatch.undo()
     assert found == decoded(model, optimize=False, **options)
 

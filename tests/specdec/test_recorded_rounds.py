@@ -337,4 +337,4 @@ def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
         Elsewhere.recordable = recordable
         engine, _ = recorded(target, DRAFTERS["medusa"](target.model), Elsewhere(), max_batch_size=1)
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30))
-        assert (len(engine._rounds.recorder.recordings) > 0) == (most > 0)
+        assert (len(engine._rounds.recorder.recordings.keys) > 0) == (most > 0)
