@@ -10,8 +10,7 @@ from experiments.config.sections import build, component_of, listed, plain
 from experiments.measuring import calibrating
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.forwards import Forward, Grid, measure_forwards
-from experiments.reporting import calibration
-from experiments.reporting import pays as paying
+from experiments.reporting import costs as reports
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
 from experiments.session.engines import settle
@@ -53,9 +52,9 @@ def pays(config: DictConfig) -> TimedRounds:
     publish(
         Path(config.out),
         "pays",
-        tables=[paying.lengths_table(rounds, batch, costs, about) for batch in batches],
-        figures=paying.figures_of(rounds, costs) | {"conditions": where, "context": context},
-        said=paying.verdict(rounds, costs, passes=min(each.passes for each in timed)),
+        tables=[reports.lengths_table(rounds, batch, costs, about) for batch in batches],
+        figures=reports.timed_figures(rounds, costs) | {"conditions": where, "context": context},
+        said=reports.verdict(rounds, costs, passes=min(each.passes for each in timed)),
     )
     return rounds
 
@@ -78,8 +77,8 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
     path = out / "costs.json"
     out.mkdir(parents=True, exist_ok=True)
     found.save(path)
-    tables = [calibration.constants_table(found), calibration.errors_table(found)]
-    publish(out, "calibration", tables=tables, said=calibration.remarks(found), drawn=lambda: [path])
+    tables = [reports.constants_table(found), reports.errors_table(found)]
+    publish(out, "calibration", tables=tables, said=reports.doubts(found), drawn=lambda: [path])
     return found
 
 

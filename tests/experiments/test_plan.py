@@ -11,7 +11,7 @@ import pytest
 
 from experiments.config.sections import build
 from experiments.plan import plan
-from experiments.reporting.pays import break_even, verdict
+from experiments.reporting.costs import break_even, verdict
 from experiments.run import run
 from specdec import Target
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
