@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import layers_of, load_eagle, save_eagle
+from drafters.peagle import PEagleHead
 from specdec import Engine, ModelRunner, SamplingParams, Sizes, Target
 from specdec.drafting.scored import ScoredSession
 from tests.components import eagle_head, wide
+from tests.drafters.folders import assert_same, logits, renamed, rewritten
 from tests.models import tiny_model
 from verifiers import TargetWalkVerifier
 
@@ -33,26 +35,6 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB)
 
 
-def rewritten(folder: Path, tensors: Callable[[dict[str, Tensor]], object] = len, **config: Any) -> Path:
-    """Changes the files of a checkpoint, and drops what only this project's say."""
-    (folder / "specdec.json").unlink(missing_ok=True)
-    stored = load_file(folder / "model.safetensors")
-    tensors(stored)
-    save_file(stored, folder / "model.safetensors")
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    return folder
-
-
-def logits(head: EagleHead | Eagle3Head, model) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    states = [torch.randn(2, 5, head.captured_width, generator=generator) for _ in range(head.captured)]
-    bound = head.bound(model)
-    tokens = torch.randint(0, VOCAB, (2, 5), generator=generator)
-    with torch.inference_mode():
-        return bound(tokens, features=bound.fuse(states)).logits
-
-
 HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
     "eagle": eagle_head,
     "eagle3": eagle3,
@@ -62,22 +44,6 @@ HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
     "eagle3, two layers": lambda model: eagle3(model, layers=2),
     "eagle3, five states": lambda model: eagle3(model, hidden_layers=(0, 1, 2, 3, -1)),
 }
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
-    head = HEADS[name](model)
-    save_eagle(head, tmp_path, notes={"target": "some/target"})
-    again = load_eagle(tmp_path)
-    assert type(again) is type(head)
-    assert (again.hidden_layers, again.fed_back) == (head.hidden_layers, head.fed_back)
-    assert torch.equal(logits(again, model), logits(head, model))
-    assert json.loads((tmp_path / "specdec.json").read_text())["target"] == "some/target"
-
-
-def renamed(tensors: dict[str, Tensor], old: str, new: str) -> None:
-    for name in [name for name in tensors if name.startswith(old)]:
-        tensors[new + name.removeprefix(old)] = tensors.pop(name)
 
 
 def speculators(folder: Path, kind: str = "eagle3", **more: Any) -> Path:
@@ -98,6 +64,69 @@ def speculators(folder: Path, kind: str = "eagle3", **more: Any) -> Path:
     return folder
 
 
+def parallel(model: PreTrainedModel, layers: tuple[int, ...] = (0, 1, 1)) -> PEagleHead:
+    given = {"layers": 2, "mask_token_id": 50, "owns_embeddings": True, "draft_ids": range(0, VOCAB, 2)}
+    return PEagleHead.for_target(model, hidden_layers=layers, **given).eval()
+
+
+def of_qwen3(model: PreTrainedModel) -> Eagle3Head:
+    """Norms of queries and keys, the whole vocabulary, and embeddings."""
+    config = type(model.config)(**{**model.config.to_dict(), "num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    return wide(Eagle3Head(config, hidden_layers=(0, 1, 2, 3, 4), captured=5, owns_embeddings=True), 1.5)
+
+
+def as_deepspec(folder: Path) -> None:
+    """Names behind a prefix, outputs of layers as ids, and the sizes of the whole target."""
+    layers = {"target_layer_ids": [-1, 0, 1, 2, 3], "num_hidden_layers": 36, "eagle_config": None}
+    rewritten(folder, lambda tensors: renamed(tensors, "midlayer.", "layers.0."))
+    rewritten(folder, lambda tensors: renamed(tensors, "", "model."), **layers, rope_parameters=None, rope_theta=777.0)
+
+
+def shuffled(tensors: dict[str, Tensor]) -> None:
+    order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(1))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    tensors["d2t"] = torch.tensor(IDS)[order] - torch.arange(len(IDS))
+
+
+def as_it_is(folder: Path) -> Path:
+    return folder
+
+
+Write = Callable[[Path], object]
+WRONG = {"num_hidden_layers": 40, "intermediate_size": 11, "num_key_value_heads": 9, "draft_vocab_size": 5}
+FOLDERS: dict[str, tuple[Callable[..., EagleHead | Eagle3Head], Write]] = {
+    **{name: (make, as_it_is) for name, make in HEADS.items()},
+    "speculators": (lambda model: eagle3(model, norm_before_residual=True), speculators),
+    "DeepSpec": (of_qwen3, as_deepspec),
+    # As published files state the target's sizes: tensors win over the configuration.
+    "the target's sizes": (eagle3, lambda folder: rewritten(folder, **WRONG)),
+    "columns in any order": (eagle3, lambda folder: rewritten(folder, shuffled)),
+    "marks alone": (eagle3, lambda folder: rewritten(folder, lambda tensors: tensors.pop("d2t"))),
+    "P-EAGLE": (parallel, as_it_is),
+    "speculators' P-EAGLE": (parallel, lambda folder: speculators(folder, "peagle")),
+    "vLLM's parallel drafting": (parallel, lambda folder: rewritten(folder, mask_token_id=None)),
+}
+"""A head, and what makes of our folder another one."""
+TURNING = {"speculators": "llama", "DeepSpec": "qwen3"}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
+    make, change = FOLDERS[name]
+    if name in TURNING:  # rotary embeddings that no default has
+        model = tiny_model(TURNING[name], vocab_size=VOCAB)
+        model.config.rope_parameters["rope_theta"] = 777.0
+    head = make(model)
+    save_eagle(head, tmp_path, notes={"target": "some/target"})
+    assert json.loads((tmp_path / "specdec.json").read_text())["target"] == "some/target"
+    change(tmp_path)
+    again = load_eagle(tmp_path, kind=PEagleHead if isinstance(head, PEagleHead) else Eagle3Head)
+    assert_same(again, head)
+    for part in ("hidden_layers", "fed_back", "norm_before_residual", "mask_token_id"):
+        assert getattr(again, part, None) == getattr(head, part, None), part
+    torch.testing.assert_close(logits(again, model), logits(head, model), rtol=0, atol=1e-5 * (name == "DeepSpec"))
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_the_usual_tree_is_no_deeper_than_trained_and_small_without_a_gpu(
     gpu: bool, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,48 +138,6 @@ def test_the_usual_tree_is_no_deeper_than_trained_and_small_without_a_gpu(
         save_eagle(head, tmp_path)
         drafter = EagleDrafter.from_pretrained(tmp_path)
         assert (drafter.max_depth, drafter.max_nodes, drafter.is_chain) == (depth, nodes, not gpu)
-
-
-def test_speculators_files_load(model, tmp_path: Path) -> None:
-    head = eagle3(model, norm_before_residual=True)
-    head.config.rope_parameters["rope_theta"] = 123.0
-    save_eagle(head, tmp_path)
-    speculators(tmp_path)
-    again = load_eagle(tmp_path)
-    assert isinstance(again, Eagle3Head)
-    assert again.norm_before_residual
-    assert again.hidden_layers == (0, 2, 3)
-    assert again.config.rope_parameters["rope_theta"] == 123.0
-    assert dict(again.named_parameters()).keys() == dict(head.named_parameters()).keys()
-
-
-def test_deepspecs_files_load(tmp_path: Path) -> None:
-    """Qwen3's norms of queries and keys, the whole vocabulary, embeddings, and outputs of layers as ids."""
-    target = tiny_model("qwen3", vocab_size=VOCAB)
-    config = target.config
-    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
-    config.rope_parameters["rope_theta"] = 777.0
-    head = wide(Eagle3Head(config, hidden_layers=(0, 1, 2, 3, 4), captured=5, owns_embeddings=True), 1.5)
-    save_eagle(head, tmp_path)
-
-    def change(tensors: dict[str, Tensor]) -> None:
-        renamed(tensors, "midlayer.", "layers.0.")
-        renamed(tensors, "", "model.")
-
-    rewritten(
-        tmp_path,
-        change,
-        architectures=["Qwen3Eagle3Model"],
-        eagle_config=None,
-        target_layer_ids=[-1, 0, 1, 2, 3],
-        num_hidden_layers=36,
-        rope_parameters=None,
-        rope_theta=777.0,
-    )
-    again = load_eagle(tmp_path)
-    assert again.hidden_layers == (0, 1, 2, 3, 4)
-    assert again.config.model_type == "qwen3"
-    torch.testing.assert_close(logits(again, target), logits(head, target))
 
 
 @pytest.mark.parametrize(
@@ -169,31 +156,6 @@ def test_deepspecs_files_load(tmp_path: Path) -> None:
 def test_layer_numbers_mean_what_their_key_says(stored: dict[str, Any], layers: tuple[int, ...] | None) -> None:
     assert layers_of(stored, {}) == layers
     assert layers_of(stored, {"hidden_layers": [1, 2, 3]}) == (1, 2, 3)
-
-
-def shuffled(tensors: dict[str, Tensor]) -> None:
-    order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(1))
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
-    tensors["d2t"] = torch.tensor(IDS)[order] - torch.arange(len(IDS))
-
-
-WRONG = {"num_hidden_layers": 40, "intermediate_size": 11, "num_key_value_heads": 9, "draft_vocab_size": 5}
-
-
-@pytest.mark.parametrize(
-    ("change", "config"),
-    [
-        (len, WRONG),  # as published files state the target's sizes: tensors win over the configuration
-        (shuffled, {}),  # columns in any order
-        (lambda tensors: tensors.pop("d2t"), {}),  # marks alone
-    ],
-)
-def test_what_published_files_have_otherwise(model, tmp_path: Path, change, config: dict[str, Any]) -> None:
-    head = eagle3(model)
-    save_eagle(head, tmp_path)
-    again = load_eagle(rewritten(tmp_path, change, **config))
-    assert again.draft_ids is not None and again.draft_ids.tolist() == IDS
-    assert torch.equal(logits(again, model), logits(head, model))
 
 
 def test_embeddings_that_are_not_finite_are_the_targets(model, tmp_path: Path) -> None:

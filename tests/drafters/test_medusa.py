@@ -178,13 +178,15 @@ def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path
         tensors = {name: tensor for name, tensor in as_vllm(heads).items() if not name.startswith("lm_heads.")}
         save_file(tensors | {f"{layout}.weight": weight.clone()}, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps({"original_lm_head": True}))
-    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=(2, 2))
+    shape = [(0,), (1,), (0, 0), (0, 3), (0, 3, 1)]
+    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=shape)
     assert drafter.heads.vocab_size == (0 if layout == "version 2" else VOCAB)
     session, hidden = drafter.bind(target, Sizes(max_batch_size=3, max_length=50)), torch.randn(3, 1, HIDDEN)
     session.observe(committed(hidden, [1, 1, 1]))
     tree = drafted(session, running())
-    wanted = [expected(heads, state[0], TreeShape.of((2, 2))) for state in hidden]
-    assert tree.tokens[:, 1:].tolist() == wanted
+    wanted = [expected(heads, state[0], TreeShape.of(shape)) for state in hidden]
+    assert tree.tokens.tolist() == [[10 + row, *tokens] for row, tokens in enumerate(wanted)]
+    assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
     assert not target.model.get_output_embeddings().weight.grad and heads.heads[0][-1].weight.requires_grad
     if layout == "version 2":
         drafter.heads.save_pretrained(tmp_path / "again")
@@ -221,23 +223,6 @@ def expected(heads: MedusaHeads, hidden: Tensor, shape: TreeShape) -> list[int]:
     return tokens
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("shape", [3, [3, 2, 1], [(0,), (1,), (0, 0), (0, 3), (0, 3, 1)]])
-def test_every_node_takes_its_rank_of_its_head(target: Target, shape: object) -> None:
-    heads = random_heads()
-    drafter = bound(target, shape, heads=heads)
-    hidden = torch.randn(3, 4, HIDDEN)
-    drafter.observe(committed(hidden, [4, 1, 2]))
-    tree = drafted(drafter, running())
-    static = TreeShape.of(shape)  # type: ignore[arg-type]
-    assert tree.tokens[:, 0].tolist() == [10, 11, 12]
-    last = [hidden[0, 3], hidden[1, 0], hidden[2, 1]]
-    assert tree.tokens[:, 1:].tolist() == [expected(heads, state, static) for state in last]
-    assert tree.parents.tolist() == [list(static.parents)] * 3 and tree.valid.all()
-    assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
-    assert (tree.max_depth, tree.max_children) == (static.max_depth, static.max_children)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype) -> None:
     """They may be in training, and a second target may want them in another dtype."""
@@ -261,12 +246,12 @@ def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: 
     drafter = MedusaDrafter(heads, [2, 1], sampling=sampling)
     assert drafter.laws == {DraftSampling[sampling.upper()]} and drafter.has_leaf_probs
     drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50, leaf_probs=True))
-    hidden = torch.randn(3, 1, HIDDEN)
-    drafter.observe(committed(hidden, [1, 1, 1]))
+    hidden = torch.randn(3, 4, HIDDEN)
+    drafter.observe(committed(hidden, [4, 1, 2]))
     params = [SamplingParams(temperature=t) for t in (0.5, 1.0, 2.0)]
     tree = drafted(drafter, slots_of([[0, 10], [0, 11], [0, 12]], vocab_size=VOCAB, params=params, max_length=50))
     depths = [0, 1, 1, 2, 2]
-    for row, temperature in enumerate((0.5, 1.0, 2.0)):
+    for row, (last, temperature) in enumerate(((3, 0.5), (0, 1.0), (1, 2.0))):
         for node, depth in enumerate(depths):  # leaves included
-            wanted = (heads.heads[depth](hidden[row, 0]) / temperature).softmax(-1)
+            wanted = (heads.heads[depth](hidden[row, last]) / temperature).softmax(-1)
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)

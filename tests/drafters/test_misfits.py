@@ -61,7 +61,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (ReDrafter, (recurrent_head(MODEL),), {"sampling": "iid"}, "sampling=iid"),
     (RecurrentHead, (), {"exit_size": 0, "hidden_size": 4, "vocab_size": 4}, "exit_size=0"),
     (EagleDrafter, ("there",), {}, r"EagleDrafter\.from_pretrained"),
-    (EagleDrafter, (eagle3_head(MODEL),), {"sampling": "iid"}, "sampling=iid"),
+    (EagleDrafter, (eagle3_head(MODEL), BEST), {"sampling": "iid"}, "sampling=iid"),
     (BlockDrafter, (block_head(MODEL), 4), {}, "4 deep and a block of 4 places predicts 3 tokens"),
     (BlockDrafter, (block_head(MODEL),), {"block_size": 1}, "block_size=1"),
     (BlockDrafter, (block_head(MODEL), BEST), {"sampling": "iid"}, "ExpansionTree cannot be drawn"),
@@ -225,6 +225,23 @@ def test_files_that_contradict_themselves(
     with shapes_unchecked(), pytest.raises(ValueError, match=words) as raised:
         load(tmp_path, **({"target": model} if kind == "mtp" else {}))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "own", "z-lab", "speculators", "medusa", "hydra++"])
+def test_a_key_that_nothing_reads_is_named(
+    model: PreTrainedModel, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save, load = SAVED[kind]
+    save(model, tmp_path)
+    (tmp_path / "specdec.json").unlink(missing_ok=True)  # as of another training
+    load(tmp_path)
+    assert not caplog.records
+    config = tmp_path / "config.json"
+    unread = {"residual_multiplier": 0.22, "use_cache": False, "use_last_layernorm": True}
+    config.write_text(json.dumps(json.loads(config.read_text()) | unread))
+    load(tmp_path)
+    said = f"{tmp_path}: its config.json has residual_multiplier, which nothing here reads"
+    assert [record.message for record in caplog.records] == [said]
 
 
 def test_settings_of_the_wrong_type(model: PreTrainedModel, tmp_path: Path) -> None:

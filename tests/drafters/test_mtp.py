@@ -18,6 +18,7 @@ from specdec.checks.reference import reference_decode
 from specdec.target.loading import load_model
 from tests.architectures import tiny
 from tests.components import wide
+from tests.drafters.folders import logits
 from tests.models import COMMON, tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier
@@ -67,15 +68,6 @@ def head_of(target: PreTrainedModel, **options: Any) -> MTPHead:
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(parameter.numel()))
     return head
-
-
-def logits(head: MTPHead, target: PreTrainedModel) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    state = torch.randn(2, 5, head.captured_width, generator=generator)
-    bound = head.bound(target)
-    tokens = torch.randint(0, VOCAB, (2, 5), generator=generator)
-    with torch.inference_mode():
-        return bound(tokens, features=bound.fuse([state])).logits
 
 
 def as_deepseek(tensors: dict[str, Tensor], layer: int) -> dict[str, Tensor]:

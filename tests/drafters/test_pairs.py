@@ -25,7 +25,8 @@ from specdec.drafting.policies import LengthPolicy
 from tests.components import TREE, eagle3_head, eagle_head, mtp_head, peagle_head, perturbed, wide
 from tests.drafters import pairs
 from tests.drafters.agreeing import PROMPTS, Law, agreements
-from tests.drafters.test_eagle import logits, rewritten, speculators
+from tests.drafters.folders import assert_same, logits, rewritten
+from tests.drafters.test_eagle import parallel, speculators
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
@@ -257,42 +258,14 @@ def published(folder: Path, head: PEagleHead, **more: Any) -> Path:
     return speculators(folder, "peagle", **more)
 
 
-def parallel(model: Any) -> PEagleHead:
-    head = PEagleHead.for_target(
-        model, hidden_layers=(0, 1, 1), layers=2, mask_token_id=MASK, owns_embeddings=True, draft_ids=range(0, VOCAB, 2)
-    )
-    return head.eval()
-
-
-def test_speculators_folder_of_p_eagle_loads(model: Any, tmp_path: Path) -> None:
+def test_how_far_a_folder_of_p_eagle_drafts(model: Any, tmp_path: Path) -> None:
+    """As far as it was trained, where that is known; without ``mask_hidden``, vLLM takes zeros."""
     head = parallel(model)
-    drafter = PEagleDrafter.from_pretrained(published(tmp_path, head))
-    again = drafter.head
-    assert isinstance(again, PEagleHead)
-    assert (again.mask_token_id, again.tokens, drafter.max_depth) == (MASK, 3, 3)
-    assert again.hidden_layers == (0, 1, 1) and again.owns_embeddings
-    assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
-    assert torch.equal(logits(again, model), logits(head, model))
-
-
-def without(*names: str) -> Any:
-    def change(tensors: dict[str, Tensor]) -> None:
-        for name in names:
-            tensors.pop(name)
-
-    return change
-
-
-def test_a_folder_that_vllm_takes_for_parallel_drafting_loads(model: Any, tmp_path: Path) -> None:
-    """An EAGLE-3 head with a ``pard_token``; without ``mask_hidden``, vLLM takes zeros."""
-    head = parallel(model)
+    assert PEagleDrafter.from_pretrained(published(tmp_path / "a", head)).max_depth == 3
     save_eagle(head, tmp_path)
-    again = load_eagle(rewritten(tmp_path, without(), mask_token_id=None), kind=PEagleHead)
-    assert isinstance(again, PEagleHead) and again.mask_token_id == MASK
-    assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
-    assert PEagleDrafter(again).max_depth == 5
-    again = load_eagle(rewritten(tmp_path, without("mask_hidden")), kind=PEagleHead)
+    again = load_eagle(rewritten(tmp_path, lambda tensors: tensors.pop("mask_hidden")), kind=PEagleHead)
     assert isinstance(again, PEagleHead) and not again.model.mask_hidden.any()  # type: ignore[union-attr]
+    assert PEagleDrafter(again).max_depth == 5
 
 
 def test_what_is_no_p_eagle_head_is_refused(model: Any, tmp_path: Path) -> None:
@@ -317,13 +290,12 @@ def test_what_is_no_p_eagle_head_is_refused(model: Any, tmp_path: Path) -> None:
 
 
 def test_p_eagle_heads_are_written_for_vllm(model: Any, tmp_path: Path) -> None:
-    head = parallel(model)
-    head.hidden_layers = (0, 1, 2)
+    head = parallel(model, (0, 1, 2))
     save_eagle(head, tmp_path, layout="speculators", served=ServedFor(target="some/target"))
     said = json.loads((tmp_path / "config.json").read_text())
     assert (said["speculators_model_type"], said["mask_token_id"]) == ("peagle", MASK)
     again = load_eagle(tmp_path, kind=PEagleHead)
-    assert isinstance(again, PEagleHead) and again.mask_token_id == MASK
-    assert torch.equal(logits(again, model), logits(head, model))
+    assert_same(again, head)
+    assert again.mask_token_id == MASK and torch.equal(logits(again, model), logits(head, model))
     with pytest.raises(ValueError, match="layout=sglang has heads with"):
         save_eagle(head, tmp_path / "s", layout="sglang")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from drafters import BlockHead, HydraHeads, MedusaHeads
+from drafters import BlockHead, MedusaHeads
 from drafters.heads.block_files import load_block, save_block
 from drafters.heads.bound import output_of
 from drafters.heads.eagle import Eagle3Head, EagleHead
@@ -18,7 +18,7 @@ from drafters.heads.mtp import MTPHead
 from drafters.heads.training import Borrowed, take_output
 from specdec import ModelRunner, Target
 from specdec.quantization import quantize
-from tests.components import hydra_heads, medusa_heads
+from tests.components import medusa_heads
 from tests.models import COMMON, tiny_model
 
 SCALED: dict[str, dict[str, Any]] = {
@@ -153,40 +153,6 @@ def test_two_rotary_embeddings_in_one_head_are_refused(tmp_path: Path) -> None:
     changed(tmp_path, rope_parameters=NESTED, layer_types=[*NESTED])
     with pytest.raises(ValueError, match="rotary embeddings of their own"):
         load_eagle(tmp_path)
-
-
-def written(kind: str, folder: Path) -> Any:
-    """Write a head, and return what loads it."""
-    model = tiny_model(layers=8)
-    if kind == "medusa":
-        medusa_heads(model).save_pretrained(folder)
-        return MedusaHeads.from_pretrained
-    if kind == "hydra_plus":
-        hydra_heads(model, prefix=True).save_pretrained(folder)
-        return HydraHeads.from_pretrained
-    name, layout = kind.split("/")
-    served = {"served": ServedFor(target="x")} if layout == "speculators" else {}
-    (save_block if name == "block" else save_eagle)(HEADS[name](model), folder, layout=layout, **served)
-    return load_block if name == "block" else load_eagle
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["EAGLE/native", "EAGLE-3/native", "block/own", "block/z-lab", "block/speculators", "medusa", "hydra_plus"],
-)
-def test_a_key_that_nothing_reads_is_named(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load = written(kind, tmp_path)
-    (tmp_path / "specdec.json").unlink(missing_ok=True)  # as of another training
-    load(tmp_path)
-    assert not caplog.records
-    stored = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(stored | {"residual_multiplier": 0.22, "use_cache": False, "use_last_layernorm": True})
-    )
-    load(tmp_path)
-    assert [record.message for record in caplog.records] == [
-        f"{tmp_path}: its config.json has residual_multiplier, which nothing here reads"
-    ]
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])

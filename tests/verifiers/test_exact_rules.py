@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
-from specdec.checks.drafts import Samplings, enumerate_drafts
+from specdec.checks.drafts import Samplings
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import ROW_KINDS, Tables
 from tests.verifiers.cases import (
@@ -118,27 +118,6 @@ def test_paths_that_are_certain_are_walked() -> None:
     )
     assert mixed.tv < EXACT
     assert mixed.expected_accepted == pytest.approx(walk.expected_accepted, abs=EXACT)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_temperature_zero_is_greedy_matching(rule: str) -> None:
-    """With one-hot p no draft leaves a choice: the walk along the argmax, and the argmax after it. float32."""
-    shape = widest(RULES[rule])
-    tables = Tables.random(4, shape.max_depth, seed=5, kinds=("one_hot",))
-    for law in {TOP, IID, SWOR} & RULES[rule].samplings:
-        made = enumerate_drafts(tables, shape, law)
-        p, q = made.target_probs.nan_to_num(0.0).float(), made.tree.draft_probs
-        tree = replace(made.tree, draft_probs=None if q is None else q.float())
-        laws = RULES[rule].laws(tree, p)
-        assert ((laws.stop == 0) | (laws.stop == 1)).all() and (laws.stop.sum(1) == 1).all()
-        stop = laws.stop.argmax(1)
-        assert torch.equal(laws.after(stop), p[torch.arange(len(p)), stop])
-        # A walk along the argmax, to where no child is it.
-        wanted = (p.argmax(-1).gather(1, tree.parents.clamp(min=0)) == tree.tokens) & tree.valid
-        wanted[:, 0] = True
-        walked = (wanted[:, None] | ~tree.ancestors).all(-1)
-        assert walked.gather(1, stop[:, None]).all()
-        assert not (wanted & (tree.parents == stop[:, None])).any()
 
 
 @pytest.mark.parametrize("rule", RULES)
