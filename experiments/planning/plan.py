@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -29,10 +30,8 @@ from specdec.physics.speculation import (
 from specdec.physics.work import Roof, StepWork, prompts_work, step_work
 
 Made = TypeVar("Made")
-BATCHES = tuple(2**power for power in range(11))
-"""Batches of the map."""
 CONTEXTS = tuple(2**power for power in range(6, 18))
-"""Contexts of the map, as far as the model goes."""
+"""Contexts at which drafts may break even, as far as the model goes."""
 MOST = 1 << 14
 """The largest batch at which a draft is tried."""
 
@@ -208,41 +207,21 @@ class Plan:
             price=price_per_million(asked.price, batch * asked.output / seconds) if asked.price and seconds else None,
         )
 
+    @property
+    def most(self) -> int:
+        """The largest batch that ``break_even`` speaks of."""
+        return MOST if self.asked.costs is None else self.asked.costs.box.batch[1]
+
     @cached_property
-    def map(self) -> Figures:
-        """The best draft over batches and contexts.
-
-        ``drafted`` tokens and their ``speedup`` by batch and context, None outside of what was measured.
-        ``break_even_batch``, by context: the largest batch at which a draft of ``fixed`` tokens is no slower than plain
-        decoding; None if it always pays, as far as is known; ``break_even_known``: whether anything is. ``most`` is
-        the largest batch that it speaks of.
-        """
-        limit, batches = self.asked.shape.max_length, BATCHES
-        contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
-        if self.asked.costs is not None:  # a little beyond what is known, to show that it ends
-            box = self.asked.costs.box
-            batches = tuple(each for each in batches if each <= 2 * box.batch[1])
-            contexts = tuple(each for each in contexts if box.context[0] / 2 < each <= 2 * box.context[1])
-        best = [[self._best(batch, context) for context in contexts] for batch in batches]
-        most = MOST if self.asked.costs is None else self.asked.costs.box.batch[1]
-        even = [self._break_even(context, most) for context in contexts]
-        return Figures(
-            batches=batches,
-            contexts=contexts,
-            drafted=[[each and each.drafted for each in row] for row in best],
-            speedup=[[each and each.speedup for each in row] for row in best],
-            break_even_batch=[batch for _, batch in even],
-            break_even_known=[known for known, _ in even],
-            most=most,
-        )
-
-    def _break_even(self, context: int, most: int) -> tuple[bool, int | None]:
-        """Return whether anything is known about a context, and the batch at which a fixed draft breaks even."""
-        try:
-            batch = break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context, most=most)
-        except ValueError:
-            return False, None
-        return True, batch
+    def break_even(self) -> dict[int, int | None]:
+        """The largest batch at which ``fixed`` drafted tokens pay, by contexts that are known; None for every batch."""
+        found, limit, asked = {}, self.asked.shape.max_length, self.asked
+        for context in [each for each in CONTEXTS if limit is None or each <= limit] or [limit or 1]:
+            with suppress(ValueError):  # outside of what was measured
+                found[context] = break_even_batch(
+                    self.cost, asked.acceptance, drafted=self.fixed, context=context, most=self.most
+                )
+        return found
 
     def critical_context(self, drafted: int) -> float | None:
         """The context from which a step is bound by memory at every batch; None if there is none."""
