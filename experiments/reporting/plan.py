@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.planning.drafting import short_count
-from experiments.planning.measured import OUTSIDE, longest_chain
-from experiments.planning.plan import Plan
+from experiments.planning.plan import OUTSIDE, Plan, longest_chain
 from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.reading import COUNTED
