@@ -93,7 +93,8 @@ def imports(source: str, module: str = "m", *, typing: bool = False) -> frozense
             assert node.level == 0, f"{module} has a relative import: write the whole name"
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # expressions import nothing
+                visit(child)
 
     visit(parsed(source))
     return frozenset(found)

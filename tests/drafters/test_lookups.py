@@ -85,15 +85,6 @@ def test_agrees_with_the_reference_on_ragged_batches(data: st.DataObject) -> Non
     check(sequences, drafter, max_depth, drafting)
 
 
-def test_branches_share_their_common_beginning() -> None:
-    sequence = [9, 5, 6, 7, 0, 9, 5, 8, 1, 0, 9, 2, 3, 4, 0, 9]
-    slots = slots_of([sequence])
-    tree = NGramDrafter(3, branches=3, max_ngram=1).propose(slots)
-    assert tree.tokens.tolist() == [[9, 2, 3, 4, 5, 8, 1, 6, 7]]
-    assert tree.parents.tolist() == [[-1, 0, 1, 2, 0, 4, 5, 4, 7]]
-    assert tree.max_children == 2 and tree.max_depth == 3
-
-
 # Token recycling: how the table is filled and unrolled
 
 

@@ -14,7 +14,7 @@ from tests.changed_rule import ChangedRule, emit_p
 from tests.components import perturbed
 from tests.drafters.agreeing import agreements
 from tests.models import tiny_model
-from tests.test_distribution import LEVEL, SAMPLINGS, p_value
+from tests.test_distribution import FEWER, LEVEL, SAMPLINGS, p_value
 from tests.test_distribution import VOCAB as FEW
 from verifiers import BlockVerifier, RejectionVerifier
 
@@ -119,7 +119,7 @@ def test_a_rule_that_is_not_exact_one_stage_down_biases_the_output() -> None:
     """Mutant: the model's chain takes the next token from p after a rejection, so that it does not follow q."""
     model, biased = few(), ChangedRule(RULE, after=emit_p)
     made = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), biased)
-    assert p_value(model, made, RULE, SAMPLINGS["temperature 1"]) < LEVEL
+    assert p_value(model, made, RULE, SAMPLINGS["temperature 1"], samples=FEWER) < LEVEL
     honest = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), RULE)
     assert p_value(model, honest, RULE, SAMPLINGS["top-k and top-p"]) > LEVEL
 
