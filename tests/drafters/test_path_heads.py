@@ -20,6 +20,7 @@ from specdec.drafting.scored import ScoredSession
 from tests.components import hydra_heads, recurrent_head
 from tests.drafters import pairs
 from tests.drafters.agreeing import agreements, compared
+from tests.drafters.folders import assert_same
 from tests.forwards import drafted, inner_paths, node_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
@@ -99,54 +100,40 @@ def test_every_node_is_scored_from_its_own_path(target: Target, prefix: bool) ->
         assert sum(matching(target, heads, wrong, 2)) < len(found) / 10
 
 
-def written(heads: HydraHeads, folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """The file of a checkpoint, and its tensors, with those that published files hold besides."""
-    heads.save_pretrained(folder)
-    file = folder / "hydra_lm_head.safetensors"
-    tensors = load_file(file)
-    return file, tensors | {"input_embed_fn.weight": torch.zeros(VOCAB, HIDDEN)}
-
-
-def test_a_hydra_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Path) -> None:
-    heads = hydra_heads(target.model, num_layers=3)
-    file, tensors = written(heads, tmp_path)
-    assert tensors["hydra_mlp.1.0.res_connection.weight"].shape == (HIDDEN, 3 * HIDDEN)
-    assert "hydra_mlp.1.2.linear.bias" in tensors and "hydra_lm_head.2.bias" in tensors
-    save_file(tensors, file)
-    assert_same(HydraDrafter.from_pretrained(tmp_path).heads, heads)
-
-
-def assert_same(found: HydraHeads, wanted: HydraHeads) -> None:
-    assert found.num_layers == 3
-    for name, tensor in wanted.state_dict().items():
-        assert torch.equal(found.state_dict()[name], tensor), name
-
-
 @torch.no_grad()
-def test_a_prefixed_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Path) -> None:
-    """Also with the tensors that published files hold besides, and without sizes: they are the target's then."""
-    heads = prefixed(target.model, num_layers=3)
-    (file, tensors), config = written(heads, tmp_path), tmp_path / "config.json"
-    stored = json.loads(config.read_text())
-    assert tensors["hydra_mlp.1.1.res_connection.weight"].shape == (HIDDEN, 3 * HIDDEN)
-    assert {"hydra_mlp.1.5.linear.bias", "hydra_lm_head.2.1.bias", "prefix_embeding_layer.norm.weight"} <= set(tensors)
-    assert stored["hydra_head_arch"] == "prefix-mlp" and stored["num_attention_heads"] == 4
-    tensors["prefix_embeding_layer.embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_hydra_checkpoint_comes_back_as_it_was(target: Target, prefix: bool, tmp_path: Path) -> None:
+    """With the tensors that published files hold besides; and without sizes, which are the target's then."""
+    heads = prefixed(target.model, num_layers=3) if prefix else hydra_heads(target.model, num_layers=3)
+    heads.save_pretrained(tmp_path)
+    file, config = tmp_path / "hydra_lm_head.safetensors", tmp_path / "config.json"
+    tensors, stored = load_file(file), json.loads(config.read_text())
+    last = ("1.5", "2.1") if prefix else ("1.2", "2")
+    assert tensors[f"hydra_mlp.1.{int(prefix)}.res_connection.weight"].shape == (HIDDEN, 3 * HIDDEN)
+    assert {f"hydra_mlp.{last[0]}.linear.bias", f"hydra_lm_head.{last[1]}.bias"} <= set(tensors)
+    tensors["input_embed_fn.weight"] = torch.zeros(VOCAB, HIDDEN)
     turns = "prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq"
-    tensors[turns] = 1e4 ** -(torch.arange(4) / 4)
+    if prefix:
+        assert "prefix_embeding_layer.norm.weight" in tensors
+        assert stored["hydra_head_arch"] == "prefix-mlp" and stored["num_attention_heads"] == 4
+        tensors["prefix_embeding_layer.embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
+        tensors[turns] = 1e4 ** -(torch.arange(4) / 4)
     save_file(tensors, file)
     public = {key: value for key, value in stored.items() if "hydra" in key or key == "grounded_heads"}
     drafts = []
-    for said in (stored, public):
+    for said in (stored, public) if prefix else (stored,):
         config.write_text(json.dumps(said))
         again = HydraDrafter.from_pretrained(tmp_path, shape=[2, 2, 1])
+        assert again.heads.num_layers == 3
         assert_same(again.heads, heads)
         with Engine(target, again, RejectionVerifier(), max_length=40) as engine:
             seen: list[object] = []
             engine.on_round = lambda round, seen=seen: seen.append(round.tree.tokens.tolist())
             engine.generate([[1, 2, 3, 4, 5]], SamplingParams(max_new_tokens=12))
         drafts.append(seen)
-    assert drafts[0] == drafts[1]
+    assert drafts[0] == drafts[-1]
+    if not prefix:
+        return
     tensors[turns] = 5e3 ** -(torch.arange(4) / 4)
     save_file(tensors, file)
     own: Any = HydraDrafter.from_pretrained(tmp_path).heads.prefix
@@ -288,8 +275,7 @@ def test_a_checkpoint_comes_back_as_it_was(target: Target, kind: dict[str, objec
     (tmp_path / "config.json").write_text(json.dumps({"num_draft_layers": 7, "rnn": not head.rnn}))
     again = ReDrafter.from_pretrained(tmp_path)
     assert again.max_nodes == 40 and again.max_depth == 4
-    for name, tensor in head.state_dict().items():
-        assert torch.equal(again.heads.state_dict()[name], tensor), name
+    assert_same(again.heads, head)
 
 
 @torch.no_grad()

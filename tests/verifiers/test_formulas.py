@@ -50,9 +50,6 @@ from verifiers.thresholds import has_thresholds
 from verifiers.transport import optimal_acceptance
 from verifiers.two_draft import share_out
 
-# Rejection, node by node
-
-
 # All nodes of a static shape at once
 
 
@@ -268,27 +265,6 @@ def test_expected_accepted_tokens(tables, table: str, shapes, rule: Verifier, la
     for factors, figure in zip(shapes, figures, strict=False):
         result = enumerate_outcome(rule, tables[table], TreeShape.branching(*factors), law)
         assert result.expected_accepted == pytest.approx(figure, abs=DIGITS) and result.tv < EXACT, factors
-
-
-@pytest.mark.parametrize(
-    ("rule", "drawn", "declared", "temperature", "factors", "figure"),
-    [
-        (RejectionVerifier(), SWOR, IID, 1.0, (2, 2), 0.028),
-        (RejectionVerifier(), IID, SWOR, 1.0, (2, 2), 0.035),
-        (RejectionVerifier(), TOP, IID, 1.0, (2, 2), 0.453),
-        (RejectionVerifier(), IID, IID, 0.7, (1, 1, 1, 1), 0.088),
-        (TraversalVerifier(), IID, SWOR, 1.0, (2, 2), 0.035),
-        (TraversalVerifier(), SWOR, IID, 1.0, (2, 2), 0.037),
-    ],
-)
-def test_distances_of_false_statements(tables, rule, drawn, declared, temperature: float, factors, figure) -> None:
-    drafted = Tables(tables["A"].p, tables["A"].tempered(temperature).q)
-    # Declared rank by rank, so that siblings are tried one by one. Where all nodes have one law, the rule uses that
-    # siblings drawn without replacement are distinct, and is wrong by another figure if they are not.
-    result = enumerate_outcome(
-        rule, drafted, TreeShape.branching(*factors), drawn, declared=[declared] * 2, declared_q=tables["A"].q
-    )
-    assert result.tv == pytest.approx(figure, abs=THREE_PLACES)
 
 
 @pytest.mark.parametrize(
