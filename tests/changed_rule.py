@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec import DraftSampling, DraftTree, Exactness, Laws, Verifier
+from verifiers import RejectionVerifier
 from verifiers.walk import TryChildren
 
 
@@ -62,3 +63,10 @@ def accept_the_first(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tenso
     stop[:, 1] += stop[:, 0]
     stop[:, 0] = 0
     return stop
+
+
+IGNORES_THE_PATH = ChangedRule(
+    RejectionVerifier(),
+    stop=lambda tree, p, laws: RejectionVerifier().laws(tree, p[:, :1].expand_as(p).contiguous()).stop,
+)
+"""Every node is judged by the root's distribution."""

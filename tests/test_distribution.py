@@ -22,7 +22,7 @@ from specdec import Drafter, DraftSampling, DraftTree, Engine, Laws, SamplingPar
 from specdec.engine.processors import process
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.sampling import adjust, distribution
-from tests.changed_rule import ChangedRule, emit_p
+from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, emit_p
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.forwards import slots_of
 from tests.models import tiny_model
@@ -198,11 +198,6 @@ def accepts_too_much(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tenso
 
 
 ACCEPTS_TOO_MUCH = ChangedRule(RejectionVerifier(), stop=accepts_too_much)
-# Every node is judged by the root's distribution.
-IGNORES_THE_PATH = ChangedRule(
-    RejectionVerifier(),
-    stop=lambda tree, p, laws: RejectionVerifier().laws(tree, p[:, :1].expand_as(p).contiguous()).stop,
-)
 
 
 @pytest.mark.parametrize(

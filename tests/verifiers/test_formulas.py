@@ -23,6 +23,7 @@ from tests.verifiers.cases import (
     FILE,
     IID,
     KINDS,
+    RULES,
     SWOR,
     TOP,
     complete,
@@ -31,21 +32,7 @@ from tests.verifiers.cases import (
     tables_of,
 )
 from tests.verifiers.test_mutants import UNCAPPED
-from verifiers import (
-    BlockVerifier,
-    CascadeVerifier,
-    GreedyMultiPathVerifier,
-    KSeqVerifier,
-    LenientVerifier,
-    RejectionVerifier,
-    TargetWalkVerifier,
-    ThresholdVerifier,
-    TransportVerifier,
-    TraversalVerifier,
-    TwoDraftVerifier,
-    TypicalVerifier,
-    WeightedTransportVerifier,
-)
+from verifiers import CascadeVerifier, LenientVerifier, ThresholdVerifier, TypicalVerifier
 from verifiers.thresholds import has_thresholds
 from verifiers.transport import optimal_acceptance
 from verifiers.two_draft import share_out
@@ -59,8 +46,8 @@ UNEVEN = TreeShape.from_paths(
 
 
 @pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("rule", [RejectionVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
-def test_all_nodes_at_once_are_as_one_by_one(rule: Verifier, law: DraftSampling) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+def test_all_nodes_at_once_are_as_one_by_one(rule: str, law: DraftSampling) -> None:
     """With zeros in the tables, and nodes that are left out, whose siblings took nothing away."""
     for shape in (TreeShape.branching(3, 2, 1), UNEVEN, TreeShape.branching(5), TreeShape.branching(4, 1, 1, 1)):
         tables = Tables.random(6 if shape.max_depth < 4 else 4, shape.max_depth, seed=3, kinds=KINDS["every kind"])
@@ -75,25 +62,23 @@ def test_all_nodes_at_once_are_as_one_by_one(rule: Verifier, law: DraftSampling)
                 draft_probs=tree.draft_probs,
             )
             assert has_thresholds(tree) and not has_thresholds(other)
-            fast, slow = rule.laws(tree, p), rule.laws(other, p)
+            fast, slow = RULES[rule].laws(tree, p), RULES[rule].laws(other, p)
             torch.testing.assert_close(fast.stop, slow.stop, atol=1e-12, rtol=0)
             for node in range(0, tree.width, 2):
                 at = torch.full_like(tree.tokens[:, 0], node)
-                reached = (
-                    fast.stop[:, node] > 1e-12
-                )  # what would follow a node that no path ends at is nobody's business
+                reached = fast.stop[:, node] > 1e-12  # what would follow where no path ends is nobody's business
                 torch.testing.assert_close(fast.after(at)[reached], slow.after(at)[reached], atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("rule", [RejectionVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
-def test_float32_is_close_to_float64(rule: Verifier, law: DraftSampling) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+def test_float32_is_close_to_float64(rule: str, law: DraftSampling) -> None:
     """A thousand tokens and eight siblings: no sum over the vocabulary is a small difference of large numbers."""
     p, q = (2 * torch.randn(2, 32, 9, 1000, dtype=torch.float64)).softmax(-1)
     drawn = torch.multinomial(q[:, 0], 8, replacement=law is IID)
     tokens = torch.nn.functional.pad(drawn, (1, 0))
     exact, found = (
-        rule.laws(
+        RULES[rule].laws(
             DraftTree.from_shape(TreeShape.branching(8), tokens, sampling=law, draft_probs=q.to(dtype)), p.to(dtype)
         )
         for dtype in (torch.float64, torch.float32)
@@ -119,7 +104,7 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
         made = enumerate_drafts(tables, TreeShape.branching(children), law)
         p, q = tables.p[0][0], tables.q[0][0]
         bound = float(optimal_acceptance(p, q, children, law))
-        assert outcome(TransportVerifier(), tables, made).expected_accepted == pytest.approx(bound, abs=SOLVED)
+        assert outcome(RULES["transport"], tables, made).expected_accepted == pytest.approx(bound, abs=SOLVED)
         # The minimum over all sets of tokens, from the drafts themselves.
         least = 0.0
         for size in range(1, 6):
@@ -127,7 +112,7 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
                 inside = (torch.isin(made.tree.tokens, torch.tensor(chosen)) | ~made.tree.valid)[:, 1:].all(1)
                 least = min(least, float(p[list(chosen)].sum() - made.probability[inside].sum()))
         assert bound == pytest.approx(1 + least, abs=EXACT)
-        for rule in (RejectionVerifier(), KSeqVerifier()):
+        for rule in (RULES["rejection"], RULES["k-seq"]):
             if law in rule.samplings:
                 assert outcome(rule, tables, made).expected_accepted < bound + EXACT
 
@@ -135,18 +120,18 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
 @pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(4)])
 def test_one_level_is_transport(seed: int) -> None:
     tables = Tables.random(4, 1, seed=seed, kinds=("dense", "zeros"))
-    pairs, program = WeightedTransportVerifier(), WeightedTransportVerifier(solver="program")
+    pairs, program = RULES["weighted transport"], RULES["weighted transport, program"]
 
     def stop_of(rule: Verifier, made: WeightedDrafts) -> Tensor:
         return rule.laws(made.tree, made.target_probs).stop
 
     for law, ours, level in (
-        (IID, pairs, TwoDraftVerifier()),
-        (IID, program, TransportVerifier()),
-        (SWOR, program, TransportVerifier()),
-        (SWOR, pairs, RejectionVerifier()),
-        (TOP, pairs, RejectionVerifier()),
-        (TOP, program, RejectionVerifier()),
+        (IID, pairs, RULES["two drafts"]),
+        (IID, program, RULES["transport"]),
+        (SWOR, program, RULES["transport"]),
+        (SWOR, pairs, RULES["rejection"]),
+        (TOP, pairs, RULES["rejection"]),
+        (TOP, program, RULES["rejection"]),
     ):
         made = enumerate_drafts(tables, TreeShape.branching(2), law)
         torch.testing.assert_close(stop_of(ours, made), stop_of(level, made))
@@ -199,7 +184,7 @@ def test_sharing_out_scales_and_halving_the_interval_finds_the_same_rho(monkeypa
     halved = verifiers.kseq._run(p, q, three, 3, p)
     for one, other in zip(few, halved, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
-    assert enumerate_outcome(KSeqVerifier(), tables, TreeShape.branching(3), IID).tv < EXACT
+    assert enumerate_outcome(RULES["k-seq"], tables, TreeShape.branching(3), IID).tv < EXACT
 
 
 pytestmark = needs_tables
@@ -208,7 +193,6 @@ CHAINS = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1))
 TREES = ((1, 1, 1, 1), (2, 2), (2, 1, 1))
 LEVELS = ((1,), (2,), (3,))
 PATHS = ((1, 1), (2, 1), (2, 2))
-PAIRS, PROGRAM = WeightedTransportVerifier(), WeightedTransportVerifier(solver="program")
 THREE_PLACES = 5.1e-4
 
 
@@ -226,44 +210,44 @@ def tables() -> dict[str, Tables]:
     }
 
 
-ACCEPTED: list[tuple[str, tuple[tuple[int, ...], ...], Verifier, DraftSampling, tuple[float, ...]]] = [
-    ("A", TREES, RejectionVerifier(), TOP, (0.719437, 0.994120, 0.952749)),
-    ("A", TREES, RejectionVerifier(), IID, (1.818869, 1.441404, 1.682254)),
-    ("A", TREES, RejectionVerifier(), SWOR, (1.818869, 1.549511, 1.767262)),
-    ("A", TREES, TargetWalkVerifier(), SWOR, (0.443959, 0.922251, 0.819233)),
-    ("A", TREES, KSeqVerifier(), IID, (1.818869, 1.508989, 1.747220)),
-    ("A", TREES, TraversalVerifier(), IID, (2.136358, 1.509460, 1.883621)),
-    ("A", TREES, TraversalVerifier(), SWOR, (2.136358, 1.609099, 1.970944)),
+ACCEPTED: list[tuple[str, tuple[tuple[int, ...], ...], str, DraftSampling, tuple[float, ...]]] = [
+    ("A", TREES, "rejection", TOP, (0.719437, 0.994120, 0.952749)),
+    ("A", TREES, "rejection", IID, (1.818869, 1.441404, 1.682254)),
+    ("A", TREES, "rejection", SWOR, (1.818869, 1.549511, 1.767262)),
+    ("A", TREES, "target walk", SWOR, (0.443959, 0.922251, 0.819233)),
+    ("A", TREES, "k-seq", IID, (1.818869, 1.508989, 1.747220)),
+    ("A", TREES, "traversal", IID, (2.136358, 1.509460, 1.883621)),
+    ("A", TREES, "traversal", SWOR, (2.136358, 1.609099, 1.970944)),
     # Nobody has published any of weighted transport. Two paths beat the best of two (2.023354).
-    ("A", TREES, PAIRS, IID, (2.136358, 1.741998, 2.120921)),
-    ("A", TREES, PAIRS, SWOR, (2.136358, 1.609099, 1.970944)),
-    ("A", CHAINS, RejectionVerifier(), IID, (0.756923, 1.258243, 1.593150)),
-    ("A", CHAINS, BlockVerifier(), IID, (0.756923, 1.356389, 1.792092, 2.136358)),
-    ("A", CHAINS, GreedyMultiPathVerifier(), IID, (0.756923, 1.356389, 1.792092, 2.136358)),
-    ("A", CHAINS, PROGRAM, IID, (0.756923, 1.356389)),
-    ("A", ((2, 1), (2, 1, 1)), GreedyMultiPathVerifier(), IID, (1.502657, 2.023354)),
-    ("L", LEVELS, RejectionVerifier(), TOP, (0.074955, 0.299749, 0.319652)),
-    ("L", LEVELS, TargetWalkVerifier(), SWOR, (0.135435, 0.271444, 0.408035)),
-    ("L", LEVELS, RejectionVerifier(), IID, (0.698887, 0.796539, 0.843709)),
-    ("L", LEVELS, RejectionVerifier(), SWOR, (0.698887, 0.811749, 0.858172)),
-    ("L", LEVELS, KSeqVerifier(), IID, (0.698887, 0.828275, 0.874394)),
-    ("L", LEVELS, TwoDraftVerifier(), IID, (0.698887, 0.889817)),
-    ("L", LEVELS, TransportVerifier(), IID, (0.698887, 0.889817, 0.985087)),
-    ("L", LEVELS, TransportVerifier(), SWOR, (0.698887, 0.908264, 1.000000)),
-    ("B", PATHS, TargetWalkVerifier(), TOP, (0.221353, 0.577097, 0.577097)),
-    ("B", PATHS, KSeqVerifier(), IID, (0.755097, 0.892822, 0.937179)),
-    ("B", PATHS, TwoDraftVerifier(), IID, (0.755097, 0.892822, 0.937179)),
-    ("B", PATHS, TraversalVerifier(), IID, (0.845347, 0.957977, 0.961121)),
-    ("B", PATHS, PAIRS, IID, (0.845347, 0.975871, 0.986215)),
-    ("B", PATHS, TraversalVerifier(), SWOR, (0.845347, 0.983071, 0.986215)),
+    ("A", TREES, "weighted transport", IID, (2.136358, 1.741998, 2.120921)),
+    ("A", TREES, "weighted transport", SWOR, (2.136358, 1.609099, 1.970944)),
+    ("A", CHAINS, "rejection", IID, (0.756923, 1.258243, 1.593150)),
+    ("A", CHAINS, "block", IID, (0.756923, 1.356389, 1.792092, 2.136358)),
+    ("A", CHAINS, "greedy multi-path", IID, (0.756923, 1.356389, 1.792092, 2.136358)),
+    ("A", CHAINS, "weighted transport, program", IID, (0.756923, 1.356389)),
+    ("A", ((2, 1), (2, 1, 1)), "greedy multi-path", IID, (1.502657, 2.023354)),
+    ("L", LEVELS, "rejection", TOP, (0.074955, 0.299749, 0.319652)),
+    ("L", LEVELS, "target walk", SWOR, (0.135435, 0.271444, 0.408035)),
+    ("L", LEVELS, "rejection", IID, (0.698887, 0.796539, 0.843709)),
+    ("L", LEVELS, "rejection", SWOR, (0.698887, 0.811749, 0.858172)),
+    ("L", LEVELS, "k-seq", IID, (0.698887, 0.828275, 0.874394)),
+    ("L", LEVELS, "two drafts", IID, (0.698887, 0.889817)),
+    ("L", LEVELS, "transport", IID, (0.698887, 0.889817, 0.985087)),
+    ("L", LEVELS, "transport", SWOR, (0.698887, 0.908264, 1.000000)),
+    ("B", PATHS, "target walk", TOP, (0.221353, 0.577097, 0.577097)),
+    ("B", PATHS, "k-seq", IID, (0.755097, 0.892822, 0.937179)),
+    ("B", PATHS, "two drafts", IID, (0.755097, 0.892822, 0.937179)),
+    ("B", PATHS, "traversal", IID, (0.845347, 0.957977, 0.961121)),
+    ("B", PATHS, "weighted transport", IID, (0.845347, 0.975871, 0.986215)),
+    ("B", PATHS, "traversal", SWOR, (0.845347, 0.983071, 0.986215)),
 ]
 """Expected accepted tokens of exact rules: table, factors of the shapes, rule, law, a figure for every shape."""
 
 
 @pytest.mark.parametrize(("table", "shapes", "rule", "law", "figures"), ACCEPTED)
-def test_expected_accepted_tokens(tables, table: str, shapes, rule: Verifier, law: DraftSampling, figures) -> None:
+def test_expected_accepted_tokens(tables, table: str, shapes, rule: str, law: DraftSampling, figures) -> None:
     for factors, figure in zip(shapes, figures, strict=False):
-        result = enumerate_outcome(rule, tables[table], TreeShape.branching(*factors), law)
+        result = enumerate_outcome(RULES[rule], tables[table], TreeShape.branching(*factors), law)
         assert result.expected_accepted == pytest.approx(figure, abs=DIGITS) and result.tv < EXACT, factors
 
 

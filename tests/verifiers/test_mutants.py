@@ -18,19 +18,8 @@ from specdec import DraftTree, Laws, TreeShape, Verifier
 from specdec.checks.drafts import Samplings, WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import Outcome, enumerate_outcome, outcome
 from specdec.checks.tables import Tables
-from tests.changed_rule import ChangedRule, WalkedRule, emit_p
+from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, WalkedRule, emit_p
 from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, RULES, SLOW, SWOR, TOP
-from verifiers import (
-    BlockVerifier,
-    GreedyMultiPathVerifier,
-    KSeqVerifier,
-    RejectionVerifier,
-    TargetWalkVerifier,
-    TransportVerifier,
-    TraversalVerifier,
-    TwoDraftVerifier,
-    WeightedTransportVerifier,
-)
 from verifiers.transport import try_by_program
 from verifiers.two_draft import try_in_pairs
 from verifiers.walk import Family, Tried, TryChildren, leaf_to_root, try_in_turn
@@ -119,7 +108,7 @@ def test_a_looked_up_token_that_is_taken_for_drawn(rule: str) -> None:
 
 def residual_of_rejection(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """Emits from the residual of rejection sampling, token by token."""
-    return RejectionVerifier().laws(tree, target_probs).after(stop)
+    return RULES["rejection"].laws(tree, target_probs).after(stop)
 
 
 def stops_at_the_first_failure(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
@@ -139,14 +128,14 @@ def last_uncapped(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     return torch.cat([others / others.sum(1, keepdim=True).clamp(min=1e-300) * (1 - last), last], 1)
 
 
-UNCAPPED = ChangedRule(BlockVerifier(), stop=last_uncapped)
+UNCAPPED = ChangedRule(RULES["block"], stop=last_uncapped)
 
 
 def residual_of_the_parent(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """Takes the residual with the q of the node above."""
     above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
     other = replace(tree, draft_probs=tree.draft_probs.gather(1, above))
-    return RejectionVerifier().laws(other, target_probs).after(stop)
+    return RULES["rejection"].laws(other, target_probs).after(stop)
 
 
 def second_use_of_the_coin(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
@@ -184,26 +173,17 @@ ONE_BY_ONE = [SWOR] * 4
 @pytest.mark.parametrize(
     ("mutant", "factors", "laws", "seed"),
     [
-        (ChangedRule(RejectionVerifier(), after=residual_of_the_parent), (1, 1, 1, 1), IID, 21),
-        (ChangedRule(RejectionVerifier(), after=residual_of_the_parent), (2, 2), SWOR, 21),
-        # Forgets the parent: accepts with p and q of the root.
-        (
-            ChangedRule(
-                RejectionVerifier(),
-                stop=lambda tree, p, laws: RejectionVerifier().laws(tree, p[:, :1].expand_as(p).contiguous()).stop,
-            ),
-            (1, 1, 1, 1),
-            IID,
-            21,
-        ),
-        (ChangedRule(BlockVerifier(), stop=stops_at_the_first_failure), (1, 1, 1, 1), IID, 3),
-        (ChangedRule(BlockVerifier(), after=residual_of_rejection), (1, 1, 1, 1), IID, 3),
+        (ChangedRule(RULES["rejection"], after=residual_of_the_parent), (1, 1, 1, 1), IID, 21),
+        (ChangedRule(RULES["rejection"], after=residual_of_the_parent), (2, 2), SWOR, 21),
+        (IGNORES_THE_PATH, (1, 1, 1, 1), IID, 21),
+        (ChangedRule(RULES["block"], stop=stops_at_the_first_failure), (1, 1, 1, 1), IID, 3),
+        (ChangedRule(RULES["block"], after=residual_of_rejection), (1, 1, 1, 1), IID, 3),
         (UNCAPPED, (1, 1, 1, 1), IID, 3),
-        (ChangedRule(KSeqVerifier(), after=residual_of_rejection), (2, 2), IID, 21),
-        (ChangedRule(TwoDraftVerifier(), after=residual_of_rejection), (2, 1), IID, 5),
-        (ChangedRule(TransportVerifier(), after=residual_of_rejection), (2, 2), SWOR, 5),
-        (ChangedRule(TargetWalkVerifier(), after=second_use_of_the_coin), (1, 1), TOP, 1),
-        (ChangedRule(TargetWalkVerifier(), after=second_use_of_the_coin), (2, 1), TOP, 1),
+        (ChangedRule(RULES["k-seq"], after=residual_of_rejection), (2, 2), IID, 21),
+        (ChangedRule(RULES["two drafts"], after=residual_of_rejection), (2, 1), IID, 5),
+        (ChangedRule(RULES["transport"], after=residual_of_rejection), (2, 2), SWOR, 5),
+        (ChangedRule(RULES["target walk"], after=second_use_of_the_coin), (1, 1), TOP, 1),
+        (ChangedRule(RULES["target walk"], after=second_use_of_the_coin), (2, 1), TOP, 1),
         (WalkedRule(leaf_to_root, keeps_the_weight), (2, 2), ONE_BY_ONE, 3),
         (WalkedRule(leaf_to_root, forgets_the_weight(try_in_turn)), (2, 2), ONE_BY_ONE, 3),
         (WalkedRule(leaf_to_root, forgets_the_weight(try_in_pairs)), (2, 1), IID, 3),
@@ -262,29 +242,26 @@ def q_stays(*args: Any) -> Tensor:
     return torch.ones_like(masses_left(*args))
 
 
+def weights_of_one(*args: Any) -> None:
+    """All weights are 1 among siblings."""
+    return fill(*args[:-1], torch.ones_like(args[-1]))
+
+
 @pytest.mark.parametrize(
     ("place", "mistake", "rule", "factors", "law", "seed"),
     [
         # Takes the selected path for one that was drawn.
-        ("greedy_multipath._law_of_the_largest", lambda p, q, *of: q, GreedyMultiPathVerifier(), (2, 1), IID, 3),
-        ("greedy_multipath._law_of_the_largest", skew_of_one_position, GreedyMultiPathVerifier(), (2, 1), IID, 3),
-        ("kseq._run", small_rho, KSeqVerifier(), (2, 2), IID, 21),
-        ("transport._Plan.given", generous, TransportVerifier(), (2, 2), SWOR, 3),
-        ("two_draft.share_out", evenly, TwoDraftVerifier(), (2, 1), IID, 1),
-        ("two_draft.share_out", evenly, WeightedTransportVerifier(), (2, 1), IID, 1),
-        ("two_draft.share_out", always_the_later, TwoDraftVerifier(), (2, 1), IID, 1),
-        ("two_draft.share_out", always_the_later, WeightedTransportVerifier(), (2, 1), IID, 1),
-        ("thresholds._masses_left", q_stays, RejectionVerifier(), (1, 3), SWOR, 1),
-        ("thresholds._masses_left", q_stays, TraversalVerifier(), (1, 3), SWOR, 1),
-        # All weights are 1 among siblings.
-        (
-            "thresholds._fill",
-            lambda *args: fill(*args[:-1], torch.ones_like(args[-1])),
-            TraversalVerifier(),
-            (1, 3),
-            SWOR,
-            1,
-        ),
+        ("greedy_multipath._law_of_the_largest", lambda p, q, *of: q, RULES["greedy multi-path"], (2, 1), IID, 3),
+        ("greedy_multipath._law_of_the_largest", skew_of_one_position, RULES["greedy multi-path"], (2, 1), IID, 3),
+        ("kseq._run", small_rho, RULES["k-seq"], (2, 2), IID, 21),
+        ("transport._Plan.given", generous, RULES["transport"], (2, 2), SWOR, 3),
+        ("two_draft.share_out", evenly, RULES["two drafts"], (2, 1), IID, 1),
+        ("two_draft.share_out", evenly, RULES["weighted transport"], (2, 1), IID, 1),
+        ("two_draft.share_out", always_the_later, RULES["two drafts"], (2, 1), IID, 1),
+        ("two_draft.share_out", always_the_later, RULES["weighted transport"], (2, 1), IID, 1),
+        ("thresholds._masses_left", q_stays, RULES["rejection"], (1, 3), SWOR, 1),
+        ("thresholds._masses_left", q_stays, RULES["traversal"], (1, 3), SWOR, 1),
+        ("thresholds._fill", weights_of_one, RULES["traversal"], (1, 3), SWOR, 1),
     ],
 )
 def test_mistakes_of_one_function(place, mistake, rule: Verifier, factors, law, seed: int, monkeypatch) -> None:
@@ -311,13 +288,13 @@ def merged(drafts: WeightedDrafts) -> WeightedDrafts:
     return replace(drafts, tree=trie)
 
 
-@pytest.mark.parametrize("rule", [TraversalVerifier(), RejectionVerifier()], ids=lambda rule: type(rule).__name__)
-def test_a_trie_verified_as_independent(rule: Verifier) -> None:
+@pytest.mark.parametrize("rule", ["traversal", "rejection"])
+def test_a_trie_verified_as_independent(rule: str) -> None:
     tables = Tables.random(4, 2, seed=21)
     trie = merged(enumerate_drafts(tables, TreeShape.branching(2, 1), IID))
-    assert outcome(rule, tables, trie).tv < EXACT
+    assert outcome(RULES[rule], tables, trie).tv < EXACT
     declared = replace(trie, tree=replace(trie.tree, law=torch.full_like(trie.tree.law, IID)))
-    assert outcome(rule, tables, declared).tv > BIASED
+    assert outcome(RULES[rule], tables, declared).tv > BIASED
 
 
 def test_a_draft_that_was_sorted_after_it_was_drawn() -> None:
@@ -329,8 +306,8 @@ def test_a_draft_that_was_sorted_after_it_was_drawn() -> None:
     tokens = torch.cat([made.tree.tokens[:, :1], children], 1)
     p = torch.stack([tables.p[0].expand(len(tokens), -1), *(tables.p[1][children[:, i]] for i in range(2))], 1)
     prefixes = torch.cat([torch.zeros_like(tokens[:, :1]), children], 1)
-    for rule, law in ((TargetWalkVerifier(), 3), (TargetWalkVerifier(), SWOR), (RejectionVerifier(), SWOR)):
+    for rule, law in ((RULES["target walk"], 3), (RULES["target walk"], SWOR), (RULES["rejection"], SWOR)):
         law = torch.where(made.tree.law > 0, int(law), 0).to(torch.int8)
         tree = DraftTree.from_shape(TreeShape.branching(2), tokens, sampling=law, draft_probs=made.tree.draft_probs)
         tv = outcome(rule, tables, WeightedDrafts(tree, prefixes, made.probability, p)).tv
-        assert tv < EXACT if isinstance(rule, TargetWalkVerifier) else tv > BIASED
+        assert tv < EXACT if rule is RULES["target walk"] else tv > BIASED
