@@ -121,6 +121,12 @@ def test_speculation_equals_the_reference(architecture: str, drafter: str, verif
     if strongest or special:  # plain decoding beside a drafter
         plain = engine.generate(prompts(), SAMPLING, speculate=False)
         assert [list(output.token_ids) for output in plain] == wanted
+        if rule.noise is Noise.SHARED and kv_cache is None:  # logprobs are those under p, not under the draw
+            both = [[x for output in each for step in output.steps for x in step.logprobs] for each in (outputs, plain)]
+            assert both[0] == pytest.approx(both[1], abs=1e-4) and any(-5 < x < -0.1 for x in both[0])
+    if rule.noise is Noise.SHARED:
+        judged = [step for output in outputs for step in output.steps]
+        assert all(step.expected_accepted == step.accepted for step in judged), "given the tree nothing is random"
     if strongest or architecture in RECURRENT:  # drafts that agree, but not always
         steps = steps if strongest else [step for output in outputs for step in output.steps]
         assert sum(step.accepted for step in steps) > (len(steps) / 2 if strongest else 0)

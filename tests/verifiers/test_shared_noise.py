@@ -7,16 +7,15 @@ from torch import Tensor
 
 import specdec.engine.round
 from drafters.model import ModelDrafter
-from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Noise, SamplingParams, Target
+from specdec import DraftSampling, DraftTree, Engine, Noise, SamplingParams, Target
 from specdec.checks.outcomes import check_shared
 from specdec.checks.reference import reference_decode
 from specdec.checks.tables import Tables
 from specdec.coupling import winners
 from specdec.random import shared_noise
 from tests.changed_rule import ChangedRule, accept_the_first
-from tests.components import TREE, perturbed
+from tests.components import perturbed
 from tests.models import tiny_model
-from tests.sessions import Wrapped, Wrapping
 from tests.verifiers.cases import IID, KINDS, SHAPES, SWOR, TOP, complete, expected_coupled
 from verifiers import SharedNoiseVerifier
 
@@ -75,7 +74,7 @@ def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None
     assert fresh.accepted < expected - 5 * fresh.error
 
 
-# Through the engine
+# Through the engine. Outputs, and that nothing is random given a tree: tests/test_lossless.py
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5, 6, 5]]
 SAMPLING = (
@@ -94,37 +93,6 @@ def model():
 def expected(model) -> list[list[int]]:
     pairs = enumerate(zip(PROMPTS, SAMPLING, strict=True))
     return [reference_decode(model, prompt, s.seeded(i), noise=Noise.SHARED) for i, (prompt, s) in pairs]
-
-
-class Selects(Wrapped):
-    """Draws with the shared noise and then does what biases every other rule: sorts siblings, and drops drawn ones."""
-
-    def propose(self, batch: Batch) -> DraftTree:
-        tree = super().propose(batch)
-        if tree.width == 1:
-            return tree
-        dropped = (tree.tokens % 3 == 0) | (tree.tokens == tree.tokens.amin(1, keepdim=True))
-        dropped[:, 0] = False
-        kept = (~dropped[:, None] | ~tree.ancestors).all(-1)
-        return DraftTree.build(
-            tree.tokens, tree.parents, valid=tree.valid & kept, sampling=tree.law, max_depth=tree.max_depth
-        )
-
-
-@pytest.mark.parametrize("name", ["selected", complete("another model", strong=False)])
-def test_drafts_that_were_selected_after_they_were_drawn_change_nothing(model, expected, name: str) -> None:
-    """Other drafters, and slots that are refilled: tests/test_lossless.py and tests/test_random_programs.py."""
-    drafter: Drafter = ModelDrafter(perturbed(model, 0.3 if name == "selected" else 2.0), TREE, sampling="coupled")
-    drafter = Wrapping(drafter, Selects) if name == "selected" else drafter
-    engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=3, max_length=40)
-    outputs, plain = (engine.generate(PROMPTS, SAMPLING, speculate=each) for each in (True, False))
-    assert [list(output.token_ids) for output in outputs] == expected
-    assert [list(output.token_ids) for output in plain] == expected
-    steps = [step for output in outputs for step in output.steps]
-    assert any(step.proposed_nodes for step in steps)
-    assert all(step.expected_accepted == step.accepted for step in steps), "given the tree nothing is random"
-    logprobs = [[x for step in output.steps for x in step.logprobs] for output in (outputs[0], plain[0])]
-    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4) and logprobs[0][0] < 0, "under p, not under the draw"
 
 
 def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]], monkeypatch) -> None:
