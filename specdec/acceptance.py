@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.interfaces import Laws, Verifier
 from specdec.kernels import usable
@@ -163,6 +163,4 @@ class Plain(Verifier):
 
 def ends_at_root(target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
     """Return the law of a path that ends at the root for certain."""
-    stop = torch.zeros_like(target_probs[:, :, 0])
-    stop[:, 0].fill_(1)
-    return stop
+    return nn.functional.pad(torch.ones_like(target_probs[:, :1, 0]), (0, target_probs.shape[1] - 1))

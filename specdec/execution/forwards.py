@@ -3,9 +3,6 @@
 What a forward does is noted (``program``), groups of its operations become one each (``patterns``), and the rest is
 written down as a flat function. Attention and the write to the cache stay single steps, which read the cache and the
 masks of the forward that runs. So a program depends on the numbers of rows and nodes, and not on any length.
-
-On a CPU a program must return the very numbers of the model's own code on packed weights. On a GPU the forward of every
-shape is noted once, by its shapes and without a device's work; its results differ by rounding alone.
 """
 
 import sys
@@ -23,7 +20,8 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend, View
 from specdec.attention.facts import Facts
 from specdec.attention.native import NativeView
-from specdec.execution.executor import Executor, autocast_of, first_sight
+from specdec.execution.executor import EagerExecutor, Executor, autocast_of, first_sight
+from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.native_program import compile_runs
 from specdec.execution.norms import Forward, lent, norm_of
 from specdec.execution.packing import PackedLinears
@@ -31,7 +29,9 @@ from specdec.execution.patterns import CurrentForward, Joint, join_products, rew
 from specdec.execution.program import Program, Step, noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.forward import Wants
+from specdec.kernels import obstacle
 from specdec.opaque import noting, opaque
+from specdec.placement import is_shared, is_spread
 
 CAPTURE_AFTER = 24  # forwards of one shape on a CPU: capturing costs about what this many replays save
 PROMPTS_AFTER = 3  # on a GPU, of one shape without logits: chunks of prompts have many lengths
@@ -113,6 +113,26 @@ class FusedExecutor(ProgramExecutor):
         after = sys.maxsize if recording_now() else PROMPTS_AFTER if wants.logits == 0 else 1
         with self.weights():
             return self._take(wants, inputs, view, after)[1]
+
+
+def executor_for(
+    model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool, invariant: bool = False
+) -> Executor:
+    """Return the fastest executor for a model on its device; without ``optimize`` one that runs the model's code.
+
+    With ``invariant``, a token's logits depend on nothing but the tokens that it sees.
+    """
+    # Only the model's own code moves tensors between devices, or sums them over processes.
+    optimize = optimize and not is_spread(model) and not is_shared(model)
+    if invariant:
+        return InvariantExecutor(model, facts, backend, optimize=optimize)
+    if optimize and model.device.type == "cpu":
+        return ReplayExecutor(model, facts, backend)
+    if optimize and model.device.type == "cuda" and not facts.mixers and obstacle(model.device) is None:
+        from specdec.kernels import layers  # imports Triton
+
+        return FusedExecutor(model, facts, backend, layers)
+    return EagerExecutor(model, facts, backend)
 
 
 class _ForwardRecorder(Recorder):

@@ -1,7 +1,6 @@
-"""A model is frozen while an engine serves it: a change that can be seen cheaply is refused.
+"""A model is frozen while an engine serves it: a change that can be seen cheaply is refused, not followed silently.
 
-Packed weights and captured forwards are made from a model whose owner may go on to train or move it. They are not
-followed silently: ``weights_changed`` (``Engine.weights_changed``) says that everything is to be read again.
+``weights_changed`` (``Engine.weights_changed``) says that everything is to be read again.
 """
 
 from itertools import chain

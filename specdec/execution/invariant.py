@@ -1,9 +1,8 @@
 """Runs a model so that a token's logits do not depend on what else is in the forward, bit for bit.
 
 Kernels choose how they add numbers up by the shape of their inputs. So the nodes of a forward go through the model in
-blocks of a fixed number of tokens, each token as a row of its own. Attention, which reads sequences of all lengths, has
-one order of its own (``specdec/attention/invariant.py``). What is left to the kernels is that a row of the block gets
-the same bits at every place and with every other rows beside it: ``specdec/target/invariance.py`` tries that.
+blocks of a fixed number of tokens, each token as a row of its own. Attention has one order (``attention/invariant``).
+That a row of the block gets the same bits everywhere is tried (``target/invariance``).
 """
 
 from collections.abc import Iterator

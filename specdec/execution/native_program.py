@@ -1,9 +1,7 @@
-"""The CPU's back end of programs: steps of a captured forward that C runs one after the other, in a single call.
+"""The CPU's back end of programs: steps of a captured forward that C (``native/program.c``) runs in a single call.
 
 A step of torch costs one to three microseconds before it computes anything, which in decoding is more than it computes.
-The C (``native/program.c``) walks through a list of operations instead: products, norms, residuals, gates, rotary
-embeddings with the write to the cache, and attention. Steps that it does not know stay as they are, and divide the
-forward into several lists. What only they see lies in one piece of memory, in which places are used again.
+Steps that the C does not know stay as they are, and divide the forward into several lists.
 """
 
 import ctypes

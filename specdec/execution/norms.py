@@ -1,9 +1,8 @@
 """Finds the norms and activations of a model by trying: every library has classes of its own for the same functions.
 
 Root mean square norms differ in three ways: the small number in the root, whether 1 is added to the weight, and where
-16-bit numbers are rounded. In plain torch a norm is five or more operations; on a CPU this project's C computes it
-(``native/norms.c``), on a GPU a Triton kernel. In captured forwards on a CPU an activation and the product behind it
-are one operation of C, so that a forward that is not captured computes activations in C, too, for the same bits.
+16-bit numbers are rounded. Programs on a CPU join an activation with the product behind it in C, so that a forward that
+is not captured computes activations in C, too, for the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator

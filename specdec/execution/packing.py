@@ -1,8 +1,4 @@
-"""Linear weights in panels (``products.py``), so that a CPU reads them in order; without a C compiler they stay plain.
-
-The model itself is not changed: packed copies are used during our forwards only. For many rows torch's own product may
-be the faster one (``torch_rows``).
-"""
+"""Linear weights in panels (``products``), which are used during our forwards only: the model itself is not changed."""
 
 import sys
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Finds patterns in a forward's operations, and rewrites it in fewer: gates, rotary embeddings, joint products.
 
 A pattern is found by what its operations are and read; where it is not found, they stay as they are. Norms are single
-steps already (``norms``). ``native_program`` writes steps as operations of C, which keep the very numbers, and
-``rewrite`` as Triton kernels, whose results its caller compares.
+steps already (``norms``).
 """
 
 from collections.abc import Callable, Sequence
@@ -314,14 +313,12 @@ def join_turns(
 
 def _is_pair(query: Rotation, key: Rotation, value: Any) -> bool:
     """Return whether one kernel turns both: ``[batch, head, node, head_dim]`` by one table for all heads."""
-    if query.cosines is not key.cosines or query.sines is not key.sines:
+    tensors = query.x, key.x, value, query.cosines, query.sines
+    same = query.cosines is key.cosines and query.sines is key.sines
+    if not same or any(each.dim() != 4 for each in tensors):
         return False
-    tensors = (query.x, key.x, value, query.cosines, query.sines)
-    if any(each.dim() != 4 for each in tensors) or query.cosines.shape[1] != 1 or query.sines.shape[1] != 1:
-        return False
-    dtypes = {each.dtype for each in tensors}
-    same_nodes = len({each.shape[2] for each in tensors}) == 1
-    return len(dtypes) == 1 and dtypes <= set(DTYPES) and same_nodes and key.x.shape[1] == value.shape[1]
+    one = query.cosines.shape[1] == query.sines.shape[1] == 1 and key.x.shape[1] == value.shape[1]
+    return one and len({(each.shape[2], each.dtype) for each in tensors}) == 1 and value.dtype in DTYPES
 
 
 class _Heads(NamedTuple):

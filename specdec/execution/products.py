@@ -1,14 +1,11 @@
 """Weights that multiply any number of rows, in this project's C where it is compiled (``native/products.c``).
 
-The weights lie in panels: some neighbouring output channels, and for these the weights of the first two inputs, of the
-next two, and so on. So they are read in the order in which they lie, once for up to sixty rows, and for one row at the
-speed of the memory (``docs/engine.md``).
+They lie in panels: some neighbouring output channels, and for these the weights of the first two inputs, of the next
+two, and so on. So they are read in the order in which they lie (``docs/engine.md``). **A row's outputs are the same
+bits for any number of rows**, because each sum, in float32, takes the inputs one after the other.
 
-**A row's outputs are the same bits for any number of rows**, because each sum takes the inputs one after the other.
-
-A float32 weight whose numbers all fit into 16 bits (most checkpoints have no others) is kept in 16 bits: half of the
-traffic for the same function. Sums are in float32. Inputs and outputs of quantized weights are rounded to bfloat16
-(``quantization/base.py`` says why).
+A float32 weight whose numbers all fit into 16 bits is kept in 16 bits: half of the traffic for the same function.
+Inputs and outputs of quantized weights are rounded to bfloat16 (``quantization/base.py`` says why).
 """
 
 from collections.abc import Sequence
@@ -35,18 +32,12 @@ class PanelWeight:
     """A linear layer's weight ``[out, in]`` in panels. It never changes, so copies of a module share it.
 
     Args:
-        panels: The numbers, panel by panel along the first axis.
-        format: Which numbers they are.
-        out, width: Outputs and inputs; the panels are filled up with zeros.
+        panels: The numbers, panel by panel along the first axis, filled up with zeros.
         dtype: The dtype of inputs and outputs, float32 or bfloat16.
         scales: Of quantized weights, in float32: one per channel, or for int4 ``[panel, group, channel]``.
-
-    Attributes:
-        bytes: The memory that the numbers take.
-        parts: The weights whose outputs stand side by side in this one.
     """
 
-    parts: "tuple[PanelWeight, ...]" = ()
+    parts: "tuple[PanelWeight, ...]" = ()  # whose outputs stand side by side in this one
 
     def __init__(
         self, panels: Tensor, format: int, out: int, width: int, dtype: torch.dtype, scales: Tensor | None = None
@@ -66,7 +57,7 @@ class PanelWeight:
         return opaque(self.multiply, inputs, bias)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``__call__``, which programs leave out."""
+        """Return what ``__call__`` does, which programs leave out."""
         inputs = inputs.contiguous()
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out))

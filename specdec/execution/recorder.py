@@ -1,8 +1,7 @@
 """Recordings: a piece of work on tensors that was done once and can be done again without its Python.
 
 A stage is a function of tensors that returns tensors, and may read and write tensors that stay where they are (the
-slots' state, the caches). If it depends on nothing else, it can be recorded: as a CUDA graph on a GPU, and as a flat
-program on a CPU. A stage that a CPU replays on other lengths, slots and trees, bit for bit, is ready for a graph.
+slots' state, the caches): as a CUDA graph on a GPU, and as a flat program on a CPU.
 """
 
 import logging
@@ -102,9 +101,8 @@ _WAITS = "called a synchronizing CUDA operation"  # torch's words
 class CudaGraphRecorder(Recorder):
     """For a GPU: captures stages as CUDA graphs, whose kernels are launched all together.
 
-    A graph reads its inputs at fixed addresses. The outputs of other graphs stand at one anyway; other inputs are
-    copied to one. Graphs of one kind of stage share a pool of memory: none needs another's outputs. Graphs of different
-    kinds read each other's outputs, in another order than they were captured in, and have pools of their own.
+    A graph reads its inputs at fixed addresses, where outputs of other graphs stand anyway. Graphs of one kind of stage
+    share a pool of memory; those of different kinds read each other's outputs, in another order than they were made in.
     """
 
     for_gpu = True
@@ -115,7 +113,6 @@ class CudaGraphRecorder(Recorder):
         self._fixed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # outputs of graphs by address
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
-        """See ``Recorder.rehearse``: waits of the host, which would break a capture off, are warned of."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -128,7 +125,6 @@ class CudaGraphRecorder(Recorder):
         return f"it makes the host wait for the device at {waits[0]}" if waits else None, outputs
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        """See ``Recorder.record``. Nothing runs while a graph is captured, so a failure has changed nothing."""
         with torch.cuda.device(self._device):
             if name not in self._pools:
                 self._pools[name] = torch.cuda.graph_pool_handle()
@@ -159,21 +155,17 @@ class CudaGraphRecorder(Recorder):
         return replay, replay(*inputs)
 
     def clear(self) -> None:
-        """See ``Recorder.clear``. Torch takes no handle again after the last graph of its pool is gone."""
-        self._pools.clear()
+        self._pools.clear()  # torch takes no handle again after the last graph of its pool is gone
         self._fixed.clear()
 
 
 class Recordings:
-    """Recordings by what they were made for.
-
-    Args:
-        after: A stage is recorded when it comes for this time.
-        most: Recordings that are kept; beyond that, the least recently used one is dropped.
-        what: The plural of what is recorded, for messages.
+    """Recordings by what they were made for, the ``most`` that were used last.
 
     Attributes:
-        made, replays: The numbers of recordings, those included that were dropped, and of stages that were replayed.
+        after: A stage is recorded when it comes for this time.
+        made: How many there were so far, those included that were dropped.
+        replays: How many stages were replayed.
         refused: The stages that are not recorded, each with the number of its kinds (keys, shapes) so far.
     """
 

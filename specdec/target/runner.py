@@ -10,8 +10,9 @@ from specdec.arguments import flag, whole
 from specdec.cache.formats import check_format
 from specdec.cache.pages import Paging
 from specdec.cache.storage import Cache
-from specdec.execution import executor_for, frozen
+from specdec.execution import frozen
 from specdec.execution.executor import Executor, model_lock
+from specdec.execution.forwards import executor_for
 from specdec.execution.invariant import InvariantExecutor
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.memory import one_sentence_if_short
@@ -152,14 +153,12 @@ class ModelRunner:
         """
         if not self.executor.captures:  # as with recurrent layers, whose forwards begin where states end
             return
-        slots, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64)
-        index = torch.from_numpy(slots).to(self.device)
+        slots, root = np.arange(batch), torch.zeros(batch, dtype=torch.long, device=self.device)
         with self.executor.at_first_sight():
             for count in nodes:
                 # All nodes are the root's children: no position is needed that a short model does not have.
-                tree = DraftTree.root_only(torch.zeros_like(index)).padded(count, max_depth=1, max_children=count - 1)
-                host = {"host_slots": slots, "host_lengths": lengths}
-                self.run(ForwardBatch.of_tree(tree, slots=index, lengths=torch.zeros_like(index), wants=wants, **host))
+                tree = DraftTree.root_only(root).padded(count, max_depth=1, max_children=count - 1)
+                self.run(ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=np.zeros_like(slots), wants=wants))
 
     def weights_changed(self) -> None:
         """Have all weights read again before the next forward, because the model has changed."""

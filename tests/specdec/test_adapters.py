@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec import Engine, Paging, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.execution import ReplayExecutor
+from specdec.execution.forwards import ReplayExecutor
 from specdec.target import adapters, loading
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model

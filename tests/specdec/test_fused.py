@@ -19,8 +19,8 @@ from drafters.ngram import NGramDrafter
 from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.attention import BACKENDS
 from specdec.counting import is_view
-from specdec.execution import EagerExecutor, executor_for
-from specdec.execution.forwards import CurrentForward, FusedExecutor, _restored, _Rewriter
+from specdec.execution.executor import EagerExecutor
+from specdec.execution.forwards import CurrentForward, FusedExecutor, _restored, _Rewriter, executor_for
 from specdec.execution.program import Step
 from specdec.execution.recorder import _recording
 from specdec.host import scoped, without_looking
