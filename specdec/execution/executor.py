@@ -29,22 +29,14 @@ first_sight: ContextVar[bool] = ContextVar("first_sight", default=False)
 
 
 def model_lock(model: nn.Module) -> threading.RLock:
-    """Return the lock that every forward of this model holds, whichever engine runs it.
-
-    A forward switches the model's configuration and lends its layers packed weights.
-    """
+    """Return the lock of every forward of a model, in any engine: they switch its configuration and lend it weights."""
     return _locks.setdefault(model, threading.RLock())  # of a dict, which nothing interrupts
 
 
 class Executor:
-    """Runs forwards of one model, read once. The caller of ``run`` holds the model's lock (``model_lock``).
+    """Runs forwards of one model, read once. The caller of ``run`` holds the model's lock (``model_lock``)."""
 
-    Attributes:
-        captures: Whether it captures forwards of a shape that comes often.
-        packed: Copies of weights that forwards read; None if they read the model's own.
-    """
-
-    captures: bool = False
+    captures: bool = False  # forwards of a shape that comes often
 
     def __init__(
         self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, packed: PackedLinears | None = None
@@ -87,10 +79,7 @@ class Executor:
     ) -> list[Tensor]:  # fmt: skip
         """Run the transformers model once, in evaluation mode; return the wanted hidden states, then logits if any.
 
-        Args:
-            inputs: As from ``inputs_of``.
-            attend: Answers the layers' attention calls; None for the backend.
-            write: Stores keys and values; None for the cache.
+        None in place of ``attend`` and ``write`` lets the backend answer, and the cache store.
         """
         passes = attend is None and self.backend.passes_cache
         # Without logits the output layer is left out. A model that is its own base model returns logits anyway.

@@ -44,8 +44,8 @@ order, which layers pass on; a wrong one makes other outputs altogether."""
 class ProgramExecutor(Executor):
     """Runs forwards whose programs there are, and the model's own code for others.
 
-    Models with code or hooks from elsewhere have no programs, because such code may keep a state whose changes a
-    program would not see; neither have those with recurrent layers, whose levels depend on the trees.
+    Models with code from elsewhere, which may keep a state, have none, nor have those with recurrent layers, whose
+    levels depend on the trees.
     """
 
     def __init__(self, model: PreTrainedModel, facts: Facts, current: CurrentForward, recorder: Recorder, **given: Any):
@@ -97,10 +97,7 @@ class ReplayExecutor(ProgramExecutor):
 
 
 class FusedExecutor(ProgramExecutor):
-    """For a GPU: ``kernels`` compute the patterns, in rounds that are played as they are and in captured ones.
-
-    A program is used if its outputs on the inputs it was noted for are those of the model's own code, up to rounding.
-    """
+    """For a GPU: ``kernels`` compute the patterns, where the outputs are the model's own up to rounding."""
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Any):
         current = CurrentForward(backend, kernels)
@@ -142,7 +139,7 @@ class _ForwardRecorder(Recorder):
         self._packed, self._current, self._vocab_size = packed, current, vocab_size
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        """See ``Recorder.record``. The forward's inputs decide about nothing: others of the same shapes are traced."""
+        # The forward's inputs decide about nothing: others of the same shapes are traced.
         outputs, current = stage(*inputs), self._current
         given, positions, *features = inputs
         other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
@@ -152,7 +149,6 @@ class _ForwardRecorder(Recorder):
             traced = stage(*others)
         if work.refusal is None:
             steps = fuse(work.steps, others, traced, self._packed.joint)
-            # Otherwise a rewriting could move a read behind a write, or attention is not the C's.
             if isinstance(current.view, NativeView) and not any(step.writes for step in steps):
                 steps = compile_runs(steps, others, traced, current)
             program: Any = write_program(steps, others, traced)
@@ -190,8 +186,11 @@ class _Rewriter(Recorder):
     def program(self, stage: Stage, inputs: Sequence[Tensor]) -> Program:
         """Return a forward as a rewritten program."""
         modules = list(self._model.modules())
-        if self._forwards is None:
-            self._forwards = list(self._single_steps(modules))
+        if self._forwards is None:  # single steps: norms, and products with quantized weights, if not torch's
+            norms = [(module, norm_of(module, self._kernels.norm)) for module in modules]
+            quantized = [module for module in modules if hasattr(type(module), "rounds_to")]
+            products = [(module, partial(_product, module.forward, module.out_features)) for module in quantized]
+            self._forwards = [(module, norm) for module, norm in norms if norm is not None] + products
         # Where all tensors are without numbers already, in a dry run, they stay as they are.
         mode = None if isinstance(inputs[0], FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
         given = list(inputs) if mode is None else [mode.from_tensor(input_) for input_ in inputs]
@@ -200,15 +199,6 @@ class _Rewriter(Recorder):
         if work.refusal is not None:
             raise ValueError(work.refusal)
         return write_program(rewrite(work.steps, outputs, self._kernels, self._current), given, outputs)
-
-    def _single_steps(self, modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Forward]]:
-        """Yield modules that are one step each, and how: norms, and products with quantized weights, if not torch's."""
-        for module in modules:
-            norm = norm_of(module, self._kernels.norm)
-            if norm is not None:
-                yield module, norm
-            elif hasattr(type(module), "rounds_to"):
-                yield module, partial(_product, module.forward, module.out_features)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -228,9 +218,7 @@ def _restored(modules: Sequence[nn.Module]) -> Iterator[None]:
         yield
     finally:
         for table, kept in zip(tables, before, strict=True):
-            for name in [*table]:
-                if name not in kept:
-                    del table[name]
+            table.clear()
             table.update(kept)
 
 

@@ -28,11 +28,8 @@ def epoch() -> int:
 class Frozen:
     """Notices cheap signs of a change: other modules or tensors, a write, a move, a hook of somebody else's.
 
-    Writes through ``.data`` move no counter and go unnoticed.
-
-    Attributes:
-        known: Whether all modules, parameters and hooks are code of torch, transformers or this project. Other code may
-            keep a state whose changes a captured forward would not see.
+    Writes through ``.data`` move no counter and go unnoticed. All modules, parameters and hooks may be ``known`` code;
+    other code may keep a state whose changes a captured forward would not see.
     """
 
     def __init__(self, model: nn.Module):

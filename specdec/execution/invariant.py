@@ -29,19 +29,13 @@ ROWS = 16
 
 
 class InvariantExecutor(Executor):
-    """Runs every forward as blocks of single tokens; with ``optimize``, by packed weights on a CPU.
-
-    Attributes:
-        rows: Tokens per block.
-        threads: Torch's threads during a forward on a CPU: another number would divide the work at other places. None
-            leaves them as they are.
-    """
+    """Runs every forward as blocks of single tokens; with ``optimize``, by packed weights on a CPU."""
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool):
         on_cpu = next(model.parameters()).device.type == "cpu"
         super().__init__(model, facts, backend, PackedLinears(model) if optimize and on_cpu else None)
-        self.rows = ROWS
-        self.threads: int | None = None
+        self.rows = ROWS  # tokens per block
+        self.threads: int | None = None  # torch's, on a CPU: another number would divide the work at other places
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         if recording_now():

@@ -113,9 +113,10 @@ def _packed(
     """Return a function of the tensors that are given, which runs operations and returns those that are leaving."""
     library: Any = native_library()
     run = library.run
-    places = {memory_of(tensor): _FIRST_GIVEN + len(given) + number for number, tensor in enumerate(leaving)}
-    arguments = {id(tensor): _FIRST_GIVEN + number for number, tensor in enumerate(given)}
+    arguments = {id(tensor): number << _PLACE for number, tensor in enumerate(given, _FIRST_GIVEN)}
+    places = {memory_of(t): number << _PLACE for number, t in enumerate(leaving, _FIRST_GIVEN + len(given))}
     inner, size = _laid_out(operations, places)
+    places |= {memory: (_INNER << _PLACE) + place for memory, place in inner.items()}
     current.hold(size)
     kept: list[Tensor] = []
 
@@ -125,13 +126,10 @@ def _packed(
         return struct.pack("@l", address(value) if isinstance(value, Tensor) else value or 0)
 
     def address(tensor: Tensor) -> int:
-        behind, memory = int(tensor.storage_offset()) * tensor.element_size(), memory_of(tensor)
         if id(tensor) in arguments:
-            return arguments[id(tensor)] << _PLACE
-        if memory in places:
-            return (places[memory] << _PLACE) + behind
-        if memory in inner:
-            return (_INNER << _PLACE) + inner[memory] + behind
+            return arguments[id(tensor)]
+        if memory_of(tensor) in places:
+            return places[memory_of(tensor)] + int(tensor.storage_offset()) * tensor.element_size()
         kept.append(tensor)
         return tensor.data_ptr()
 
@@ -204,13 +202,11 @@ def _operation(step: Step, current: CurrentForward, view: NativeView) -> Operati
     if step.function is torch.ops.aten.add.Tensor:
         return None if step.named else _joined(_ADDED, made, *arguments)
     if step.function is gated:
-        gate, up, activation = arguments
-        return _joined(FUNCTIONS[activation], made, gate, up)
+        return _joined(FUNCTIONS[arguments[2]], made, *arguments[:2])
     if step.function == current.turn:
         return _turn(view, made[0], *arguments[:6])
     if step.function == current.write:
-        layer, key, value = arguments
-        return _turn(view, None, layer, None, key, value, None, None)
+        return _turn(view, None, arguments[0], None, *arguments[1:])
     return _attention(view, made, *arguments) if step.function == current.attend else None
 
 
@@ -261,8 +257,8 @@ def _joined(function: int, made: Tensor, one: Any, other: Any) -> Operation | No
 
 
 def _turn(
-    view: NativeView, made: Tensor | None, layer: int, query: Tensor | None, key: Tensor, value: Tensor, cosines: Any,
-    sines: Any,
+    view: NativeView, made: Tensor | None, layer: int, query: Tensor | None, key: Tensor, value: Tensor,
+    cosines: Any = None, sines: Any = None,
 ) -> Operation:  # fmt: skip
     """Return the operation that turns queries and keys and writes keys and values; without a query it only writes."""
     kept = view.cache.stored(layer)
@@ -325,10 +321,7 @@ def activation_of(step: Step) -> str | None:
 def with_tables(
     steps: list[Step], positions: Tensor, outputs: Sequence[Tensor], current: CurrentForward, count: int
 ) -> list[Step]:
-    """Return steps whose turns (``CurrentForward.turn``) look up cosines and sines that depend on positions alone.
-
-    ``positions`` is an input, ``[batch, node]``, and ``count`` the number of positions that there are.
-    """
+    """Return steps whose turns look up cosines and sines that depend on ``positions``, ``[batch, node]``, alone."""
     if count > MOST_POSITIONS:
         return steps
     turns = {step: step.arguments[4:6] for step in steps if step.function == current.turn}

@@ -39,10 +39,9 @@ def packing_allowed() -> bool:
 
 
 class PackedLayer(NamedTuple):
-    """A linear layer, its weight, the copy in panels, and a function that multiplies by it."""
+    """A linear layer, the copy of its weight in panels, and a function that multiplies by it."""
 
     module: nn.Linear
-    weight: Tensor
     packed: PanelWeight
     forward: Forward
 
@@ -64,7 +63,7 @@ class PackedLinears:
 
     def bytes_by_weight(self) -> dict[int, int]:
         """Return the bytes of every copy, by the ``id`` of the weight that it stands for."""
-        return {id(layer.weight): layer.packed.bytes for layer in self.layers}
+        return {id(layer.module.weight): layer.packed.bytes for layer in self.layers}
 
     def joint(self, packed: Sequence[PanelWeight]) -> PanelWeight | None:
         """Return one packed weight for several layers, with outputs side by side; None if they do not fit together."""
@@ -132,14 +131,13 @@ def _layer(module: nn.Linear) -> PackedLayer:
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 
-    return PackedLayer(module, weight, packed, forward)
+    return PackedLayer(module, packed, forward)
 
 
 def _key(module: nn.Linear) -> tuple[object, ...]:
     """Return what tells the copies of different weights apart: whose storage it is, and since when it was not changed.
 
-    The layers that a copy was made for keep the storage, so that no other weight has its place. Fused optimizers and
-    writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
+    Fused optimizers and writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
     """
     weight = module.weight.detach()
     some = weight.view(-1)[:: weight.numel() // _SAMPLED + 1].tolist() if weight.is_contiguous() else []

@@ -30,15 +30,12 @@ class CurrentForward:
     """The forward that runs: what the layers of a captured forward call, which patterns know it by, and what they read.
 
     Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
-
-    Attributes:
-        memory: What operations of the C pass on, shared by lists of which one runs at a time.
     """
 
     def __init__(self, backend: AttentionBackend, kernels: Any = None):
         self.backend, self._kernels = backend, kernels
         self.view: View | None = None
-        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.memory = torch.empty(0, dtype=torch.uint8)  # of what operations of the C pass on: one list at a time runs
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Return a layer's attention, as a single operation."""
@@ -58,10 +55,7 @@ class CurrentForward:
         self.view.cache.write(layer, keys, values)
 
     def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys, and store keys and values; on a CPU only the C runs this step.
-
-        The ``options`` are cosines, sines, and the norms of queries and keys.
-        """
+        """Turn queries and keys (by cosines, sines and norms), and store keys and values; on a CPU the C does this."""
         assert self.view is not None and self._kernels is not None
         return self.view.cache.write_turned(layer, self._kernels.rotate, query, key, value, *options)
 
@@ -84,8 +78,7 @@ def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Any, layers: 
     """Return fewer steps that make the same outputs, up to rounding, by the functions of ``specdec.kernels.layers``."""
     if any(step.writes for step in steps):
         return steps  # a rewriting could move a read behind a write
-    steps = without_repetition(steps, outputs)
-    steps = _join_residuals(steps, outputs, kernels)
+    steps = _join_residuals(without_repetition(steps, outputs), outputs, kernels)
     steps = join_gates(steps, outputs, _activation, kernels.gated)
     steps = join_turns(steps, outputs, layers, kernels.norm)
     return needed(steps, outputs)
@@ -303,11 +296,10 @@ def join_turns(
         heads = [_normalized(graph, each, norm) for each in (of_query, of_key)]
         if len({each.norm and each.norm[1:] for each in heads}) > 1:
             heads = [_Heads(of_query.x), _Heads(of_key.x)]
-        tables = of_query.cosines, of_query.sines
-        arguments = layer, *(each.x for each in heads), value, *tables, *(each.norm for each in heads)
-        views = [step for each in heads for step in each.views]
+        arguments = layer, *(each.x for each in heads), value, *of_query[2:], *(each.norm for each in heads)
+        turn = Step(layers.turn, arguments, {}, [query, key])
         gone = [write, *of_query.steps, *of_key.steps, *(step for each in heads for step in each.steps)]
-        graph.replace(gone, [*views, Step(layers.turn, arguments, {}, [query, key])])
+        graph.replace(gone, [*(step for each in heads for step in each.views), turn])
     return graph.steps
 
 

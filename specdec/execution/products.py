@@ -89,10 +89,7 @@ class PanelWeight:
 
 
 def panels(weight: Tensor) -> PanelWeight | None:
-    """Return a float32 or bfloat16 weight ``[out, in]`` in panels, in 16 bits where these hold every number.
-
-    None if the C is not compiled, or does not take it.
-    """
+    """Return a weight ``[out, in]`` in panels, in 16 bits where these hold every number; None if no C takes it."""
     if not readable(weight):
         return None
     weight = weight.detach()

@@ -99,9 +99,9 @@ def _by_name(function: OpOverload, arguments: Sequence[Any], named: Mapping[str,
 
 
 class Noted(TorchDispatchMode):
-    """Notes every operation of a piece of work, and keeps its tensors so that each is known by its identity.
+    """Notes every operation of a piece of work, with ``shapes`` on tensors without numbers.
 
-    With ``shapes``, the work is done on tensors without numbers. ``refusal`` says why it cannot be repeated.
+    ``refusal`` says why it cannot be repeated. Tensors are kept, so that each is known by its identity.
     """
 
     def __init__(self, *, shapes: bool = False) -> None:

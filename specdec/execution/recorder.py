@@ -53,21 +53,16 @@ def recording_now() -> bool:
 
 
 class Recorder(ABC):
-    """One way of recording.
-
-    Attributes:
-        for_gpu: Whether a stage may be done again where recording it fails, and a warning says so: it costs most there.
-    """
+    """One way of recording. Where one ``for_gpu`` fails, the stage may be done again, and a warning says so."""
 
     for_gpu: bool = False
 
     @abstractmethod
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        """Do a stage's work, record it, and return the recording and the outputs for these inputs.
+        """Do a stage's work, record it, and return the recording, or why it cannot be repeated, and the outputs.
 
-        Stages of one ``name`` never need each other's outputs. A stage must have run before, so that what it keeps is
-        there. If it cannot be repeated, the reason is returned in place of a recording. If this raises, the stage has
-        changed nothing that matters.
+        Stages of one ``name`` never need each other's outputs. A stage has run before, so that what it keeps is there.
+        If this raises, the stage has changed nothing that matters.
         """
 
     def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
@@ -221,9 +216,11 @@ class Recordings:
             return result
 
         recording, outputs = self.take(name, (key, kind), flat, tensors, repeatable=repeatable)
-        if build is not None and recording is not None:
+        if build is None:  # it was replayed
+            return recording.build(iter(outputs))
+        if recording is not None:
             recording.build = build
-        return (build or recording.build)(iter(outputs))
+        return build(iter(outputs))
 
     def take(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
@@ -231,25 +228,18 @@ class Recordings:
         """Return the outputs of a stage of tensors like ``run``, and the recording; None if there is none yet."""
         full = (name, key, *[(tensor.shape, tensor.dtype) for tensor in inputs])
         recording = self._kept.get(full)
-        if recording is None:
-            return self._unknown(full, stage, inputs, repeatable)
-        self._kept.move_to_end(full)
-        self.replays += 1
-        return recording, recording(*inputs)
-
-    def _unknown(
-        self, key: tuple[Any, ...], stage: Stage, inputs: Sequence[Tensor], repeatable: bool
-    ) -> tuple[Recording | None, Sequence[Tensor]]:
-        """Do a stage that has no recording, and record it if it has come often enough."""
-        name = key[0]
-        self._times[key] += 1
-        rehearsal = 1 < self._times[key] == self.after - 1  # the first time, what is needed once is made
-        if (self._times[key] < self.after and not rehearsal) or key in self._refused or self._stopped:
+        if recording is not None:
+            self._kept.move_to_end(full)
+            self.replays += 1
+            return recording, recording(*inputs)
+        self._times[full] += 1
+        rehearsal = 1 < self._times[full] == self.after - 1  # the first time, what is needed once is made
+        if (self._times[full] < self.after and not rehearsal) or full in self._refused or self._stopped:
             return None, stage(*inputs)
         if rehearsal:
             reason, outputs = self._recorder.rehearse(stage, inputs)
             if reason is not None:
-                self._refuse(key, Refused(name, reason))
+                self._refuse(full, Refused(name, reason))
             return None, outputs
         try:
             recorded, outputs = self._recorder.record(name, stage, inputs)
@@ -261,12 +251,12 @@ class Recordings:
             else:  # it depends on values, or does something that cannot be repeated: it runs as it is
                 by_design = isinstance(error, UnrecordableError)
                 reason = str(error) if by_design else f"{type(error).__name__}: {first_sentence(error)}"
-                self._refuse(key, Refused(name, reason, by_design))
+                self._refuse(full, Refused(name, reason, by_design))
             return None, stage(*inputs)
         if isinstance(recorded, str):  # it is not done again: it may have moved what it would then move once more
-            self._refuse(key, Refused(name, recorded))
+            self._refuse(full, Refused(name, recorded))
             return None, outputs
-        self._kept[key] = recorded
+        self._kept[full] = recorded
         self.made += 1
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)

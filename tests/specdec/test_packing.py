@@ -133,8 +133,8 @@ def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> Non
     size = {"max_batch_size": 1, "max_length": 64}
     runner = ModelRunner(model, **size, invariant=invariant)
     layers = packed_of(runner).layers
-    copied = {layer.weight for layer in layers}
-    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in layers)
+    copied = {layer.module.weight for layer in layers}
+    assert all(layer.packed.bytes == 2 * layer.module.weight.numel() for layer in layers)
     other = [each.numel() for each in model.parameters() if each not in copied]  # norms, and what is too small
     assert model.get_input_embeddings().weight in copied
     assert runner.weights_read().bytes == 2 * sum(weight.numel() for weight in copied) + 4 * sum(other)
