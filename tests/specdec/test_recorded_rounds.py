@@ -187,8 +187,6 @@ class Clobbering(Recorder):
     those captured later in the same pool, and a replay writes over all of them.
     """
 
-    runs = True
-
     def __init__(self, pool: Callable[[str], str] = by_stage):
         self._inner, self._pool = TapeRecorder(), pool
         self._made: list[tuple[str, Sequence[Tensor]]] = []
