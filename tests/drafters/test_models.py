@@ -100,9 +100,6 @@ def decode(target: Target, drafter: Any, prompts=TEXTS, *, max_length: int = 64,
     return engine.generate(list(prompts), SamplingParams(**{"max_new_tokens": 20, **sampling}))
 
 
-# ---------------------------------------------------------------- the law
-
-
 @pytest.mark.parametrize("law", ["iid", "without_replacement"])
 def test_q_is_the_models_law_over_the_common_tokens_after_the_text_in_its_own(model, law: str) -> None:
     """The target's tokens a, b, c are one of the drafter's (abc), so the context is shorter there."""
@@ -152,9 +149,6 @@ def test_outputs_follow_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as changed:
             changed.setattr(VocabularyMap, name, mutant)
             assert p() < LEVEL
-
-
-# ---------------------------------------------------------------- token for token, and what is drafted
 
 
 def same(model, kind: str, depth: int = 3, lacks: int | None = None, **options: Any):
@@ -219,9 +213,6 @@ def test_text_is_drafted_in_the_targets_tokens(model) -> None:
     # A row without room for four tokens has as many as it would have alone.
     tree = drafted(session, slots_of([[3], [3]], vocab_size=len(names), max_length=32, max_depth=[3, 9]))
     assert [tree.tokens[row][tree.valid[row]].tolist() for row in (0, 1)] == [[3, 10, 0], [3, 10, 8]]
-
-
-# ---------------------------------------------------------------- refusals
 
 
 def test_refusals(model) -> None:
