@@ -1,7 +1,8 @@
 """The ten commands: ``python -m experiments COMMAND [setting=value …]``; ``COMMAND --help`` shows its settings."""
 
-import runpy
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 
 from experiments import removed
 
@@ -30,10 +31,15 @@ def main() -> None:
         from experiments.config.kinds import did_you_mean
 
         instead = removed.command(name)
-        why = did_you_mean(name, COMMANDS) if instead is None else f": {instead}"
-        sys.exit(f"error: there is no command {name}{why}")
+        sys.exit(
+            f"error: there is no command {name}{did_you_mean(name, COMMANDS) if instead is None else ': ' + instead}"
+        )
     sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
-    runpy.run_module(f"experiments.{name}", run_name="__main__")
+    module = f"experiments.{name}"
+    spec = find_spec(module)
+    room = spec is not None and spec.submodule_search_locations is not None
+    home = import_module(f"{module}.__main__" if room else module)
+    getattr(home, name, home).main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,12 @@
 """Plain decoding and drafters on the bundled models: short for ``python -m experiments.run experiment=demo``."""
 
-from experiments.commands.settings import run
+from experiments.run import run
+
+
+def main() -> None:
+    """Run the demonstration."""
+    run.main("experiment=demo")
+
 
 if __name__ == "__main__":
-    run.main("experiment=demo")
+    main()

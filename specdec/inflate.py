@@ -177,12 +177,9 @@ class _Place:
         old = (old.float() * self.factor).to(old.dtype)
         rows, columns = self.rows.to(old.device), self.columns.to(old.device)
         cleared = rows if self.cleared is None else self.cleared.to(old.device)
-        if old.ndim == 1:
-            larger[cleared] = 0
-            larger[rows] = old
-        else:
-            larger[cleared[:, None], columns] = 0
-            larger[rows[:, None], columns] = old
+        shape, across = ((-1,), ()) if old.ndim == 1 else ((-1, 1), (columns,))  # a bias has rows alone
+        larger[(cleared.view(shape), *across)] = 0
+        larger[(rows.view(shape), *across)] = old
         return larger
 
 

@@ -1,11 +1,13 @@
 """How much memory a device has left, and what an error says that ran out of it."""
 
+import ctypes
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import torch
+from torch import nn
 
 from specdec.slot_memory import SlotMemory, remedy, written_bytes
 
@@ -22,11 +24,17 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def total_memory(device: torch.device) -> int:
-    """Returns the bytes of memory that a device has, whoever uses them."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total
+def give_back() -> None:
+    """Give freed memory that glibc's allocator would keep back to the system; other allocators are left alone."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def off_files(model: nn.Module) -> None:
+    """Copy a model's floating-point tensors on a CPU out of the files that are mapped for them, so that these close."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def ran_out(error: BaseException) -> bool:
@@ -36,10 +44,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def shortage(error: BaseException, device: torch.device) -> str:
-    """Returns in words how much memory an error (``ran_out``) asked for, and how much there was.
-
-    ``device`` is where the work runs, if the error does not tell.
-    """
+    """The memory in words that an error (``ran_out``) asked for and what there was; on ``device`` by default."""
     message = str(error)
     gpu = re.search(r"GPU (\d+) has", message)
     place = f"cuda:{gpu[1]}" if gpu is not None else "cpu" if _CPU in message else str(device)
@@ -51,10 +56,7 @@ def shortage(error: BaseException, device: torch.device) -> str:
 
 
 class NoRoomError(ValueError):
-    """A cache of ``rows`` slots of ``length`` positions that does not fit into a device's free bytes; says what would.
-
-    ``whose`` says what the cache is.
-    """
+    """A cache, called ``whose``, of ``rows`` slots of so many positions that does not fit; says what would."""
 
     def __init__(
         self, slots: SlotMemory, *, rows: int, length: int, place: torch.device, free: float,

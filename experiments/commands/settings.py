@@ -8,8 +8,28 @@ from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
 
-from experiments.config import kinds
-from experiments.config.kinds import did_you_mean
+from experiments.config.kinds import (
+    AtLeastZero,
+    Count,
+    Duration,
+    Format,
+    Natural,
+    OneOrMore,
+    Positive,
+    Probability,
+    Runs,
+    Section,
+    Several,
+    Share,
+    Temperatures,
+    Text,
+    Texts,
+    Two,
+    Wanted,
+    did_you_mean,
+    least,
+    number,
+)
 from experiments.config.launch import Command, with_folders
 from experiments.config.sections import option_names, sections
 
@@ -18,9 +38,9 @@ from experiments.config.sections import option_names, sections
 class LimitsSettings:
     """The section ``sla``: limits on latencies."""
 
-    ttft: kinds.Duration
-    tpot: kinds.Duration
-    e2e: kinds.Duration
+    ttft: Duration
+    tpot: Duration
+    e2e: Duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +51,26 @@ class Settings:
     checked against the components that they name.
     """
 
-    seed: kinds.Natural | None = None
-    threads: kinds.Count | None = None
-    out: kinds.Text = "."
+    seed: Natural | None = None
+    threads: Count | None = None
+    out: Text = "."
     title: bool = True
     resume: bool = False
-    method: kinds.Text | None = None
-    chat_template: kinds.Section | None = None
-    price: kinds.Positive | None = None
-    engine: kinds.Section | None = None
+    method: Text | None = None
+    chat_template: Section | None = None
+    price: Positive | None = None
+    engine: Section | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSettings(Settings):
     """Settings of commands that measure methods against plain decoding."""
 
-    drafter: kinds.Section
-    policy: kinds.Section
-    methods: kinds.Section
-    policies: kinds.Section
-    warmup_prompts: kinds.Natural
+    drafter: Section
+    policy: Section
+    methods: Section
+    policies: Section
+    warmup_prompts: Natural
     sla: LimitsSettings
 
     def __post_init__(self) -> None:
@@ -69,38 +89,38 @@ class MeasuredSettings(Settings):
 class AuditSettings(Settings):
     """An audit: the subject is our engine, another engine (``+contender=…``), or a function."""
 
-    function: kinds.Text | None
-    assistant: kinds.Text
-    mistakes: kinds.Texts
-    context: kinds.Count
-    horizon: kinds.Count | None
-    drafted: kinds.Count
-    undrafted: kinds.Natural
-    level: Annotated[float, kinds.number("a probability between 0 and 1", lambda value: 0 < value < 1)]
-    tolerance: kinds.Share
-    wanted: Annotated[float, kinds.number("a probability between 0 and 1", lambda value: 0 < value < 1)]
-    least: kinds.Share
-    block: kinds.Count
-    max_samples: kinds.Count
+    function: Text | None
+    assistant: Text
+    mistakes: Texts
+    context: Count
+    horizon: Count | None
+    drafted: Count
+    undrafted: Natural
+    level: Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+    tolerance: Share
+    wanted: Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+    least: Share
+    block: Count
+    max_samples: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings(Settings):
     """A check of a drafter, of a rule, or of the files in a folder."""
 
-    drafter: kinds.Section
-    verifier: kinds.Section
+    drafter: Section
+    verifier: Section
     inspect: bool
-    prompts: kinds.Texts
-    tokens: Annotated[int, kinds.least(8)] | None
-    rounds: kinds.Two
-    draws: kinds.Natural
-    depths: kinds.Count | None
-    vocab: kinds.Two
-    tables: kinds.Count
-    temperatures: Annotated[list[kinds.Positive], kinds.Wanted("at least one temperature, each above 0", bool)]
-    streams: Annotated[int, kinds.least(100)]
-    threshold: kinds.Positive
+    prompts: Texts
+    tokens: Annotated[int, least(8)] | None
+    rounds: Two
+    draws: Natural
+    depths: Count | None
+    vocab: Two
+    tables: Count
+    temperatures: Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
+    streams: Annotated[int, least(100)]
+    threshold: Positive
 
     def __post_init__(self) -> None:
         drafter, verifier = (part.get("_target_") for part in (self.drafter, self.verifier))
@@ -121,60 +141,58 @@ def _check_words(words: list[str]) -> list[str]:
 class CompareSettings(Settings):
     """A comparison of runs, or of studies of load."""
 
-    runs: kinds.Runs
+    runs: Runs
     allow_mixed: bool
-    format: kinds.OneOrMore[kinds.Format]
-    difference: kinds.Text | None
-    max_prompts: kinds.Natural
+    format: OneOrMore[Format]
+    difference: Text | None
+    max_prompts: Natural
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSettings:
     """The sizes that a fit measures: the sections ``grid`` and ``held_out``."""
 
-    batch: kinds.Several[kinds.Count]
-    context: kinds.Several[kinds.Count]
-    drafted: kinds.Several[kinds.Natural]
-    chunk: list[kinds.Count]
+    batch: Several[Count]
+    context: Several[Count]
+    drafted: Several[Natural]
+    chunk: list[Count]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(Settings):
     """A plan of costs on a device; with ``costs=timed`` and ``costs=fit`` what steps cost on this machine."""
 
-    device: kinds.Text | None
-    devices: kinds.Text | None
-    costs: kinds.Text | None
+    device: Text | None
+    devices: Text | None
+    costs: Text | None
     measured: bool
-    batch: kinds.OneOrMore[kinds.Count] | None
-    context: kinds.Two | None
-    output: kinds.Count
-    acceptance: kinds.OneOrMore[kinds.Probability]
-    longest: kinds.Count
-    memory: kinds.Positive | None
-    usable: Annotated[float, kinds.number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
-    overhead: kinds.AtLeastZero
-    nodes: kinds.Several[kinds.Two]
-    draft_costs: kinds.Several[kinds.AtLeastZero]
+    batch: OneOrMore[Count] | None
+    context: Two | None
+    output: Count
+    acceptance: OneOrMore[Probability]
+    longest: Count
+    memory: Positive | None
+    usable: Annotated[float, number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
+    overhead: AtLeastZero
+    nodes: Several[Two]
+    draft_costs: Several[AtLeastZero]
     grid: GridSettings
     held_out: GridSettings
-    seconds: kinds.AtLeastZero | None
-    rounds: kinds.Natural
+    seconds: AtLeastZero | None
+    rounds: Natural
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings(Settings):
     """Rules asked about the drafts of a trace; with ``best=tree`` the best tree for its drafter."""
 
-    trace: Annotated[
-        kinds.OneOrMore[kinds.Text], kinds.Wanted("the folder of a run made with trace=true, or a list of them")
-    ]
+    trace: Annotated[OneOrMore[Text], Wanted("the folder of a run made with trace=true, or a list of them")]
     verifiers: Any
-    baseline: kinds.Text
+    baseline: Text
     best: Literal["tree"] | None
-    max_nodes: kinds.Count
-    max_depth: kinds.Count | None
-    costs: kinds.Text | None
+    max_nodes: Count
+    max_depth: Count | None
+    costs: Text | None
 
     def __post_init__(self) -> None:
         names = [*sections("verifier", self.verifiers), *option_names("verifier")]
@@ -194,13 +212,13 @@ def _replay_words(words: list[str]) -> list[str]:
 class GradingSettings:
     """The section ``grading``: benchmarks of lm-eval."""
 
-    tasks: kinds.OneOrMore[kinds.Text]
-    include: kinds.Text | None
-    limit: kinds.Count | None
-    fewshot: kinds.Natural | None
+    tasks: OneOrMore[Text]
+    include: Text | None
+    limit: Count | None
+    fewshot: Natural | None
     chat: bool
-    generation: kinds.Section | None
-    max_new_tokens: kinds.Count
+    generation: Section | None
+    max_new_tokens: Count
     execute: bool
 
 
@@ -208,14 +226,14 @@ class GradingSettings:
 class RunSettings(MeasuredSettings):
     """Methods measured against plain decoding; with ``grading`` their answers to benchmarks."""
 
-    compared_with: kinds.Text | None
-    temperatures: kinds.Temperatures | None
+    compared_with: Text | None
+    temperatures: Temperatures | None
     peaks: Literal["measured", "none"]
     trace: bool
-    trace_dropped: kinds.Share
+    trace_dropped: Share
     objective: Literal["speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate"] | None
     requests_table: bool | None
-    study: kinds.Section | None
+    study: Section | None
     grading: GradingSettings | None
 
     def __post_init__(self) -> None:
@@ -247,13 +265,13 @@ def objective(config: DictConfig, made: Any) -> float | None:
 class ServeSettings(Settings):
     """An endpoint for standard clients."""
 
-    host: kinds.Text
-    port: Annotated[int, kinds.Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)]
-    name: kinds.Text | None
-    template: kinds.Text | None
-    queue: kinds.Natural
-    drain: kinds.AtLeastZero
-    max_body: kinds.Count
+    host: Text
+    port: Annotated[int, Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)]
+    name: Text | None
+    template: Text | None
+    queue: Natural
+    drain: AtLeastZero
+    max_body: Count
     prefix: Literal["specdec", "vllm"]
 
 
@@ -261,14 +279,14 @@ class ServeSettings(Settings):
 class TrainSettings(Settings):
     """A training; with ``export=FOLDER`` a trained drafter written in the layout that a serving engine reads."""
 
-    evaluate_every: kinds.Count
-    held_out_rows: kinds.Count
-    states: kinds.Text | None
+    evaluate_every: Count
+    held_out_rows: Count
+    states: Text | None
     sharded: bool
     mixed_precision: Literal["auto", "no", "bf16"]
-    export: kinds.Text | kinds.Section | None
+    export: Text | Section | None
     format: Literal["native", "speculators", "sglang"]
-    tokens: kinds.Count | None
+    tokens: Count | None
     overwrite: bool
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psutil
 import torch
 
 from experiments.measuring.conditions import conditions_of, least_work
@@ -13,7 +14,6 @@ from experiments.measuring.rounds import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
-from specdec.memory import total_memory
 from specdec.physics.calibrated import Box, CalibratedRounds
 from specdec.physics.costs import Errors, StepCost, StepSize, check_possible, fit_part, fit_step
 from specdec.requests import SamplingParams
@@ -113,13 +113,15 @@ def calibrate(
         point, fitted = each.forward, prefill or cost if each.forward.prompt else cost
         sizes, flags = (point.batch, point.context, point.queries - 1), (int(point.held_out), int(point.prompt))
         measured.append((*sizes, each.seconds, fitted.seconds(point.size), *flags))
+    on_gpu = target.device.type == "cuda"
+    memory: Any = torch.cuda.get_device_properties(target.device) if on_gpu else psutil.virtual_memory()
     return CalibratedRounds(
         conditions=conditions,
         box=plan.box,
         target=cost,
         prefill=prefill,
         errors=errors,
-        peaks={**peaks.facts(), "memory": total_memory(target.device)},
+        peaks={**peaks.facts(), "memory": memory.total_memory if on_gpu else memory.total},
         work={} if least is None else asdict(least),
         versions=versions(),
         measured=tuple(measured),

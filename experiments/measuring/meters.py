@@ -1,6 +1,7 @@
 """The machine while something runs: the energy that it used, how busy it was, and the memory that engines hold."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from specdec.cache.storage import Cache
 from specdec.engine.engine import Engine
-from specdec.quantization.base import stored_bytes
+from specdec.quantization.base import QuantizedLinear, stored_bytes
 from specdec.target.runner import ModelRunner
 
 # ---------------------------------------------------------------- energy
@@ -99,8 +100,8 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     Returns:
         ``weights``: the targets' parameters and buffers, norms and biases included; ``drafter``: those of drafting
         models that are not the target's; ``kv``, ``drafter_kv``: the caches of both, without the positions for the
-        nodes of drafts; ``scratch``: these, in both; ``copies`` of weights that are multiplied faster; and the
-        ``total``.
+        nodes of drafts; ``scratch``: these, in both; ``copies`` of weights that are multiplied faster, quantized ones
+        too; and the ``total``.
     """
     different = list(dict.fromkeys(engines))
     own = [engine.runner for engine in different]
@@ -110,17 +111,31 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     caches = [runner.cache for runner in own]
     kv, nodes = _cache_bytes(caches)
     drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs if runner.cache not in caches)
+    running = [part.model if isinstance(part, ModelRunner) else part for part in (*own, *drafting)]
+    layers = {id(layer): layer for model in running for layer in model.modules() if isinstance(layer, QuantizedLinear)}
+    panels = [layer.panels() for layer in layers.values()]
     weights = _tensors(runner.model for runner in own)
-    drafter = _tensors(part.model if isinstance(part, ModelRunner) else part for part in drafting)
+    drafter = _tensors(running[len(own) :])
     held = {
         "weights": sum(map(stored_bytes, weights.values())),
         "drafter": sum(stored_bytes(drafter[key]) for key in drafter.keys() - weights.keys()),
         "kv": kv,
         "drafter_kv": drafter_kv,
         "scratch": nodes + drafter_nodes,
-        "copies": sum(copies.values()),
+        "copies": sum(copies.values()) + sum(packed.bytes for packed in panels if packed is not None),
     }
     return held | {"total": sum(held.values())}
+
+
+def process_bytes() -> dict[str, int]:
+    """Return the bytes that this process holds, mapped files included: now (``process``), and the ``most`` so far."""
+    now = psutil.Process().memory_info().rss
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return {"process": now}
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"process": now, "most": max(now, most)}
 
 
 def _tensors(modules: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -45,9 +45,10 @@ class Peaks:
 def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, largest: int | None = None) -> Peaks:
     """Measure a device, for about ``seconds`` per figure.
 
-    ``largest`` bounds the bytes of the copied memory; None for 4 GiB on a GPU, and elsewhere for 512 MiB or eight times
-    the caches. Of all products that a forward may take, the fastest counts: on a CPU that of packed weights, too, and
-    float32's beside the one in ``dtype`` where a processor has no instructions for 16-bit numbers and widens them.
+    ``largest`` bounds the bytes that are read, and half of which are copied onto the other half; None for 4 GiB on a
+    GPU, and elsewhere for 512 MiB or eight times the caches. Of all products that a forward may take, the fastest
+    counts: on a CPU that of packed weights, too, and float32's beside the one in ``dtype`` where a processor has no
+    instructions for 16-bit numbers and widens them.
     """
     caches = cache_bytes(device)
     wanted = 4 << 30 if device.type == "cuda" else max(512 << 20, 8 * caches)
@@ -56,10 +57,9 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
     def best(call: Callable[[], object]) -> float:
         return shortest(call, device, seconds)
 
-    def memory() -> tuple[float, float]:  # a function, so that the tensors are gone afterwards
-        source = torch.ones(size // 4, device=device)
-        goal = torch.empty_like(source)
-        return 2 * size / best(lambda: goal.copy_(source)), size / best(source.sum)
+    def memory() -> tuple[float, float]:  # a function, so that the memory is gone afterwards
+        whole = torch.ones(2, size // 8, device=device)
+        return size / best(lambda: whole[1].copy_(whole[0])), size / best(whole.sum)
 
     copy, read = memory()
     width = 8192 if device.type == "cuda" else 1024 if largest is None else 512
@@ -76,8 +76,8 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
 
 
 def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """Return peaks that are measured in about half a second."""
-    largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
+    """Return peaks that are measured in about half a second, in twice the caches: a server has half a gigabyte."""
+    largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 2 * cache_bytes(device))
     return measure_peaks(device, dtype, seconds=0.1, largest=largest)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.planning.drafting import short_count
-from experiments.planning.plan import OUTSIDE, Plan, longest_chain
+from experiments.planning.measured import OUTSIDE, longest_chain
+from experiments.planning.plan import Plan
 from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.reading import COUNTED
@@ -13,7 +14,8 @@ from specdec.physics.work import CACHES
 _SHOWN = (256, 1024, 4096, 16_384, 65_536)
 """Contexts whose break-even is said in words."""
 _DRAFTERS = {"drafter": "drafter's\nweights", "drafter_kv": "drafter's\nKV", "scratch": "draft\nnodes"}
-_MEMORY = {"weights": "weights", "kv": "KV cache", **_DRAFTERS, "activations": "activations", "total": "total"}
+_MEMORY = {"weights": "weights", "kv": "KV cache", **_DRAFTERS, "activations": "activations"}
+_MEMORY |= {"overhead": "copies,\nprogram", "total": "total"}
 _ROWS = Col("rows", "batch", ",d")
 
 
@@ -44,11 +46,12 @@ _REQUEST = [
 def tables(plan: Plan) -> list[Table]:
     """Memory, forwards, speculation and requests, in the order in which they are read."""
     asked, drafts = plan.asked, plan.asked.drafter is not None
+    left_out = [*([] if drafts else _DRAFTERS), *([] if plan.served.packed else ["overhead"])]
     crowded = [f"{room.batch:,}" for room in plan.rooms if not room.fits]
     no_room = [f"there is no room for a batch of {' or '.join(crowded)}"] if crowded else []
     memory = Table.of(
         plan.rooms,
-        [_ROWS, *(_gb(name, part) for part, name in _MEMORY.items() if drafts or part not in _DRAFTERS), *_FITS],
+        [_ROWS, *(_gb(name, part) for part, name in _MEMORY.items() if part not in left_out), *_FITS],
         title=f"Memory in GB, slots of {asked.context:,} positions; {asked.usable / 1e9:.4g} GB may be used",
         notes=[
             f"a position takes {kv_bytes_per_position(asked.shape, asked.precision) / 1024:,.4g} KiB of KV cache",
@@ -154,7 +157,7 @@ def head_lines(plan: Plan) -> list[str]:
 
 
 def tail_lines(plan: Plan) -> list[str]:
-    """The limits in words: where memory bounds, and where a draft of a fixed length is slower than plain decoding."""
+    """The map in words: where memory bounds, and where a draft of a fixed length is slower than plain decoding."""
     lines, drafts, measured = [], plan.asked.drafter is not None, plan.asked.costs is not None
     steps = {"A plain step": 0, **({f"One that verifies {plan.fixed}": plan.fixed} if drafts else {})}
     for name, drafted in steps.items():
@@ -166,11 +169,13 @@ def tail_lines(plan: Plan) -> list[str]:
     if not drafts:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
-    known = plan.break_even
+    grid = plan.map
+    even = zip(grid.contexts, grid.break_even_batch, grid.break_even_known, strict=True)
+    known = {context: batch for context, batch, sure in even if sure}
     if not known:
-        return [*lines, f"{what}: batches and contexts are {OUTSIDE}."]
+        return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
     shown = list(known) if measured else [context for context in _SHOWN if context in known] or list(known)[-1:]
-    nowhere = f"at no batch up to {plan.most:,}" if measured else "at no batch"
+    nowhere = f"at no batch up to {grid.most:,}" if measured else "at no batch"
     pieces: dict[str, list[int]] = {}
     for context in shown:
         batch = known[context]
@@ -210,5 +215,5 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     return {
         "schema": 1, "asked": facts, "memory": plan.rooms, "most_rows": plan.most_rows, "forwards": plan.phases,
         "speculation": plan.speculations if drafts else [], "requests": both, "critical_context": critical,
-        "break_even": plan.break_even if drafts else None,
+        "map": plan.map if drafts else None,
     }  # fmt: skip

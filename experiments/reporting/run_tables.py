@@ -160,12 +160,13 @@ def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def memory_table(held: Mapping[str, Any]) -> Table:
-    """The bytes that engines hold."""
+    """The bytes that engines hold, those of the program before it loaded them, and the process now and at most."""
     parts = {
         "weights": "weights", "drafter": "drafter", "kv": "KV\ncache", "drafter_kv": "drafter's\nKV",
-        "scratch": "draft\nnodes", "copies": "copies",
+        "scratch": "draft\nnodes", "copies": "copies", "program": "program",
     }  # fmt: skip
     columns = [Col(heading, name, "3", 1e-6) for name, heading in parts.items()]
+    columns.append(Col("process\nnow; at most", "process", "3", 1e-6, also="most"))
     return Table.of([held], columns, title="Memory held, in MB")
 
 

@@ -16,7 +16,7 @@ from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.jobs import Fitting, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, measure, slots_of
-from experiments.measuring.meters import held_by
+from experiments.measuring.meters import held_by, process_bytes
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
@@ -66,6 +66,7 @@ def measure_methods(
     begin = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
+    program = process_bytes()["process"]
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     contenders = accounted(contenders)
     engine, tokenizer = contenders[0].engine, target.tokenizer
@@ -98,6 +99,7 @@ def measure_methods(
     warmup = encode_warmup(texts, target, sampling, engine.max_length, most=most)
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([contender.engine for contender in contenders if isinstance(contender.engine, Engine)])
+    held["program"] = program
     facts["memory"] = {"held": held}
     wanted = config.get("peaks", "none") != "none"
     facts["peaks"] = before.get("peaks") if before is not None else peaks_of(target) if wanted else None

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from experiments.config.sections import bootstrap_of, in_sweep, plain_whole
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
+from experiments.measuring.meters import process_bytes
 from experiments.reporting import terminal
 from experiments.reporting.progress import Progress
 from experiments.reporting.run_tables import (
@@ -68,7 +69,7 @@ class Measurement:
 
     Attributes:
         title: Title of the tables, and the second line of the pictures' titles.
-        held: The bytes that the engines hold, by what they are for.
+        held: The bytes that the engines hold, by what they are for, and the program had before.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
@@ -80,7 +81,7 @@ class Measurement:
     report: Report
     title: str
     mirror: Mirror
-    held: Mapping[str, int]
+    held: dict[str, int]
     kept: Sequence[Record] | None = None
     passed: int = 0
 
@@ -171,7 +172,7 @@ class Measurement:
         """More tables for the end, and the files of what policies have learned."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
         files: Sequence[Path] = keep_calibrations(engines, self.folder)
-        tables: Tables = [memory_table(self.held)]
+        tables: Tables = [memory_table(self.held | process_bytes())]
         ended = Ended(run=run, records=records, contenders=self.contenders)
         for study in self.report.studies:
             more, written = study(ended)

@@ -20,7 +20,7 @@ from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
 from specdec.engine.turns import Turns
 from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
-from specdec.memory import NoRoomError, ran_out, shortage
+from specdec.memory import NoRoomError, give_back, ran_out, shortage
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slot_memory import SlotMemory
@@ -29,7 +29,7 @@ from specdec.target.target import Target
 from specdec.tree_parts import common_sizes
 from specdec.types import Completion, Exactness, Step
 
-DEFAULT_MAX_LENGTH = 4096
+DEFAULT_MAX_LENGTH, _LARGE = 4096, 10**8
 _BUSY = "this engine is in the middle of a turn: what runs in it, and other threads, may submit, check and abort only"
 
 
@@ -161,6 +161,8 @@ class Engine:
         self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting
         self._closed, self._turn, self._aborted = False, threading.Lock(), set[int]()  # these leave at a turn's end
+        if target.num_parameters > _LARGE:  # loading, quantizing and packing have freed a multiple of it
+            give_back()
 
     # ---------------------------------------------------------------- asking
 

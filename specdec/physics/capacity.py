@@ -8,6 +8,9 @@ from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
 from specdec.slot_memory import SlotMemory
 
+PROGRAM = 0.6e9
+"""Bytes of Python, PyTorch, transformers and what a run imports, as a process on Linux held them."""
+
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes of a model's matrices. A tied output layer in another format than the table is a second one."""
@@ -71,6 +74,7 @@ class Served:
     Attributes:
         activations: Bytes that forwards need besides; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
+        packed: They run on a processor: products read copies of the weights, and the program's own memory counts.
     """
 
     shape: ModelShape
@@ -80,6 +84,7 @@ class Served:
     prefill_chunk: int = 512
     activations: float | None = None
     overhead: float = 0.0
+    packed: bool = False
 
     def memory(self, *, rows: int, length: int) -> "Memory":
         """Return what rows of at most ``length`` committed positions take, each in a slot of its own."""
@@ -90,6 +95,8 @@ class Served:
         if activations is None:
             tokens = max(self.prefill_chunk, nodes)
             activations = activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
+        models = [(self.shape, self.precision), *((each.shape, each.precision) for each in self.drafting)]
+        copies = sum(shape.dense_weights * p.weights + shape.output_weights * p.output for shape, p in models)
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
             drafter=sum(each.weight_bytes for each in self.drafting),
@@ -97,7 +104,7 @@ class Served:
             drafter_kv=sum(drafting),
             scratch=held - kept - sum(drafting),
             activations=activations,
-            overhead=self.overhead,
+            overhead=self.overhead + (copies + PROGRAM if self.packed else 0.0),
         )
 
     @property

@@ -11,12 +11,14 @@ import torch
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
 from experiments.measuring import meters
 from experiments.measuring.accounting import Accountant, ModelWork
-from experiments.measuring.meters import Clocks, LoadMeter, held_by
+from experiments.measuring.meters import Clocks, LoadMeter, held_by, process_bytes
 from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.session.engines import better_peaks
 from specdec import Engine, Target
 from specdec.physics.devices import read_devices, row_of
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+from specdec.quantization import quantize
+from specdec.quantization.base import QuantizedLinear
 from specdec.types import Completion, Step
 from tests.components import medusa_heads
 from tests.models import tiny_model
@@ -65,6 +67,16 @@ def test_what_engines_share_counts_once() -> None:
     held = held_by([Engine(target, drafter, RejectionVerifier(), **SIZES)])
     assert held["drafter"] == sum(p.numel() * p.element_size() for p in heads.parameters()) > 0
     assert held["drafter_kv"] == 0, "heads and parts of other drafters count"
+
+
+def test_panels_of_quantized_weights_are_copies_and_a_process_holds_at_least_all() -> None:
+    """The engine's bytes are counted: no layer is left out whose C reads another order of its integers."""
+    engine = Engine(Target(quantize(tiny_model(), "int8", check=False)), **SIZES)
+    layers = [layer for layer in engine.target.model.modules() if isinstance(layer, QuantizedLinear)]
+    packed = [layer.panels() for layer in layers]
+    held, process = held_by([engine]), process_bytes()
+    assert held["copies"] == sum(each.bytes for each in packed if each is not None)
+    assert held["total"] < process["process"] <= process["most"]
 
 
 DEVICES = read_devices()

@@ -11,7 +11,15 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from experiments.planning.sources import choose_formats
 from specdec import ModelRunner
 from specdec.physics import heads
-from specdec.physics.capacity import Drafting, Memory, Served, activation_bytes, kv_bytes_per_position, weight_bytes
+from specdec.physics.capacity import (
+    PROGRAM,
+    Drafting,
+    Memory,
+    Served,
+    activation_bytes,
+    kv_bytes_per_position,
+    weight_bytes,
+)
 from specdec.physics.precision import Precision, stored
 from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, read_shape
 from specdec.quantization import quantize
@@ -207,6 +215,9 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
     alone = Served(shape=ROUND_8B, precision=Precision(), activations=0.0)
     drafting = replace(alone, drafting=(Drafting(shape=ROUND_8B, precision=Precision(), shown=4),), drafted=4)
     memory = drafting.memory(rows=2, length=100)
+    on_processor = replace(drafting, packed=True).memory(rows=2, length=100)
+    copies = 2 * 2 * (ROUND_8B.dense_weights + ROUND_8B.output_weights)
+    assert on_processor == replace(memory, overhead=PROGRAM + copies), "both models' products read copies"
     assert memory.drafter == memory.weights == 16e9
     assert memory.drafter_kv == memory.kv == 200 * 131_072
     assert memory.scratch == 2 * 4 * 2 * 131_072
