@@ -1,5 +1,6 @@
 """How far a run, a check or a training is: a bar on a terminal; elsewhere (in a log) a line now and then."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,15 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     unit, words = (60, "min") if whole < 3600 else (3600, "h")
     return f"{whole // unit}:{whole % unit * 60 // unit:02d} {words}"
+
+
+_began = time.monotonic()
+
+
+def phase(text: str, *, shown: bool) -> None:
+    """Say what begins, and when since the program did, where errors go into a file or a pipe."""
+    if shown and not sys.stderr.isatty():
+        print(f"{duration(time.monotonic() - _began)}: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

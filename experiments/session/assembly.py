@@ -17,6 +17,7 @@ from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, s
 from experiments.measuring.jobs import Fitting, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, measure, slots_of
 from experiments.measuring.meters import held_by, process_bytes
+from experiments.reporting.progress import phase
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
@@ -169,6 +170,7 @@ def measure_methods(
         if sentence is not None and not in_sweep():
             print(sentence, file=sys.stderr)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=len(kept or ()))
+    phase(f"warming up, then measuring {len(contenders)} methods on {len(prompts)} prompts", shown=not in_sweep())
     return measurement.run(work, sum(map(len, prepared)))
 
 

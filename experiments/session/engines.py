@@ -10,12 +10,13 @@ import torch
 from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
-from experiments.config.sections import build, plain
+from experiments.config.sections import build, in_sweep, plain
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.accounting import Accountant
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.peaks import brief_peaks
+from experiments.reporting.progress import phase
 from experiments.results.records import PLAIN
 from experiments.session.methods import Method, methods_of
 from experiments.session.policies import built_policy, paced, policy_of, settle_costs
@@ -66,6 +67,7 @@ def assemble(
             by are of another device, dtype or model.
     """
     plainly, *others = methods_of(config, drafters)
+    phase(f"loading {config.target.get('name') or 'the target'} and drafters", shown=not in_sweep())
     made = {
         each.name: paced(build(each.config, str(each.drafter)), built_policy(each.config, each.policy))
         for each in others
@@ -84,6 +86,7 @@ def assemble(
             folder=Path(config.out),
             method=each.name if len(others) > 1 else "",
         )
+    phase("packing weights and allocating caches", shown=not in_sweep())
     engines = {
         each.name: new_engine(each.config, targets[each.target], made[each.name], rules[each.name]) for each in others
     }

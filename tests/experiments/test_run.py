@@ -107,7 +107,9 @@ def test_what_users_felt(
         assert method["price_per_million_tokens"] == pytest.approx(3.6 * method["device_hours_per_million_tokens"])
         assert method["concurrency"] + method["waiting"] <= 2
         assert sum(family(method, "phase_share").values()) == pytest.approx(1.0)
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    phases = [line.partition(": ")[2].split()[0] for line in said.splitlines() if " s: " in line]
+    assert phases == ["loading", "packing", "warming"]
     assert "goodput," in shown and "price of" in shown
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["loading_seconds"] > 0
