@@ -1,8 +1,7 @@
 """The ten commands: ``python -m experiments COMMAND [setting=value …]``; ``COMMAND --help`` shows its settings."""
 
+import runpy
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 
 from experiments import removed
 
@@ -31,15 +30,10 @@ def main() -> None:
         from experiments.config.kinds import did_you_mean
 
         instead = removed.command(name)
-        sys.exit(
-            f"error: there is no command {name}{did_you_mean(name, COMMANDS) if instead is None else ': ' + instead}"
-        )
+        why = did_you_mean(name, COMMANDS) if instead is None else f": {instead}"
+        sys.exit(f"error: there is no command {name}{why}")
     sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
-    module = f"experiments.{name}"
-    spec = find_spec(module)
-    room = spec is not None and spec.submodule_search_locations is not None
-    home = import_module(f"{module}.__main__" if room else module)
-    getattr(home, name, home).main()
+    runpy.run_module(f"experiments.{name}", run_name="__main__")
 
 
 if __name__ == "__main__":

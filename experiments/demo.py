@@ -1,12 +1,6 @@
 """Plain decoding and drafters on the bundled models: short for ``python -m experiments.run experiment=demo``."""
 
-from experiments.run import run
-
-
-def main() -> None:
-    """Run the demonstration."""
-    run.main("experiment=demo")
-
+from experiments.commands.settings import run
 
 if __name__ == "__main__":
-    main()
+    run.main("experiment=demo")

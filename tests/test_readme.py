@@ -30,7 +30,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import specdec
-from experiments.config.launch import bare_words, with_folders
+from experiments.config.launch import Command, bare_words, with_folders
 from experiments.config.sections import CONF, TABLES
 from specdec.interfaces import Verifier
 from tests.experiments.made_runs import made
@@ -38,7 +38,7 @@ from tests.verifiers.cases import complete
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS = {name: entry.removesuffix(":main") for name, entry in PROJECT["scripts"].items()}
+SCRIPTS = {name: f"experiments.{name.removeprefix('specdec-')}" for name in PROJECT["scripts"]}
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
 PLUGINS = {
@@ -176,7 +176,8 @@ def test_commands_resolve(place: str, command: str) -> None:
     application = importlib.import_module(module)
     if hasattr(application, "__path__"):  # a room that is a command, too
         application = importlib.import_module(f"{module}.__main__")
-    assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
+    commands = [part for part in vars(application).values() if isinstance(part, Command)]
+    assert len(commands) == 1, f"{place}: {module} is no command"
     if module in SHORT:
         arguments = with_folders(arguments, SHORT[module], several=True)
     for choice in PLUGINS.keys() & set(arguments):

@@ -51,7 +51,6 @@ def bench(config: DictConfig) -> dict[str, pd.DataFrame]:
         dtype = choose_dtype(torch.bfloat16, device).dtype
         tables["gpu"] = gpu.measure(device, dtype, shape=config.shape, context=1024, seconds=config.seconds)
     out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
     write_manifest(out, plain_whole(config))
     for name, frame in tables.items():
         frame.to_csv(out / f"{name}.csv", index=False)

@@ -24,24 +24,20 @@ _DEEPEST = 7
 
 def check(config: DictConfig) -> Any:
     """Do the check that a configuration asks for; one that fails is an error."""
+    settle(config)
     if config.inspect:
-        return inspect_drafter(config)
-    return check_drafter(config) if config.drafter.get("_target_") is not None else check_verifier(config)
+        return _inspect(config)
+    return _check_drafter(config) if config.drafter.get("_target_") is not None else _check_verifier(config)
 
 
-# ---------------------------------------------------------------- drafters
-
-
-def check_drafter(config: DictConfig) -> list[Any]:
+def _check_drafter(config: DictConfig) -> list[Any]:
     """Try a drafter; print a line per check and the verdict."""
-    from specdec.checks.drafter import check_drafter as findings_of
+    from specdec.checks.drafter import check_drafter
     from specdec.checks.playing import Status
     from verifiers import RejectionVerifier, SharedNoiseVerifier
 
-    settle(config)
     check_components(config, {"": "drafter"}, ("target", "sampling"))
-    engine, sampling = plain(config, "engine"), build(config, "sampling")
-    target: Target = build(config, "target")
+    engine, sampling, target = plain(config, "engine"), build(config, "sampling"), build(config, "target")
 
     def make() -> Drafter:
         drafter = paced(build(config, "drafter"), build(config, "policy"))
@@ -49,51 +45,43 @@ def check_drafter(config: DictConfig) -> list[Any]:
         return drafter
 
     with steps_shown("drafter") as say:
-        findings = findings_of(
+        findings = check_drafter(
             make,
             target,
             verifier=SharedNoiseVerifier() if DraftSampling.COUPLED in make().laws else RejectionVerifier(),
-            prompts=config.prompts,
             sampling=sampling,
             tokens=config.tokens or 24,
-            rounds=config.rounds,
-            draws=config.draws,
             max_length=engine["max_length"],
             options={name: engine.get(name) for name in ("attention", "optimize", "kv_cache")},
             progress=say,
+            **{name: config[name] for name in ("prompts", "rounds", "draws")},
         )
     drafter = config.drafter._target_.removesuffix(".from_pretrained").rpartition(".")[2]
-    console = terminal.console()
-    terminal.show(console, checks.drafter_table(drafter, target.name, findings))
+    terminal.show(terminal.console(), checks.drafter_table(drafter, target.name, findings))
     wrong = [f"{finding.check}: {finding.detail}" for finding in findings if finding.failed]
     if wrong:
-        many = "1 check" if len(wrong) == 1 else f"{len(wrong)} checks"
+        many = f"{len(wrong)} check{'s' * (len(wrong) > 1)}"
         raise ValueError(f"{drafter} breaks its contract in {many}: {'; '.join(wrong)}")
     counts = Counter(finding.status for finding in findings)
-    other = f"{counts[Status.NOT_APPLICABLE]} more do not apply"
-    terminal.say(console, f"{drafter} keeps its contract: it passes {counts[Status.PASSED]} checks, and {other}.")
+    said = f"it passes {counts[Status.PASSED]} checks, and {counts[Status.NOT_APPLICABLE]} more do not apply"
+    terminal.say(terminal.console(), f"{drafter} keeps its contract: {said}.")
     return findings
 
 
-# ---------------------------------------------------------------- rules
-
-
-def check_verifier(config: DictConfig) -> list[Any]:
+def _check_verifier(config: DictConfig) -> list[Any]:
     """Try a rule on every case that it takes; a wrong promise is an error."""
     from experiments.measuring.exactness import LAWS, cases
     from specdec.engine.parts import check_component, check_declared
 
-    settle(config)
     rule: Verifier = build(config, "verifier")
     check_component("verifier", rule)
     check_declared(rule)
-    name, temperatures = type(rule).__name__, list(config.temperatures)
-    sizes = (config.vocab, config.tables, config.seed, temperatures)
+    sizes = (config.vocab, config.tables, config.seed, list(config.temperatures))
     with Console(stderr=True).status("drafts") as status:
         done = list(cases(rule, *sizes, streams=config.streams, advance=status.update))
     if not done:
         tried = ", ".join(law.name.lower() for law in LAWS)
-        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
+        raise ValueError(f"{type(rule).__name__} takes none of the drafts that are tried: chains and trees, {tried}")
     console = terminal.console(80)  # so narrow are the tables, in a file or pipe, too
     terminal.show(console, checks.exactness_table(rule, done))
     console.print((_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config))
@@ -103,17 +91,18 @@ def check_verifier(config: DictConfig) -> list[Any]:
 def _verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> str:
     """The verdict in words; a broken promise is an error."""
     name, worst = type(rule).__name__, max(done, key=lambda case: case.tv)
-    exact = worst.tv < config.threshold
     where = f"{worst.shape}, {worst.law.name}, {worst.rows} tables, temperature {worst.temperature:g}"
-    if rule.exactness is not Exactness.LOSSY and not exact:
+    words, exact = "exact", worst.tv < config.threshold
+    if not exact and rule.exactness is not Exactness.LOSSY:
         raise ValueError(
             f"{name} says that it is {rule.exactness.value} and is not: total variation {worst.tv:.3g} ({where})"
         )
-    found = "exact" if exact else f"not exact: total variation up to {worst.tv:.3g} ({where})"
-    if exact and rule.exactness is Exactness.EXACT_WRT:
+    if not exact:
+        words = f"not exact: total variation up to {worst.tv:.3g} ({where})"
+    elif rule.exactness is Exactness.EXACT_WRT:
         distance = max(case.target_tv for case in done)
-        found += f" with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
-    return f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}."
+        words += f" with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
+    return f"{name} is {words}, over {len(done)} cases. It says of itself: {rule.exactness.value}."
 
 
 def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> str:
@@ -134,21 +123,16 @@ def _shared_verdict(rule: Verifier, done: Sequence[Any], config: DictConfig) -> 
     )
 
 
-# ---------------------------------------------------------------- trained heads
-
-
-def inspect_drafter(config: DictConfig) -> Any:
+def _inspect(config: DictConfig) -> Any:
     """Inspect a trained drafter, and print facts, acceptance, and the verdict."""
     from drafters.heads.files import Checkpoint
     from experiments.inspecting.acceptance import facts_of, prompts_of, trained_on
     from experiments.inspecting.mistakes import check_one_model, inspect
 
-    settle(config)
     if config.drafter.get("_target_") is None:
         config.drafter = _by_its_files(config.drafter.get("name"))
     check_components(config, {"": "drafter"}, ("target",))
-    options = plain(config, "drafter")
-    first: Drafter = build(config, "drafter")
+    options, first = plain(config, "drafter"), build(config, "drafter")
     check_one_model(first.describe())
     chain = {"shape": config.depths or min(first.max_depth, _DEEPEST), "sampling": "iid"}
     target: Target = build(config, "target")
@@ -157,13 +141,15 @@ def inspect_drafter(config: DictConfig) -> Any:
         changed: Any = OmegaConf.to_container(config.drafter)
         return build(OmegaConf.create({**config, "drafter": {**changed, **chain, **settings}}), "drafter")
 
-    name, checkpoint = options.get("name") or target.model.config.name_or_path, None
+    name, trained = options.get("name") or target.model.config.name_or_path, None
     if name and (Path(name).is_dir() or not Path(name).exists()):
         where = ("subfolder", "revision", "token", "cache_dir", "local_files_only")
         try:
             checkpoint = Checkpoint(name, **{key: options[key] for key in where if options.get(key) is not None})
         except ValueError:  # it has no config.json
             pass
+        else:
+            trained = trained_on(checkpoint)
     title = f"{type(first).__name__} {options.get('name') or ''}".strip()
     with steps_shown("the target writes") as say:
         found = inspect(
@@ -175,16 +161,15 @@ def inspect_drafter(config: DictConfig) -> Any:
             given=[name for name in ("hidden_layers", "mask_token_id") if options.get(name) is not None],
             progress=lambda text: say(f"trying: {text}"),
         )
-    console = terminal.console()
-    facts = facts_of(found.drafter, target, found.loaded.frequencies)
     terminal.show(
-        console,
-        checks.facts_table(f"{title}, inspected with {target.name}", facts),
+        terminal.console(),
+        checks.facts_table(
+            f"{title}, inspected with {target.name}", facts_of(found.drafter, target, found.loaded.frequencies)
+        ),
         checks.predictions_table(found),
         checks.tried_table(found) if found.tried or found.refused else None,
     )
-    trained = None if checkpoint is None else trained_on(checkpoint)
-    terminal.say(console, *checks.verdict(title, target.name, found, trained))
+    terminal.say(terminal.console(), *checks.verdict(title, target.name, found, trained))
     return found
 
 

@@ -9,8 +9,7 @@ from omegaconf import DictConfig
 
 from experiments.config.sections import listed, plain
 from experiments.planning.drafting import drafter_class, plan_drafter
-from experiments.planning.measured import check_file, device_of
-from experiments.planning.plan import Plan, Question
+from experiments.planning.plan import Plan, Question, check_file, device_of
 from experiments.planning.sources import choose_formats, inflated, read_config, shape_of
 from experiments.reporting import plan as planned
 from experiments.reporting import terminal

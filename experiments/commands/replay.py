@@ -1,7 +1,6 @@
 """Rules asked about the drafts of traced runs, and the best tree shapes by a trace's acceptance and costs of rounds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from experiments.reporting import terminal
 from experiments.reporting.best_tree import Optimized, report_found
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
-from experiments.results.origin import read_manifest
+from experiments.results.origin import difference, read_manifest
 from experiments.results.rows import Row
 from experiments.results.runs import find_folders
 from experiments.results.statistics import Bootstrap
@@ -94,19 +93,22 @@ def replay_jobs(
 
 def best_tree(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
-    bootstrap = bootstrap_of(config)
-    costs: Any = None
+    bootstrap, costs = bootstrap_of(config), None
     if config.costs is not None:  # the file may be one of plan costs=fit
         costs = (CalibratedRounds if is_calibrated(config.costs) else RoundCosts).load(config.costs)
-    traced = read_traces(config)
+    sets, run, target = _traces_of_one_method(config)
+    rule = build(OmegaConf.create({"verifier": run["verifier"]}), "verifier")
     if isinstance(costs, CalibratedRounds):
-        costs = costs.trees(rows=int(traced.config.engine.max_batch_size))
+        costs = costs.trees(rows=int(run["engine"]["max_batch_size"]))
     settle(config)
-    out = Path(config.out)
+    where = "without costs"
+    if costs is not None:
+        where = f"costs on {costs.device}, {costs.rows[0]} row{'s' * (costs.rows[0] > 1)}"
+    about = f"{target} with {drafter_class(run['drafter'])}, {type(rule).__name__}; {where}"
+    out, results = Path(config.out), []
     out.mkdir(parents=True, exist_ok=True)
-    results: list[Optimized] = []
-    for temperature in sorted(traced.sets):
-        recorded = record(traced.sets[temperature], traced.rule)
+    for temperature in sorted(sets):
+        recorded = record(sets[temperature], rule)
         rates = recorded.rates()
         depth = rates.max_depth if config.max_depth is None else config.max_depth
         planned = best_shapes(rates, max_nodes=config.max_nodes, max_depth=depth)
@@ -114,28 +116,12 @@ def best_tree(config: DictConfig) -> list[Optimized]:
         results.append(
             Optimized(temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=costs, best=best)
         )
-        about = f"{traced.manifest['target']['name']} with {drafter_class(traced.config.drafter)}"
-        where = (
-            "without costs"
-            if costs is None
-            else f"costs on {costs.device}, {costs.rows[0]} row{'s' * (costs.rows[0] > 1)}"
-        )
-        report_found(terminal.console(), results[-1], out, bootstrap, f"{about}, {type(traced.rule).__name__}; {where}")
+        report_found(terminal.console(), results[-1], out, bootstrap, about)
     return results
 
 
-@dataclass(frozen=True)
-class Traced:
-    """The drafts of one method by temperature, and the configuration of the (first) run, with the method's drafter."""
-
-    sets: Mapping[float, Sequence[DraftSet]]
-    config: DictConfig
-    manifest: Mapping[str, Any]
-    rule: Verifier
-
-
-def read_traces(config: DictConfig) -> Traced:
-    """Find the drafts that the configuration's traces have of its method.
+def _traces_of_one_method(config: DictConfig) -> tuple[dict[float, list[DraftSet]], dict[str, Any], str]:
+    """The drafts of the configuration's method by temperature, the run that made them, and its target's name.
 
     Raises:
         ValueError: There is no trace, it has several methods, or its runs differ in drafter or rule.
@@ -149,26 +135,24 @@ def read_traces(config: DictConfig) -> Traced:
         raise ValueError(f"the trace has drafts of {', '.join(methods)}: give method=NAME")
     if method not in methods:
         raise ValueError(f"method={method!r}: the trace has no such method{did_you_mean(str(method), methods)}")
-    configs = [manifest["config"] for manifest in manifests]
-    drafters = [given["methods"].get(method) if given.get("methods") else given["drafter"] for given in configs]
-    known = [drafter for drafter in drafters if drafter is not None]
-    rules = [given["verifier"] for given in configs]
-    for part, parts in (("drafter", known), ("verifier", rules)):
-        for other in parts[1:]:
-            if different := sorted(key for key in {*parts[0], *other} if parts[0].get(key) != other.get(key)):
-                key = different[0]
-                raise ValueError(
-                    f"the traces are of different runs ({part}.{key} is {parts[0].get(key)!r} and "
-                    f"{other.get(key)!r}): optimize each by itself"
-                )
-    if "shape" not in known[0]:
+    runs = [
+        run | {"drafter": run["methods"].get(method) if run.get("methods") else run["drafter"]}
+        for run in (manifest["config"] for manifest in manifests)
+    ]
+    made = [{part: run[part] for part in ("drafter", "verifier")} for run in runs if run["drafter"] is not None]
+    for other in made[1:]:
+        if (found := difference(made[0], other)) is not None:
+            key, was, now = found
+            raise ValueError(
+                f"the traces are of different runs ({key} is {was!r} and {now!r}): optimize each by itself"
+            )
+    if "shape" not in made[0]["drafter"]:
         raise ValueError(
-            f"{known[0].get('_target_')} takes no shape of its own: optimize the shape of the drafter that it is made "
-            f"of, in a run of that one"
+            f"{made[0]['drafter'].get('_target_')} takes no shape of its own: optimize the shape of the drafter that "
+            f"it is made of, in a run of that one"
         )
-    run = OmegaConf.create({**configs[0], "drafter": known[0], "threads": config.threads})
     by_temperature: dict[float, list[DraftSet]] = {}
     for drafts in sets:
         if drafts.method == method:
             by_temperature.setdefault(drafts.temperature, []).append(drafts)
-    return Traced(by_temperature, run, manifests[0], build(OmegaConf.create({"verifier": rules[0]}), "verifier"))
+    return by_temperature, runs[0] | made[0], manifests[0]["target"]["name"]

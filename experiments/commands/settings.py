@@ -8,28 +8,8 @@ from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
 
-from experiments.config.kinds import (
-    AtLeastZero,
-    Count,
-    Duration,
-    Format,
-    Natural,
-    OneOrMore,
-    Positive,
-    Probability,
-    Runs,
-    Section,
-    Several,
-    Share,
-    Temperatures,
-    Text,
-    Texts,
-    Two,
-    Wanted,
-    did_you_mean,
-    least,
-    number,
-)
+from experiments.config import kinds
+from experiments.config.kinds import did_you_mean
 from experiments.config.launch import Command, with_folders
 from experiments.config.sections import option_names, sections
 
@@ -38,9 +18,9 @@ from experiments.config.sections import option_names, sections
 class LimitsSettings:
     """The section ``sla``: limits on latencies."""
 
-    ttft: Duration
-    tpot: Duration
-    e2e: Duration
+    ttft: kinds.Duration
+    tpot: kinds.Duration
+    e2e: kinds.Duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +31,26 @@ class Settings:
     checked against the components that they name.
     """
 
-    seed: Natural | None = None
-    threads: Count | None = None
-    out: Text = "."
+    seed: kinds.Natural | None = None
+    threads: kinds.Count | None = None
+    out: kinds.Text = "."
     title: bool = True
     resume: bool = False
-    method: Text | None = None
-    chat_template: Section | None = None
-    price: Positive | None = None
-    engine: Section | None = None
+    method: kinds.Text | None = None
+    chat_template: kinds.Section | None = None
+    price: kinds.Positive | None = None
+    engine: kinds.Section | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSettings(Settings):
     """Settings of commands that measure methods against plain decoding."""
 
-    drafter: Section
-    policy: Section
-    methods: Section
-    policies: Section
-    warmup_prompts: Natural
+    drafter: kinds.Section
+    policy: kinds.Section
+    methods: kinds.Section
+    policies: kinds.Section
+    warmup_prompts: kinds.Natural
     sla: LimitsSettings
 
     def __post_init__(self) -> None:
@@ -89,38 +69,38 @@ class MeasuredSettings(Settings):
 class AuditSettings(Settings):
     """An audit: the subject is our engine, another engine (``+contender=…``), or a function."""
 
-    function: Text | None
-    assistant: Text
-    mistakes: Texts
-    context: Count
-    horizon: Count | None
-    drafted: Count
-    undrafted: Natural
-    level: Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
-    tolerance: Share
-    wanted: Annotated[float, number("a probability between 0 and 1", lambda value: 0 < value < 1)]
-    least: Share
-    block: Count
-    max_samples: Count
+    function: kinds.Text | None
+    assistant: kinds.Text
+    mistakes: kinds.Texts
+    context: kinds.Count
+    horizon: kinds.Count | None
+    drafted: kinds.Count
+    undrafted: kinds.Natural
+    level: Annotated[float, kinds.number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+    tolerance: kinds.Share
+    wanted: Annotated[float, kinds.number("a probability between 0 and 1", lambda value: 0 < value < 1)]
+    least: kinds.Share
+    block: kinds.Count
+    max_samples: kinds.Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings(Settings):
     """A check of a drafter, of a rule, or of the files in a folder."""
 
-    drafter: Section
-    verifier: Section
+    drafter: kinds.Section
+    verifier: kinds.Section
     inspect: bool
-    prompts: Texts
-    tokens: Annotated[int, least(8)] | None
-    rounds: Two
-    draws: Natural
-    depths: Count | None
-    vocab: Two
-    tables: Count
-    temperatures: Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
-    streams: Annotated[int, least(100)]
-    threshold: Positive
+    prompts: kinds.Texts
+    tokens: Annotated[int, kinds.least(8)] | None
+    rounds: kinds.Two
+    draws: kinds.Natural
+    depths: kinds.Count | None
+    vocab: kinds.Two
+    tables: kinds.Count
+    temperatures: Annotated[list[kinds.Positive], kinds.Wanted("at least one temperature, each above 0", bool)]
+    streams: Annotated[int, kinds.least(100)]
+    threshold: kinds.Positive
 
     def __post_init__(self) -> None:
         drafter, verifier = (part.get("_target_") for part in (self.drafter, self.verifier))
@@ -141,58 +121,60 @@ def _check_words(words: list[str]) -> list[str]:
 class CompareSettings(Settings):
     """A comparison of runs, or of studies of load."""
 
-    runs: Runs
+    runs: kinds.Runs
     allow_mixed: bool
-    format: OneOrMore[Format]
-    difference: Text | None
-    max_prompts: Natural
+    format: kinds.OneOrMore[kinds.Format]
+    difference: kinds.Text | None
+    max_prompts: kinds.Natural
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSettings:
     """The sizes that a fit measures: the sections ``grid`` and ``held_out``."""
 
-    batch: Several[Count]
-    context: Several[Count]
-    drafted: Several[Natural]
-    chunk: list[Count]
+    batch: kinds.Several[kinds.Count]
+    context: kinds.Several[kinds.Count]
+    drafted: kinds.Several[kinds.Natural]
+    chunk: list[kinds.Count]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(Settings):
     """A plan of costs on a device; with ``costs=timed`` and ``costs=fit`` what steps cost on this machine."""
 
-    device: Text | None
-    devices: Text | None
-    costs: Text | None
+    device: kinds.Text | None
+    devices: kinds.Text | None
+    costs: kinds.Text | None
     measured: bool
-    batch: OneOrMore[Count] | None
-    context: Two | None
-    output: Count
-    acceptance: OneOrMore[Probability]
-    longest: Count
-    memory: Positive | None
-    usable: Annotated[float, number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
-    overhead: AtLeastZero
-    nodes: Several[Two]
-    draft_costs: Several[AtLeastZero]
+    batch: kinds.OneOrMore[kinds.Count] | None
+    context: kinds.Two | None
+    output: kinds.Count
+    acceptance: kinds.OneOrMore[kinds.Probability]
+    longest: kinds.Count
+    memory: kinds.Positive | None
+    usable: Annotated[float, kinds.number("a share above 0, at most 1", lambda value: 0 < value <= 1)]
+    overhead: kinds.AtLeastZero
+    nodes: kinds.Several[kinds.Two]
+    draft_costs: kinds.Several[kinds.AtLeastZero]
     grid: GridSettings
     held_out: GridSettings
-    seconds: AtLeastZero | None
-    rounds: Natural
+    seconds: kinds.AtLeastZero | None
+    rounds: kinds.Natural
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings(Settings):
     """Rules asked about the drafts of a trace; with ``best=tree`` the best tree for its drafter."""
 
-    trace: Annotated[OneOrMore[Text], Wanted("the folder of a run made with trace=true, or a list of them")]
+    trace: Annotated[
+        kinds.OneOrMore[kinds.Text], kinds.Wanted("the folder of a run made with trace=true, or a list of them")
+    ]
     verifiers: Any
-    baseline: Text
+    baseline: kinds.Text
     best: Literal["tree"] | None
-    max_nodes: Count
-    max_depth: Count | None
-    costs: Text | None
+    max_nodes: kinds.Count
+    max_depth: kinds.Count | None
+    costs: kinds.Text | None
 
     def __post_init__(self) -> None:
         names = [*sections("verifier", self.verifiers), *option_names("verifier")]
@@ -212,13 +194,13 @@ def _replay_words(words: list[str]) -> list[str]:
 class GradingSettings:
     """The section ``grading``: benchmarks of lm-eval."""
 
-    tasks: OneOrMore[Text]
-    include: Text | None
-    limit: Count | None
-    fewshot: Natural | None
+    tasks: kinds.OneOrMore[kinds.Text]
+    include: kinds.Text | None
+    limit: kinds.Count | None
+    fewshot: kinds.Natural | None
     chat: bool
-    generation: Section | None
-    max_new_tokens: Count
+    generation: kinds.Section | None
+    max_new_tokens: kinds.Count
     execute: bool
 
 
@@ -226,14 +208,14 @@ class GradingSettings:
 class RunSettings(MeasuredSettings):
     """Methods measured against plain decoding; with ``grading`` their answers to benchmarks."""
 
-    compared_with: Text | None
-    temperatures: Temperatures | None
+    compared_with: kinds.Text | None
+    temperatures: kinds.Temperatures | None
     peaks: Literal["measured", "none"]
     trace: bool
-    trace_dropped: Share
+    trace_dropped: kinds.Share
     objective: Literal["speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate"] | None
     requests_table: bool | None
-    study: Section | None
+    study: kinds.Section | None
     grading: GradingSettings | None
 
     def __post_init__(self) -> None:
@@ -265,13 +247,13 @@ def objective(config: DictConfig, made: Any) -> float | None:
 class ServeSettings(Settings):
     """An endpoint for standard clients."""
 
-    host: Text
-    port: Annotated[int, Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)]
-    name: Text | None
-    template: Text | None
-    queue: Natural
-    drain: AtLeastZero
-    max_body: Count
+    host: kinds.Text
+    port: Annotated[int, kinds.Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)]
+    name: kinds.Text | None
+    template: kinds.Text | None
+    queue: kinds.Natural
+    drain: kinds.AtLeastZero
+    max_body: kinds.Count
     prefix: Literal["specdec", "vllm"]
 
 
@@ -279,14 +261,14 @@ class ServeSettings(Settings):
 class TrainSettings(Settings):
     """A training; with ``export=FOLDER`` a trained drafter written in the layout that a serving engine reads."""
 
-    evaluate_every: Count
-    held_out_rows: Count
-    states: Text | None
+    evaluate_every: kinds.Count
+    held_out_rows: kinds.Count
+    states: kinds.Text | None
     sharded: bool
     mixed_precision: Literal["auto", "no", "bf16"]
-    export: Text | Section | None
+    export: kinds.Text | kinds.Section | None
     format: Literal["native", "speculators", "sglang"]
-    tokens: Count | None
+    tokens: kinds.Count | None
     overwrite: bool
 
 

@@ -108,7 +108,6 @@ def train(config: DictConfig) -> Path:
         "processes": accelerator.num_processes,
     }
     if main:
-        folder.mkdir(parents=True, exist_ok=True)
         if not resumed:
             write_manifest(folder, plain_whole(config), overrides=job_overrides(), exactness={}, training=facts)
         tracker.start(tracked_run(folder, read_manifest(folder)))
@@ -118,7 +117,12 @@ def train(config: DictConfig) -> Path:
         f"{facts['documents']} documents, {len(rows)} rows of {fit.length}, {fit.steps / rows.steps_per_epoch:.1f} "
         f"epochs; {len(held_out)} rows held out"
     )
-    progress = TrainingProgress(fit.steps, title=title, shown=main)
+
+    def curve(done: int, figures: Mapping[str, float]) -> None:
+        if figures and main:
+            tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
+
+    progress = TrainingProgress(fit.steps, title=title, shown=main, curve=curve)
     exit_code = 1
     try:
         with progress:
@@ -137,7 +141,7 @@ def train(config: DictConfig) -> Path:
                     facts=facts,
                 ),
                 accelerator=accelerator,
-                watcher=_Watcher(progress, tracker if main else NullTracker()),
+                watcher=progress,
                 vocab_size=target.vocab_size,
                 sharded=config.sharded,
                 precision=config.mixed_precision,
@@ -165,25 +169,6 @@ def train(config: DictConfig) -> Path:
     return folder / BEST
 
 
-class _Watcher:
-    """Passes on to the progress and the tracker what the loop tells."""
-
-    def __init__(self, progress: TrainingProgress, tracker: Tracker):
-        self._progress, self._tracker = progress, tracker
-
-    def step(self, done: int, figures: Mapping[str, float]) -> None:
-        self._progress.step(done, figures)
-        self._curves(done, figures)
-
-    def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
-        self._progress.evaluated(done, figures, best)
-        self._curves(done, figures)
-
-    def _curves(self, done: int, figures: Mapping[str, float]) -> None:
-        if figures:
-            self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
-
-
 def _rewritten(
     documents: Documents, engine: Engine, settings: RegenerateConfig, seed: int, accelerator: Accelerator
 ) -> Documents:
@@ -201,7 +186,6 @@ def _rewritten(
                 print(f"regenerate: {done} of {total} documents", file=sys.stderr, flush=True)
 
         made_with = {"target": engine.target.name, "dtype": dtype_name(engine.target.dtype)}
-
         asked = [document for document in documents.held_out if not document.supervised.any()]
         with accelerator.main_process_first():
             made = regenerate([*prompts, *asked], engine, settings, seed=seed, made_with=made_with, told=told)

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +27,8 @@ PARTS = ("lookup", "model", "helper")
 class Planned:
     """A drafter as far as a plan needs it.
 
-    Attributes:
-        model: What runs when it drafts; None for a look-up, whose time is not counted.
-        weights: Bytes of weights that nobody else has; None for all of the model's.
-        helpers: Further drafters, whose memory counts, and whose time is not counted.
-        keeps: Whether it has keys and values of its own.
-        longest: How many tokens it can draft; None if there is no limit.
+    ``model`` is what runs (None: a look-up), ``weights`` bytes that nobody else has (None: all of its), ``helpers`` are
+    drafters of which only the memory counts; ``keeps``: it has keys and values; ``longest``: draft, None: any.
     """
 
     title: str
@@ -151,14 +148,9 @@ and whether one forward drafts all."""
 
 
 def _head(
-    owner: str,
-    options: Mapping[str, Any],
-    usual: Mapping[str, Any] | None,
-    target: ModelShape,
-    formats: Formats,
-    *,
+    owner: str, options: Mapping[str, Any], usual: Mapping[str, Any] | None, target: ModelShape, formats: Formats, *,
     at_once: bool,
-) -> Planned:
+) -> Planned:  # fmt: skip
     """The plan of a head: by its files, else by the usual sizes."""
     name, precision = options.get("name"), Precision.of(formats.computes, kv=options.get("kv_cache"))
     config = None if name is None else _config_of(str(name))
@@ -197,11 +189,12 @@ def _from_files(
     sizes, keys = stored_sizes(name), stored_sizes(name, r"(?:k_proj|key_proj)\.weight", axis=0)
     tables = sum(size for tensor, size in sizes.items() if tensor.endswith("embed_tokens.weight"))
     borrowed = not owns_output and not any("lm_head" in tensor for tensor in sizes)
+    keeping = partial(Attention.grouped, weights=0, heads=1, kv_heads=1)
     shape = ModelShape(
         kind=owner,
         hidden=target.hidden,
         vocab=min(config.get("draft_vocab_size") or target.vocab, target.vocab),
-        layers=tuple(_keeping(width) for width in keys.values()),
+        layers=tuple(Layer(attention=keeping(head_dim=width)) for width in keys.values()),
         table_weights=tables,
         output_weights=target.output_weights if borrowed else 0,
         tied=True,
@@ -213,11 +206,6 @@ def _from_files(
     if config.get("block_size"):
         places = config["block_size"] - (not config.get("shifted"))  # the first place holds the root
     return shape, places
-
-
-def _keeping(width: int) -> Layer:
-    """A layer that keeps keys and values of this width, without weights."""
-    return Layer(attention=Attention.grouped(weights=0, heads=1, kv_heads=1, head_dim=width))
 
 
 def _usual_sizes(options: Mapping[str, Any]) -> dict[str, Any] | None:

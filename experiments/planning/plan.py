@@ -1,17 +1,18 @@
 """A plan: a question, and the answers to it."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 from experiments.planning.drafting import Planned
-from experiments.planning.measured import longest_chain
 from experiments.results.origin import Figures
+from specdec.drafting.costs import check_conditions
 from specdec.physics.calibrated import CalibratedRounds
-from specdec.physics.capacity import Served
-from specdec.physics.devices import Device
+from specdec.physics.capacity import Served, kv_bytes_per_position
+from specdec.physics.devices import Device, row_of
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import RoofRounds, RoundCost
 from specdec.physics.shape import ModelShape
@@ -25,16 +26,16 @@ from specdec.physics.speculation import (
     latency,
     price_per_million,
     target_efficiency,
-)
+)  # fmt: skip
 from specdec.physics.work import Roof, StepWork, prompts_work, step_work
 
 Made = TypeVar("Made")
-BATCHES = tuple(2**power for power in range(11))
-"""Batches of the map."""
 CONTEXTS = tuple(2**power for power in range(6, 18))
-"""Contexts of the map, as far as the model goes."""
+"""Contexts at which drafts may break even, as far as the model goes."""
 MOST = 1 << 14
 """The largest batch at which a draft is tried."""
+OUTSIDE = "outside what was measured"
+"""What stands where costs say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,25 +90,16 @@ class Plan:
     def bound(self) -> RoundCost:
         """The least costs of a round's parts."""
         asked = self.asked
-        return RoofRounds(
-            shape=asked.shape,
-            precision=asked.precision,
-            roof=asked.roof,
-            drafter=None if asked.drafter is None else asked.drafter.model,
-            overhead=asked.overhead,
-        )
+        model = None if asked.drafter is None else asked.drafter.model
+        sizes = {"shape": asked.shape, "precision": asked.precision, "overhead": asked.overhead}
+        return RoofRounds(**sizes, roof=asked.roof, drafter=model)
 
     @cached_property
     def served(self) -> Served:
         asked, drafter = self.asked, self.asked.drafter
-        return Served(
-            shape=asked.shape,
-            precision=asked.precision,
-            drafting=() if drafter is None else drafter.memory_of(self.longest),
-            drafted=0 if drafter is None else self.longest,
-            prefill_chunk=asked.prefill_chunk,
-            packed=asked.costs is not None and asked.costs.conditions.executor == "ReplayExecutor",  # a processor's
-        )
+        sizes = {} if drafter is None else {"drafting": drafter.memory_of(self.longest), "drafted": self.longest}
+        sizes["packed"] = asked.costs is not None and asked.costs.conditions.executor == "ReplayExecutor"  # on a CPU
+        return Served(shape=asked.shape, precision=asked.precision, prefill_chunk=asked.prefill_chunk, **sizes)
 
     @property
     def longest(self) -> int:
@@ -127,12 +119,12 @@ class Plan:
     @cached_property
     def rooms(self) -> list[Figures]:
         """The memory of every batch, its total, whether it fits into the device, and how long so many slots can be."""
-        usable, found = self.asked.usable, []
-        for batch in self.asked.batches:
-            memory = self.served.memory(rows=batch, length=self.asked.context)
-            longest = min(self.served.longest(usable, rows=batch), self.asked.shape.max_length or math.inf)
-            sizes = {**asdict(memory), "total": memory.total}
-            found.append(Figures(batch=batch, **sizes, fits=memory.total <= usable, longest=longest))
+        asked, found = self.asked, []
+        for batch in asked.batches:
+            memory = self.served.memory(rows=batch, length=asked.context)
+            longest = min(self.served.longest(asked.usable, rows=batch), asked.shape.max_length or math.inf)
+            fits = {"total": memory.total, "fits": memory.total <= asked.usable, "longest": longest}
+            found.append(Figures(batch=batch, **asdict(memory), **fits))
         return found
 
     @property
@@ -185,8 +177,8 @@ class Plan:
 
         Returns:
             Of each: ``prefill_seconds`` of its prompt (None outside of what was measured), seconds ``per_token`` of
-            output, ``seconds`` of all of it, the prefill's share of these, output ``tokens_per_second`` over all rows
-            while they decode, and the ``price`` of a million of them, prefill included; None without a price.
+            output, ``seconds`` of all of it, output ``tokens_per_second`` over all rows while they decode, and the
+            ``price`` of a million of them, prefill included; None without a price.
         """
         return [self._request(batch, speculate=speculate) for batch in self.asked.batches]
 
@@ -204,46 +196,25 @@ class Plan:
             prefill_seconds=prefill,
             per_token=each,
             seconds=seconds,
-            prefill_share=prefill / seconds if prefill is not None and seconds else None,
             tokens_per_second=batch / each,
             price=price_per_million(asked.price, batch * asked.output / seconds) if asked.price and seconds else None,
         )
 
+    @property
+    def most(self) -> int:
+        """The largest batch that ``break_even`` speaks of."""
+        return MOST if self.asked.costs is None else self.asked.costs.box.batch[1]
+
     @cached_property
-    def map(self) -> Figures:
-        """The best draft over batches and contexts.
-
-        ``drafted`` tokens and their ``speedup`` by batch and context, None outside of what was measured.
-        ``break_even_batch``, by context: the largest batch at which a draft of ``fixed`` tokens is no slower than plain
-        decoding; None if it always pays, as far as is known; ``break_even_known``: whether anything is. ``most`` is
-        the largest batch that it speaks of.
-        """
-        limit, batches = self.asked.shape.max_length, BATCHES
-        contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
-        if self.asked.costs is not None:  # a little beyond what is known, to show that it ends
-            box = self.asked.costs.box
-            batches = tuple(each for each in batches if each <= 2 * box.batch[1])
-            contexts = tuple(each for each in contexts if box.context[0] / 2 < each <= 2 * box.context[1])
-        best = [[self._best(batch, context) for context in contexts] for batch in batches]
-        most = MOST if self.asked.costs is None else self.asked.costs.box.batch[1]
-        even = [self._break_even(context, most) for context in contexts]
-        return Figures(
-            batches=batches,
-            contexts=contexts,
-            drafted=[[each and each.drafted for each in row] for row in best],
-            speedup=[[each and each.speedup for each in row] for row in best],
-            break_even_batch=[batch for _, batch in even],
-            break_even_known=[known for known, _ in even],
-            most=most,
-        )
-
-    def _break_even(self, context: int, most: int) -> tuple[bool, int | None]:
-        """Return whether anything is known about a context, and the batch at which a fixed draft breaks even."""
-        try:
-            batch = break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context, most=most)
-        except ValueError:
-            return False, None
-        return True, batch
+    def break_even(self) -> dict[int, int | None]:
+        """The largest batch at which ``fixed`` drafted tokens pay, by contexts that are known; None for every batch."""
+        found, limit, asked = {}, self.asked.shape.max_length, self.asked
+        for context in [each for each in CONTEXTS if limit is None or each <= limit] or [limit or 1]:
+            with suppress(ValueError):  # outside of what was measured
+                found[context] = break_even_batch(
+                    self.cost, asked.acceptance, drafted=self.fixed, context=context, most=self.most
+                )
+        return found
 
     def critical_context(self, drafted: int) -> float | None:
         """The context from which a step is bound by memory at every batch; None if there is none."""
@@ -252,10 +223,9 @@ class Plan:
     def _best(self, batch: int, context: float) -> BestLength | None:
         if self.asked.costs is None:
             return self._least_best(batch, context)
-        if _known(self.cost.verify, batch=batch, drafted=0, context=context) is None:
-            return None
-        sizes = {"batch": batch, "context": context, "longest": self.longest}
-        return _known(best_length, self.cost, self.asked.acceptance, **sizes)
+        at = {"batch": batch, "context": context}
+        known = _known(self.cost.verify, **at, drafted=0) is not None
+        return _known(best_length, self.cost, self.asked.acceptance, **at, longest=self.longest) if known else None
 
     def _least_best(self, batch: int, context: float) -> BestLength:
         return best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
@@ -272,41 +242,22 @@ class Plan:
         best = self._best(batch, context)
         if best is None:
             return None
-        verify = cost.verify(batch=batch, drafted=best.drafted, context=context)
-        draft = cost.draft(batch=batch, drafted=best.drafted, context=context)
+        at = {"batch": batch, "drafted": best.drafted, "context": context}
+        verify, draft = cost.verify(**at), cost.draft(**at)
         tokens = chain_tokens(self.asked.acceptance, best.drafted)
-        return Figures(
-            batch=batch,
-            best=best,
-            tokens=tokens,
-            efficiency=target_efficiency(cost, batch=batch, drafted=best.drafted, context=context),
-            draft_seconds=draft,
-            verify_seconds=verify,
-            tokens_per_second=batch * tokens / (verify + draft + cost.outside),
-        )
+        rate = batch * tokens / (verify + draft + cost.outside)
+        found = {"tokens": tokens, "draft_seconds": draft, "verify_seconds": verify, "tokens_per_second": rate}
+        return Figures(batch=batch, best=best, efficiency=target_efficiency(cost, **at), **found)
 
     def _prefill(self, batch: int) -> StepWork:
         asked = self.asked
         return prompts_work(asked.shape, asked.precision, [asked.prompt] * batch, asked.prefill_chunk)
 
-    def _phase(
-        self, kind: str, what: str, batch: int, work: StepWork, tokens: float, predicted: float | None
-    ) -> Figures:
-        seconds = work.by_parts(self.asked.roof) + self.asked.overhead
-        total = work.total
-        return Figures(
-            kind=kind,
-            what=what,
-            batch=batch,
-            **asdict(work),
-            bytes=total.bytes,
-            flops=total.flops,
-            intensity=total.intensity,
-            bound=work.bound(self.asked.roof),
-            seconds=seconds,
-            predicted_seconds=predicted,
-            tokens=tokens,
-        )
+    def _phase(self, kind: str, what: str, batch: int, work: StepWork, tokens: float, predicted: Any) -> Figures:
+        roof, sums = self.asked.roof, {name: getattr(work.total, name) for name in ("bytes", "flops", "intensity")}
+        times = {"seconds": work.by_parts(roof) + self.asked.overhead, "predicted_seconds": predicted}
+        made = Figures(kind=kind, what=what, batch=batch, tokens=tokens, bound=work.bound(roof))
+        return made | asdict(work) | sums | times
 
 
 def _known(call: Callable[..., Made], *given: Any, **sizes: Any) -> Made | None:
@@ -314,3 +265,50 @@ def _known(call: Callable[..., Made], *given: Any, **sizes: Any) -> Made | None:
         return call(*given, **sizes)
     except ValueError:
         return None
+
+
+def longest_chain(costs: CalibratedRounds) -> int:
+    """Return the longest chain whose costs are known; 0 if those of no drafts are."""
+    return min(costs.box.drafted[1], costs.deepest)
+
+
+def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory: float) -> Device:
+    """Return the device that costs were measured on: its row of the table, or what its file (or ``memory``) says."""
+    name, peaks = costs.conditions.device, costs.peaks
+    size = peaks.get("memory", memory)
+    row = next((device for device in devices.values() if device.title == name), None) or row_of(name, size, devices)
+    if row is not None:
+        return row
+    if not peaks:
+        raise ValueError(f"the costs were measured on {name}, of which their file has no peaks: give device=NAME")
+    return Device(
+        name=name,
+        title=name,
+        memory=size,
+        bandwidth=max(peaks["copy"], peaks["read"]),
+        flops={costs.conditions.dtype: peaks["flops"]},
+        cache=peaks.get("cache_bytes", 0.0),
+        source="measured by plan costs=fit",
+    )
+
+
+def check_file(
+    costs: CalibratedRounds,
+    path: str,
+    *,
+    device: Device,
+    own: Device,
+    model: str,
+    shape: ModelShape,
+    drafter: str | None,
+    **formats: str | None,
+) -> None:
+    """Refuse costs of something else than what is planned; models of one shape cost alike."""
+    there, work = replace(costs.conditions, device=own.title), costs.work
+    kv = kv_bytes_per_position(shape, Precision.of(there.dtype, kv=there.kv_cache))
+    flops = 2.0 * (shape.active_weights + shape.output_weights)
+    # Of some types no work is known.
+    same = not work or (work.get("token_flops") == flops and work.get("kv_bytes") in (0, kv))
+    fingerprint = there.fingerprint if same else "of another shape"
+    planned = {"device": device.title, "model": model, "fingerprint": fingerprint, "drafter": drafter, **formats}
+    check_conditions(there, replace(there, **planned), path, drafter=drafter is not None)

@@ -17,11 +17,7 @@ FILE = "config.json"
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Return the content of a model's ``config.json``: of a file, a folder, ``bundled/…``, or a name on the hub.
-
-    Raises:
-        ValueError: There is none, or it is not JSON.
-    """
+    """Return the content of a model's ``config.json``: of a file, a folder, ``bundled/…``, or a name on the hub."""
     path = Path(bundled.resolve(name))
     if path.is_dir():
         path = path / FILE
@@ -113,11 +109,7 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-# ---------------------------------------------------------------- bytes
-
-GROUP = 64
-"""Weights that share a factor in this project's ``int4``."""
-
+_GROUP = 64  # weights that share a factor in this project's int4
 _QUANTIZED = ("int8", "int4", "fp8")
 
 
@@ -143,7 +135,7 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
     found, words = Precision.of(computes, weights=quantization, kv=kv_cache), computes
     if quantization is not None:
         if quantization == "int4":  # factors are kept in the model's own type
-            size = found.weights + BYTES[computes] / GROUP
+            size = found.weights + BYTES[computes] / _GROUP
             found = replace(found, weights=size, output=size)
         # Experts that are stored as one tensor are left alone.
         found, words = replace(found, experts=BYTES[computes]), f"weights in {quantization}, computing in {computes}"
@@ -158,11 +150,8 @@ def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None)
     """Return the configuration of a target that is inflated; as it is if it is not."""
     if inflate is None:
         return dict(config)
-    if config.get("model_type") != "llama":
-        raise ValueError(
-            f"target.inflate={inflate}: only Llama models can be inflated, and this is a "
-            f"{config.get('model_type')} model"
-        )
+    if (kind := config.get("model_type")) != "llama":
+        raise ValueError(f"target.inflate={inflate}: only Llama models can be inflated, and this is a {kind} model")
     return {**config, **asdict(llama_shapes.shape_of(inflate))}
 
 

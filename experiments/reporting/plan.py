@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.planning.drafting import short_count
-from experiments.planning.measured import OUTSIDE, longest_chain
-from experiments.planning.plan import Plan
+from experiments.planning.plan import OUTSIDE, Plan, longest_chain
 from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.reading import COUNTED
@@ -157,7 +156,7 @@ def head_lines(plan: Plan) -> list[str]:
 
 
 def tail_lines(plan: Plan) -> list[str]:
-    """The map in words: where memory bounds, and where a draft of a fixed length is slower than plain decoding."""
+    """The limits in words: where memory bounds, and where a draft of a fixed length is slower than plain decoding."""
     lines, drafts, measured = [], plan.asked.drafter is not None, plan.asked.costs is not None
     steps = {"A plain step": 0, **({f"One that verifies {plan.fixed}": plan.fixed} if drafts else {})}
     for name, drafted in steps.items():
@@ -169,13 +168,11 @@ def tail_lines(plan: Plan) -> list[str]:
     if not drafts:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
-    grid = plan.map
-    even = zip(grid.contexts, grid.break_even_batch, grid.break_even_known, strict=True)
-    known = {context: batch for context, batch, sure in even if sure}
+    known = plan.break_even
     if not known:
-        return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
+        return [*lines, f"{what}: batches and contexts are {OUTSIDE}."]
     shown = list(known) if measured else [context for context in _SHOWN if context in known] or list(known)[-1:]
-    nowhere = f"at no batch up to {grid.most:,}" if measured else "at no batch"
+    nowhere = f"at no batch up to {plan.most:,}" if measured else "at no batch"
     pieces: dict[str, list[int]] = {}
     for context in shown:
         batch = known[context]
@@ -215,5 +212,5 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     return {
         "schema": 1, "asked": facts, "memory": plan.rooms, "most_rows": plan.most_rows, "forwards": plan.phases,
         "speculation": plan.speculations if drafts else [], "requests": both, "critical_context": critical,
-        "map": plan.map if drafts else None,
+        "break_even": plan.break_even if drafts else None,
     }  # fmt: skip

@@ -96,19 +96,22 @@ class TrainingProgress(Progress):
         last: The newest value of every figure.
     """
 
-    def __init__(self, total: int, *, title: str, shown: bool):
+    def __init__(self, total: int, *, title: str, shown: bool, curve: Callable[[int, Mapping[str, float]], None]):
         super().__init__(total, "steps", shown=shown)
         self.last: dict[str, float] = {}
+        self._curve = curve
         self.line(title)
 
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         """So many steps are done."""
         self.last |= figures
+        self._curve(done, figures)
         self.update(done, f"loss {self.last['loss']:.3f}" if "loss" in self.last else "")
 
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         """The head was measured."""
         self.last |= figures
+        self._curve(done, figures)
         names = ("simulated_length", "simulated_length_greedy", "served_length", "calibration_error")
         shown = {name.removeprefix("held_out/"): value for name, value in figures.items()}
         parts = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in shown.items() if name.startswith(names)]

@@ -1,6 +1,5 @@
 """The report of a replay: its tables, its remarks, its pictures, and the files that it leaves."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +7,11 @@ from typing import Any
 
 import pandas
 
-from experiments.reporting import style
 from experiments.reporting.columns import T, lossiness
 from experiments.reporting.formats import csv_text, document, publish
+from experiments.reporting.studies.two_way import Shade, heat_map
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
-from experiments.results.comparison import commit_of
+from experiments.results.comparison import Grid, commit_of
 from experiments.results.lossless import promises_exact
 from experiments.results.rows import Row, family
 
@@ -102,43 +101,24 @@ def remarks(done: Sequence[Row]) -> list[str]:
     return notes
 
 
-@style.styled()
 def gain_plot(rows: Sequence[Row], path: Path, subtitle: str, *, baseline: str) -> Path:
-    """Expected accepted tokens per round: a cell per rule and drafts, a block per temperature.
+    """Expected accepted tokens per round: a cell per rule and drafts, a panel per temperature.
 
     The colour of an exact rule's cell is its gain over the baseline on the same drafts, starred where the paired
-    interval excludes zero. Gains and losses have scales of their own, each to its largest value, so that a rule far
-    below the baseline leaves colours for the differences among the good ones. Rules that are not exact stand below,
-    without a colour: what they accept does not compare.
+    interval excludes zero. Rules that are not exact have no colour: what they accept does not compare.
     """
-    from matplotlib.colors import TwoSlopeNorm
-
-    temperatures, kinds = (
-        sorted({row["temperature"] for row in rows}),
-        list(dict.fromkeys(row["drafts"] for row in rows)),
+    cells: dict[float, dict[tuple[str, str], Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["temperature"], not promises_exact(row["exactness"]))):
+        exact, gain = promises_exact(row["exactness"]), row["gain"] or 0.0
+        sure = exact and (row["gain_low"] or 0.0) * (row["gain_high"] or 0.0) > 0 and abs(gain) >= _SAME
+        place = row["rule"] if exact else f"{row['rule']} (not exact)", row["drafts"].replace("drafter.shape=", "")
+        shown = {"gain": gain if exact else None, "text": f"{row['accepted']:.2f}{'*' if sure else ''}"}
+        cells.setdefault(row["temperature"], {})[place] = row | shown
+    names, drafts = (
+        tuple(dict.fromkeys(parts)) for parts in zip(*(p for of in cells.values() for p in of), strict=True)
     )
-    exact = {row["rule"]: promises_exact(row["exactness"]) for row in rows}
-    rules = sorted(exact, key=lambda rule: not exact[rule])  # stable: the others keep their order
-    gains = [row["gain"] for row in rows if row["gain"] is not None and exact[row["rule"]]]
-    norm = TwoSlopeNorm(0.0, vmin=min([-0.01, *gains]), vmax=max([0.01, *gains]))
-    figure = style.new_figure(style.PAGE, 1.25 + (0.25 + 0.19 * len(rules)) * len(temperatures))
-    panels = figure.subplots(len(temperatures), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, temperature in zip(panels, temperatures, strict=True):
-        values = [[math.nan] * len(kinds) for _ in rules]
-        texts = {(y, x): "-" for y in range(len(rules)) for x in range(len(kinds))}
-        for row in (row for row in rows if row["temperature"] == temperature):
-            y, x = rules.index(row["rule"]), kinds.index(row["drafts"])
-            low, high, gain = row["gain_low"] or 0.0, row["gain_high"] or 0.0, row["gain"] or 0.0
-            sure = exact[row["rule"]] and low * high > 0 and abs(gain) >= _SAME
-            if exact[row["rule"]]:
-                values[y][x] = gain
-            texts[y, x] = f"{row['accepted']:.2f}{'*' if sure else ''}"
-        image = style.matrix(panel, values, texts, norm, "PuOr")
-        panel.set_yticks(range(len(rules)), [rule if exact[rule] else f"{rule} (not exact)" for rule in rules])
-        panel.set_ylabel(f"T = {temperature:g}")
-    shown = [style.wrapped(kind.replace("drafter.shape=", ""), 18) for kind in kinds]
-    panels[-1].set_xticks(range(len(kinds)), shown)
-    bar = figure.colorbar(image, ax=list(panels), shrink=0.6, pad=0.01)
-    bar.set_label(f"gain over {baseline}\n(accepted tokens per round)")
+    listed = [Grid("rule", "drafts", names, drafts, {"T": f"{at:g}"}, of) for at, of in cells.items()]
+    label = f"gain over {baseline} (accepted tokens per round); 0 is white"
+    shade = Shade("gain", label, lambda row: row["text"], middle=0.0)
     about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
-    return style.finish(figure, path, "Expected accepted tokens per round, by rule and drafts", about)
+    return heat_map(listed, path, "Expected accepted tokens per round, by rule and drafts", about, [shade])

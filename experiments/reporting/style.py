@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 Row = Mapping[str, Any]
 """A row of the frame of results (``experiments.results.rows``)."""
@@ -206,27 +204,6 @@ def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: st
             if panel.ring is not None and row[panel.ring]:
                 ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
                 axes.plot(x, y, linestyle="none", label=row[panel.ring], **ring)
-
-
-def matrix(
-    axes: "Axes", values: Sequence[Sequence[float]], texts: Mapping[tuple[int, int], str], norm: "Normalize", map_: str
-) -> "AxesImage":
-    """Draw a coloured cell for every value that is not NaN, with texts by row and column, and return the image.
-
-    A text is black or white, whichever has the stronger contrast to its cell (relative luminance by WCAG 2).
-    """
-    image = axes.imshow(values, cmap=map_, norm=norm, aspect="auto")
-    for (y, x), text in texts.items():
-        value, shade = values[y][x], FAINT
-        if value == value:
-            rgb = image.cmap(float(norm(value)))[:3]
-            bright = sum(weight * part**2.2 for weight, part in zip((0.2126, 0.7152, 0.0722), rgb, strict=True))
-            shade = "black" if bright > 0.179 else "white"
-        axes.text(x, y, text, ha="center", va="center", fontsize=SMALLEST, color=shade, zorder=4)
-    axes.tick_params(which="both", length=0)
-    axes.spines[:].set_visible(False)
-    axes.grid(visible=False)
-    return image
 
 
 def name_rows(axes: "Axes", names: Sequence[str], width: int) -> None:

@@ -1,7 +1,7 @@
 """Attention in this project's C on a CPU: it walks through the cache as it lies, with no mask and no copy.
 
 ``native/attention.c`` has the code. Rows may be ragged, their slots scattered, their cache in pages: it
-is one call all the same. A chain's tokens get the same bits whether they come one by one or together.
+is one call all the same. Tokens get the same bits whether they come one by one, in a chain or in a tree.
 """
 
 from collections.abc import Sequence

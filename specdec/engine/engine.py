@@ -196,10 +196,7 @@ class Engine:
         *,
         speculate: bool = True,
     ) -> Iterator[Step]:
-        """Yields the steps of all requests as they happen, otherwise like ``generate``. Ids have the prompts' order.
-
-        Prompts are checked when it is called, and decoded when the first step is asked for.
-        """
+        """Yields all steps as they happen, else like ``generate``; prompts are checked now, ids have their order."""
         return self._drain(self._intake.requests(prompts, sampling, speculate=speculate))
 
     def submit(

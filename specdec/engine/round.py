@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from specdec.acceptance import Plain, accept, certain
+from specdec.arguments import instance
 from specdec.batch import Batch
 from specdec.coupling import decided
 from specdec.engine.clock import StageTimer
@@ -204,6 +205,7 @@ def propose(mode: Mode, batch: Batch) -> DraftTree:
     """Return the session's drafts, without the nodes that are too deep for their row."""
     assert mode.session is not None
     tree = mode.session.propose(batch)
+    instance(f"{type(mode.session).__name__}.propose(…)", tree, DraftTree, "DraftTree.root_only(batch.roots) at least")
     if mode.check is not None:
         mode.check(tree, batch)
     if tree.width > mode.max_nodes + 1:

@@ -7,7 +7,9 @@
    numbers, and of neighbouring keys' values, whose weights are rounded to it. Sums are in float32. The softmax runs along (Milakov and Gimelshein 2018; FlashAttention): a query's sums are rescaled
    when a block has a larger score.
 
-   A query's output is the same bits whatever the other queries are, and whatever the number of threads. */
+   A query's output is the same bits whatever the other queries are, and whatever the number of threads. A node of a tree
+   has those that it has in a line: its ancestors, between which others stand, are taken in the order of their positions,
+   and so in the same blocks, lanes and pairs. */
 
 #include <omp.h>
 
@@ -17,6 +19,7 @@
 #define KEYS 64 /* of a block, as many as a word of a tree's ancestors has bits */
 #define MOST 6  /* queries at a time */
 #define QUERIES 96 /* of a task */
+#define BLOCKS(C) ((C)->cells / KEYS + 2) /* that a tree can touch */
 #define NONE (-3.0e38f)
 #define LOG2_E 1.44269504f
 
@@ -45,35 +48,30 @@ INLINE void transpose(vec *m) {
   }
 }
 
-/* Which keys of the block from `start` on a node sees, a bit for each, windows and chunks left out. */
-INLINE uint64_t seen_by(const call *c, long row, long node, long start, long length) {
-  const long cell = start - length; /* of the first key, below 0 in the prefix */
-  if (cell + KEYS <= 0) return ~0ull;
-  const uint64_t prefix = cell < 0 ? (1ull << -cell) - 1 : 0;
-  if (!c->words) {
-    const long last = c->cells - c->nodes + node - cell; /* its own cell */
-    return last >= 63 ? ~0ull : last < 0 ? prefix : (2ull << last) - 1;
+/* A bit for each key of a block, up to a last one. */
+INLINE uint64_t up_to(long last) { return last >= 63 ? ~0ull : last < 0 ? 0 : (2ull << last) - 1; }
+
+/* Which keys of the block of positions from `start` on no window or chunk hides from a query at the position `own`. */
+INLINE uint64_t within_reach(const call *c, long own, long start) {
+  long first = c->window ? own - c->window + 1 - start : 0;
+  uint64_t seen = ~0ull;
+  if (c->chunk) {
+    const long chunk = own / c->chunk * c->chunk - start;
+    first = chunk > first ? chunk : first, seen = up_to(chunk + c->chunk - 1);
   }
-  const uint64_t *words = (const uint64_t *)c->words + row * c->words_row + node * c->words_node;
-  const long count = (c->cells + 63) / 64;
-  if (cell < 0) return prefix | words[0] << -cell;
-  const long word = cell / 64, bit = cell % 64;
-  uint64_t seen = word < count ? words[word] >> bit : 0;
-  if (bit && word + 1 < count) seen |= words[word + 1] << (64 - bit);
-  return seen;
+  return first >= KEYS ? 0 : first > 0 ? seen & ~0ull << first : seen;
 }
 
-/* The same less what a window or chunk hides. */
-static uint64_t within_reach(const call *c, uint64_t seen, long row, long node, long start, long length) {
-  const int64_t *depth = c->depth + row * c->depth_row;
-  const long own = length + depth[c->cells - c->nodes + node];
-  for (int key = 0; key < KEYS; key++) {
-    if (!(seen >> key & 1)) continue;
-    const long cell = start + key - length, position = cell < 0 ? start + key : length + depth[cell];
-    if ((c->window && own - position >= c->window) || (c->chunk && own / c->chunk != position / c->chunk))
-      seen &= ~(1ull << key);
-  }
-  return seen;
+/* Finds the first `most` cells of the tree that a node sees, in their order, which is that of their positions. */
+INLINE long find_path(const call *c, long row, long node, long most, int *path) {
+  const uint64_t *words = (const uint64_t *)c->words + row * c->words_row + node * c->words_node;
+  long count = 0;
+  for (long word = 0; 64 * word < most; word++)
+    for (uint64_t left = words[word]; left; left &= left - 1) {
+      const long cell = 64 * word + __builtin_ctzll(left);
+      if (cell < most) path[count++] = cell;
+    }
+  return count;
 }
 
 /* Adds numbers times one to all sums: vectors of words, which are float32, or pairs of bfloat16. */
@@ -179,11 +177,36 @@ INLINE void fetch(const call *c, long row, long head, long position) {
     _mm_prefetch((const char *)c->values + value * item + at, _MM_HINT_T1);
 }
 
-/* Lays out a block's keys [words of dim][KEYS] and values [words of KEYS][value_dim]; what is behind the last key is 0.
-   Meanwhile fetches those that are used next: `more` of a head from a position on. */
+/* Lays out a block's values [words of KEYS][value_dim], which stand at `at`, from a key on that begins a word; what is
+   behind the last key is 0. Meanwhile fetches keys and values that are used next: `more` of a head from a position on. */
+INLINE void lay_out_values(const call *c, long row, const long *at, long first, long count, long next_head, long next,
+                           long more, float *values) {
+  const long wide = filled_up(c->value_dim);
+#if PAIRS
+  if (in_pairs(c)) {
+    for (long key = first; key < count; key += 2, values += wide) {
+      if (key < more) fetch(c, row, next_head, next + key);
+      if (key + 1 < more) fetch(c, row, next_head, next + key + 1);
+      for (long d = 0; d < wide; d += WIDTH) {
+        const long some = c->value_dim - d;
+        const ivec low = BITS(load_some(c->values, at[key] + d, some, BFLOAT16));
+        const ivec high = key + 1 < count ? BITS(load_some(c->values, at[key + 1] + d, some, BFLOAT16)) : IALL(0);
+        STORE(values + d, FLOATS(_mm512_or_si512(RIGHT(low, 16), high)));
+      }
+    }
+    return;
+  }
+#endif
+  for (long key = first; key < count; key++, values += wide) {
+    if (key < more) fetch(c, row, next_head, next + key);
+    for (long d = 0; d < c->value_dim; d += WIDTH)
+      STORE(values + d, load_some(c->values, at[key] + d, c->value_dim - d, c->dtype));
+  }
+}
+
+/* Lays out a block's keys [words of dim][KEYS] and values; what is behind the last key is 0. */
 static void lay_out(const call *c, long row, long head, long start, long count, long next_head, long next, long more,
                     float *keys, float *values) {
-  const long wide = filled_up(c->value_dim);
   long at_key[KEYS], at_value[KEYS];
   for (long key = 0; key < count; key++) find(c, row, head, start + key, at_key + key, at_value + key);
   for (long first = 0; first < KEYS; first += WIDTH)
@@ -198,26 +221,7 @@ static void lay_out(const call *c, long row, long head, long start, long count, 
       transpose(m);
       UNROLL for (int i = 0; i < WIDTH; i++) STORE(keys + (d + i) * KEYS + first, m[i]);
     }
-#if PAIRS
-  if (in_pairs(c)) {
-    for (long key = 0; key < count; key += 2) {
-      if (key < more) fetch(c, row, next_head, next + key);
-      if (key + 1 < more) fetch(c, row, next_head, next + key + 1);
-      for (long d = 0; d < wide; d += WIDTH) {
-        const long some = c->value_dim - d;
-        const ivec low = BITS(load_some(c->values, at_value[key] + d, some, BFLOAT16));
-        const ivec high = key + 1 < count ? BITS(load_some(c->values, at_value[key + 1] + d, some, BFLOAT16)) : IALL(0);
-        STORE(values + key / 2 * wide + d, FLOATS(_mm512_or_si512(RIGHT(low, 16), high)));
-      }
-    }
-    return;
-  }
-#endif
-  for (long key = 0; key < count; key++) {
-    if (key < more) fetch(c, row, next_head, next + key);
-    for (long d = 0; d < c->value_dim; d += WIDTH)
-      STORE(values + key * wide + d, load_some(c->values, at_value[key] + d, c->value_dim - d, c->dtype));
-  }
+  lay_out_values(c, row, at_value, 0, count, next_head, next, more, values);
 }
 
 /* Replaces a query's scores, which are logarithms to the base of two, by weights, in `pairs` or not, adds these to
@@ -259,6 +263,78 @@ INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest
   return factor;
 }
 
+/* What a task computes with. */
+typedef struct {
+  float *keys, *values, *scores;                 /* of a block; scores are [MOST][KEYS] */
+  float *q, *sums;                               /* [QUERIES][dim] */
+  float largest[QUERIES], total[QUERIES][WIDTH]; /* of the softmax */
+  float *tree, *own;                             /* scores of a tree's blocks [block][QUERIES][KEYS]; a node's own values */
+  int *paths;                                    /* [MOST][cell] */
+} workspace;
+
+/* The keys of a tree's queries, from the block on in which the prefix ends up to `stop`: `count` queries from `first` on,
+   of one head of `heads`, which are in the workspace from `at` on. All scores are computed in the order of the cells; then
+   every query takes its own in the order of their positions. */
+static void attend_tree(const call *c, workspace *w, long row, long head, long heads, long at, long first, long count,
+                        long stop) {
+  const long groups = c->heads / c->key_heads, length = c->lengths[row], base = length / KEYS * KEYS;
+  const long dim = filled_up(words_of(c, c->dim)), wide = filled_up(c->value_dim), last = (stop - 1) / KEYS * KEYS;
+  const int pairs = in_pairs(c), in_word = pairs ? 2 : 1;
+  const long shared = length - base, common = shared / in_word; /* keys of the first block that all see; whole words */
+  const float same[MOST] = {1, 1, 1, 1, 1, 1};
+  for (long start = last; start >= base; start -= KEYS) { /* so that the first block's values stay */
+    const long here = stop - start < KEYS ? stop - start : KEYS;
+    if (start > base)
+      lay_out(c, row, head, start, here, head, start - KEYS, KEYS, w->keys, w->values);
+    else
+      lay_out(c, row, head, start, here, head + 1, last, heads > 1 ? stop - last : 0, w->keys, w->values);
+    for (long i = 0; i < count; i += MOST)
+      scores_of[pairs][count - i < MOST ? count - i : MOST](
+          w->q + (at + i) * dim, w->keys, w->tree + ((start - base) / KEYS * QUERIES + i) * KEYS, dim, LOG2_E * c->scale);
+  }
+  for (long i = 0; i < count; i += MOST) {
+    const long some = count - i < MOST ? count - i : MOST;
+    const int *path[MOST];
+    long ends[MOST], longest = 0;
+    for (long r = 0; r < some; r++) {
+      const int known = r && (first + i + r) % groups;
+      path[r] = known ? path[r - 1] : w->paths + r * c->cells;
+      ends[r] = known ? ends[r - 1] : shared + find_path(c, row, (first + i + r) / groups, stop - length, (int *)path[r]);
+      longest = ends[r] > longest ? ends[r] : longest;
+    }
+    for (long start = 0; start < longest; start += KEYS) {
+      const long begin = start ? 0 : shared, word = start ? 0 : common;
+      float factors[MOST];
+      for (long r = 0; r < some; r++) {
+        const float *of_cells = w->tree + (i + r) * KEYS;
+        float *scores = w->scores + r * KEYS;
+        memcpy(scores, of_cells, 4 * KEYS);
+        for (long key = begin; key < KEYS && start + key < ends[r]; key++) {
+          const long cell = shared + path[r][start + key - shared];
+          scores[key] = of_cells[cell / KEYS * QUERIES * KEYS + cell % KEYS];
+        }
+        const long own = length + c->depth[row * c->depth_row + c->cells - c->nodes + (first + i + r) / groups];
+        const uint64_t seen = up_to(ends[r] - start - 1) & within_reach(c, own, base + start);
+        factors[r] = softmax(scores, seen, c->softcap, w->largest + at + i + r, w->total[at + i + r], pairs);
+      }
+      values_of[pairs][some](w->scores, w->values, w->sums + (at + i) * wide, factors, wide, word);
+      for (long r = 0, alike; r < some; r += alike) {
+        for (alike = 1; r + alike < some && path[r + alike] == path[r];) alike++;
+        const long here = ends[r] - start < KEYS ? ends[r] - start : KEYS;
+        if (here <= word * in_word) continue;
+        long places[KEYS], key_place;
+        for (long key = word * in_word; key < here; key++) {
+          const long place = start + key < shared ? key : shared + path[r][start + key - shared];
+          find(c, row, head, base + place, &key_place, places + key);
+        }
+        lay_out_values(c, row, places, word * in_word, here, 0, 0, 0, w->own);
+        values_of[pairs][alike](w->scores + r * KEYS + word, w->own, w->sums + (at + i + r) * wide, same, wide,
+                                (here + in_word - 1) / in_word - word);
+      }
+    }
+  }
+}
+
 /* The queries from `first` on of one row and some key heads. A query is a node and one of the heads that share a key
    head. All heads of a block of keys are read before the next block, because they lie side by side. */
 static void attend_task(const call *c, long row, long head, long heads, long first, long count, float *room) {
@@ -266,53 +342,56 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
   const long own = length + c->cells - c->nodes; /* where node 0 stands */
   const long dim = filled_up(words_of(c, c->dim)), wide = filled_up(c->value_dim);
   const int pairs = in_pairs(c);
-  float *keys = room, *values = keys + KEYS * dim, *scores = values + KEYS * wide;
-  float *q = scores + MOST * KEYS, *sums = q + QUERIES * dim;
-  float largest[QUERIES], total[QUERIES][WIDTH], factors[MOST];
+  workspace w;
+  w.keys = room, w.values = w.keys + KEYS * dim, w.scores = w.values + KEYS * wide, w.q = w.scores + MOST * KEYS;
+  w.sums = w.q + QUERIES * dim, w.own = w.sums + QUERIES * wide, w.tree = w.own + KEYS * wide;
+  w.paths = (int *)(w.tree + BLOCKS(c) * QUERIES * KEYS);
+  float factors[MOST];
   for (long i = 0; i < heads * count; i++) {
     const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
     const long at = row * c->query_row + of * c->query_head + node * c->query_node;
-    for (long d = 0; d < dim; d += WIDTH) STORE(q + i * dim + d, load_part(c, c->query, at, d, c->dim));
-    for (long d = 0; d < wide; d += WIDTH) STORE(sums + i * wide + d, ZERO());
-    largest[i] = c->sinks ? LOG2_E * c->sinks[of] : NONE;
-    STORE(total[i], ZERO());
-    total[i][0] = c->sinks ? 1 : 0;
+    for (long d = 0; d < dim; d += WIDTH) STORE(w.q + i * dim + d, load_part(c, c->query, at, d, c->dim));
+    for (long d = 0; d < wide; d += WIDTH) STORE(w.sums + i * wide + d, ZERO());
+    w.largest[i] = c->sinks ? LOG2_E * c->sinks[of] : NONE;
+    STORE(w.total[i], ZERO());
+    w.total[i][0] = c->sinks ? 1 : 0;
   }
   /* The keys of a line end with the last query's own; a tree's with its last cell. */
   long stop = c->words ? length + c->cells : own + (first + count - 1) / groups + 1, start = 0;
   if (stop > c->pages * c->page_size) stop = c->pages * c->page_size;
-  if (c->window && !c->words) {
-    start = own + first / groups - c->window + 1;
+  if (c->window) {
+    start = (c->words ? length : own + first / groups) - c->window + 1;
     start = start > 0 ? start / KEYS * KEYS : 0;
   }
-  const int reach = c->window || c->chunk;
-  for (; start < stop; start += KEYS) {
+  /* Blocks in which cells are positions. */
+  for (const long end = c->words ? length / KEYS * KEYS : stop; start < end; start += KEYS) {
     const long here = stop - start < KEYS ? stop - start : KEYS, next = start + KEYS;
-    const uint64_t exists = here == KEYS ? ~0ull : (1ull << here) - 1;
     for (long h = 0; h < heads; h++) {
       if (h + 1 < heads)
-        lay_out(c, row, head + h, start, here, head + h + 1, start, here, keys, values);
+        lay_out(c, row, head + h, start, here, head + h + 1, start, here, w.keys, w.values);
       else
-        lay_out(c, row, head + h, start, here, head, next, stop - next, keys, values);
+        lay_out(c, row, head + h, start, here, head, next, stop - next, w.keys, w.values);
       for (long i = 0; i < count; i += MOST) {
         const long some = count - i < MOST ? count - i : MOST, at = h * count + i;
-        scores_of[pairs][some](q + at * dim, keys, scores, dim, LOG2_E * c->scale);
+        scores_of[pairs][some](w.q + at * dim, w.keys, w.scores, dim, LOG2_E * c->scale);
         for (long r = 0; r < some; r++) {
           const long node = (first + i + r) / groups;
-          uint64_t seen = seen_by(c, row, node, start, length) & exists;
-          if (reach) seen = within_reach(c, seen, row, node, start, length);
-          factors[r] = softmax(scores + r * KEYS, seen, c->softcap, largest + at + r, total[at + r], pairs);
+          const long place = c->words ? length + c->depth[row * c->depth_row + c->cells - c->nodes + node] : own + node;
+          const uint64_t seen = up_to((place < stop ? place : stop - 1) - start) & within_reach(c, place, start);
+          factors[r] = softmax(w.scores + r * KEYS, seen, c->softcap, w.largest + at + r, w.total[at + r], pairs);
         }
-        values_of[pairs][some](scores, values, sums + at * wide, factors, wide, pairs ? (here + 1) / 2 : here);
+        values_of[pairs][some](w.scores, w.values, w.sums + at * wide, factors, wide, pairs ? (here + 1) / 2 : here);
       }
     }
   }
+  for (long h = 0; c->words && h < heads; h++)
+    attend_tree(c, &w, row, head + h, heads - h, h * count, first, count, stop);
   for (long i = 0; i < heads * count; i++) {
     const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
     const long at = ((row * c->nodes + node) * c->heads + of) * c->value_dim;
-    const float all = SUM(LOAD(total[i]));
+    const float all = SUM(LOAD(w.total[i]));
     for (long d = 0; d < wide; d += WIDTH) {
-      const vec numbers = MUL(LOAD(sums + i * wide + d), ALL(all > 0 ? 1 / all : 0));
+      const vec numbers = MUL(LOAD(w.sums + i * wide + d), ALL(all > 0 ? 1 / all : 0));
       const long some = c->value_dim - d < WIDTH ? c->value_dim - d : WIDTH;
       store_some(c->output, at + d, some, c->dtype, numbers);
     }
@@ -323,7 +402,8 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
 int attend(const call *c) {
   const long queries = c->nodes * (c->heads / c->key_heads), blocks = (queries + QUERIES - 1) / QUERIES;
   const long each = (queries + blocks - 1) / blocks, dims = filled_up(c->dim) + filled_up(c->value_dim);
-  const long room = 4 * (KEYS * (dims + MOST) + QUERIES * dims), threads = omp_get_max_threads();
+  const long of_tree = c->words ? KEYS * filled_up(c->value_dim) + BLOCKS(c) * QUERIES * KEYS + MOST * c->cells : 0;
+  const long room = 4 * (KEYS * (dims + MOST) + QUERIES * dims + of_tree), threads = omp_get_max_threads();
   /* As many heads together as there is room for, as long as every thread has a task. */
   long tasks_of_row = (c->key_heads * each + QUERIES - 1) / QUERIES;
   if (tasks_of_row * c->rows * blocks < threads) tasks_of_row = (threads + c->rows * blocks - 1) / (c->rows * blocks);

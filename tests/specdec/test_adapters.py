@@ -30,7 +30,7 @@ LAYERS = {"few": ["q_proj", "down_proj"], "many": ["q_proj", "k_proj", "v_proj",
 def save_adapter(folder: Path, *, seed: int, layers: list[str], vocab: int = VOCAB, **options: object) -> str:
     """An adapter of the tiny model in peft's layout, which changes what the model says."""
     config = peft.LoraConfig(r=3, lora_alpha=12, target_modules=layers, task_type="CAUSAL_LM", **options)
-    adapted = peft.get_peft_model(tiny_model(vocab_size=vocab), config)
+    adapted = peft.get_peft_model(tiny_model(vocab_size=vocab, layers=2), config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
@@ -51,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def merged(folder: str | None) -> PreTrainedModel:
     """The model with an adapter merged by peft itself."""
-    model = tiny_model(vocab_size=VOCAB)
+    model = tiny_model(vocab_size=VOCAB, layers=2)
     return model if folder is None else peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
 
 
@@ -60,8 +60,8 @@ CHOSEN = ["few", "many", None, "many", "few", None]
 
 
 def mixed(folders: dict[str, str], drafter: str | None, **options: object) -> list[list[int]]:
-    target = Target(tiny_model(vocab_size=VOCAB), adapters=folders)
-    made = None if drafter is None else DRAFTERS[drafter](tiny_model(vocab_size=VOCAB))
+    target = Target(tiny_model(vocab_size=VOCAB, layers=2), adapters=folders)
+    made = None if drafter is None else DRAFTERS[drafter](tiny_model(vocab_size=VOCAB, layers=2))
     rule = None if made is None else fitting(made)
     engine = Engine(target, made, rule, **{"max_batch_size": 3, "max_length": 48, **options})
     engine.warm_up()  # captured forwards choose anew at every replay
@@ -103,7 +103,7 @@ def test_an_adapter_that_is_chosen_for_other_rows_is_noticed(folders: dict[str, 
 
 
 def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_path: Path) -> None:
-    tiny_model(vocab_size=VOCAB).save_pretrained(tmp_path)
+    tiny_model(vocab_size=VOCAB, layers=2).save_pretrained(tmp_path)
     model = adapters.merge(AutoModelForCausalLM.from_pretrained(tmp_path), folders["many"])
     ours = dict(model.named_parameters())
     for name, parameter in merged(folders["many"]).named_parameters():
@@ -113,7 +113,7 @@ def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_pat
 
 def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tmp_path, monkeypatch) -> None:
     def refused(message: str, **named: str) -> None:
-        model = tiny_model(vocab_size=VOCAB)
+        model = tiny_model(vocab_size=VOCAB, layers=2)
         with pytest.raises(ValueError, match=message):
             Target(model, adapters=named)
         assert not any(isinstance(module, adapters.AdaptedLinear) for module in model.modules())
@@ -129,7 +129,7 @@ def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tm
     gone = sorted(tensors)[-1]
     save_file({name: tensor for name, tensor in tensors.items() if name != gone}, half)
     refused(f"half' is incomplete: the tensor {gone} is missing", half=str(half.parent))
-    model = tiny_model(vocab_size=VOCAB)
+    model = tiny_model(vocab_size=VOCAB, layers=2)
     with pytest.raises(ValueError, match="of another base"):
         adapters.merge(model, other)
     monkeypatch.setattr(loading, "_read", None)  # before the model is loaded
@@ -139,7 +139,9 @@ def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tm
             Target.from_pretrained(str(tmp_path / "model"), **given)
     for ask, message in (("x", "the target has 'few', 'many'"), ("", "give the name")):
         with pytest.raises(ValueError, match=message):
-            Engine(Target(tiny_model(vocab_size=VOCAB), adapters=folders)).generate([[1]], SamplingParams(adapter=ask))
+            Engine(Target(tiny_model(vocab_size=VOCAB, layers=2), adapters=folders)).generate(
+                [[1]], SamplingParams(adapter=ask)
+            )
     with pytest.raises(ValueError, match="the target has none"):
         Engine(Target(model)).generate([[1]], SamplingParams(adapter="few"))
     with pytest.raises(ValueError, match="share no beginnings"):

@@ -11,13 +11,14 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import specdec.engine.output
-from drafters import NGramDrafter
+from drafters import MarginalDrafter, NGramDrafter
 from specdec import Completion, Drafter, DraftSampling, Engine, SamplingParams, Step, Target, Verifier
 from specdec.engine.read_back import Fetch
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.honest import Honest
 from tests.launches import counted
+from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
@@ -138,40 +139,49 @@ def test_missing_and_wrong_attributes_are_named(target: Target, component: Any, 
 REPEATED = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
 
 
-def reference(model, completion: Completion) -> torch.Tensor:
-    """Log-softmax of the logits before every output token, from one plain forward: [token, vocab]."""
-    tokens = torch.tensor([[*completion.prompt_ids, *completion.token_ids]])
+def check_logprobs(model, completion: Completion, top: int) -> None:
+    """Compare with the log-softmax of the logits before every output token, from one plain forward."""
+    prompt, output = completion.prompt_ids, torch.tensor(completion.token_ids)
     with torch.inference_mode():
-        logits = model(tokens).logits[0, len(completion.prompt_ids) - 1 : -1]
-    return logits.log_softmax(-1)
+        logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    chosen = expected.gather(1, output[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(completion.raw_logprobs), chosen, atol=1e-5, rtol=1e-5)
+    if not top:
+        assert completion.top_logprobs == ()
+        return
+    values, tokens = expected.topk(top)
+    assert [[token for token, _ in row] for row in completion.top_logprobs] == tokens.tolist()
+    told = torch.tensor([[value for _, value in row] for row in completion.top_logprobs])
+    torch.testing.assert_close(told, values, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recording", ["off", "rounds", complete("auto", strong=False)])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_raw_logprobs_are_those_of_a_plain_forward(architecture: str, recording: str) -> None:
+    """Also where a session's own forwards are steps of a recorded commit, with no result."""
+    model = tiny_model(architecture, vocab_size=VOCAB)
+    for drafter in (MarginalDrafter(2, samples=3), DRAFTERS["model_tree_iid"](model), NGramDrafter(3)):
+        engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40, recording=recording)
+        (done,) = engine.generate([[59]], SamplingParams(max_new_tokens=39, logprobs=3, ignore_eos=True))
+        check_logprobs(model, done, 3)
 
 
 SAMPLINGS = [
     SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.8, repetition_penalty=1.3, logprobs=3),
     SamplingParams(max_new_tokens=9, temperature=1.0, logprobs=0),
-    SamplingParams(max_new_tokens=11, logprobs=5),
 ]
 
 
-def test_raw_log_probabilities_are_the_models_own_and_are_cut_with_the_tokens(model, target) -> None:
-    completions = make(target).generate(REPEATED, SAMPLINGS)
-    processed, plain, _ = completions
+def test_raw_log_probabilities_are_before_processing_and_are_cut_with_the_tokens(model, target) -> None:
+    processed, plain = completions = make(target).generate(REPEATED[:2], SAMPLINGS)
     assert max(abs(a - b) for a, b in zip(processed.logprobs, processed.raw_logprobs, strict=True)) > 0.1
     assert plain.logprobs == pytest.approx(plain.raw_logprobs, abs=1e-5)  # temperature 1, nothing else
-    unasked = make(target).generate(REPEATED, [replace(each, logprobs=None) for each in SAMPLINGS])
+    unasked = make(target).generate(REPEATED[:2], [replace(each, logprobs=None) for each in SAMPLINGS])
     assert [each.token_ids for each in unasked] == [each.token_ids for each in completions]
     assert all(each.raw_logprobs == each.top_logprobs == () for each in unasked)
     for wanted, done in zip(SAMPLINGS, completions, strict=True):
-        expected = reference(model, done)
-        chosen = expected[torch.arange(len(done.token_ids)), list(done.token_ids)]
-        assert torch.allclose(torch.tensor(done.raw_logprobs), chosen, atol=1e-5)
-        if not wanted.logprobs:
-            assert done.top_logprobs == ()
-            continue
-        values, tokens = expected.topk(wanted.logprobs)
-        assert [[token for token, _ in row] for row in done.top_logprobs] == tokens.tolist()
-        told = torch.tensor([[value for _, value in row] for row in done.top_logprobs])
-        assert torch.allclose(told, values, atol=1e-5)
+        check_logprobs(model, done, wanted.logprobs or 0)
     first = make(target).generate([REPEATED[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
     end = first.token_ids[4]
     sampling = SamplingParams(max_new_tokens=12, logprobs=2, stop_token_ids=(end,))

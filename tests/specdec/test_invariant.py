@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from specdec import DraftSampling, DraftTree, Engine, ForwardBatch, ModelRunner, SamplingParams, Target, Topology, Wants
+from specdec import DraftSampling, DraftTree, Engine, ForwardBatch, ModelRunner, SamplingParams, Target, Wants
 from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
 from specdec.execution.invariant import ROWS, InvariantExecutor
@@ -299,36 +299,32 @@ def test_fewer_threads_where_theirs_would_end_within_a_vector(monkeypatch: pytes
 
 
 @pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_line_has_the_same_bits_in_one_piece_and_token_by_token(dtype: torch.dtype) -> None:
-    """The ordinary engine on a CPU: a prompt at once, in pieces, a token at a time, and beside other rows."""
+@pytest.mark.parametrize(("dtype", "scheme"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")])
+def test_a_line_and_a_trees_path_have_the_bits_of_one_token_at_a_time(dtype: torch.dtype, scheme: str | None) -> None:
+    """The ordinary engine on a CPU: in any pieces, beside other rows, in trees across the ends of blocks of keys."""
     torch.manual_seed(0)
     sizes = COMMON | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).to(dtype).eval()
-    runner = ModelRunner(model, max_batch_size=3, max_length=48, max_nodes=8)
-    tokens = torch.randint(0, runner.vocab_size, (1, 40), generator=torch.Generator().manual_seed(0))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes)).to(dtype).eval()
+    model = model if scheme is None else quantize(model, scheme)
+    sizes, given = {"max_batch_size": 3, "max_length": 96, "max_nodes": SHAPE.num_nodes}, tokens(76)
+    runner, other = (ModelRunner(model, **sizes, **more) for more in ({}, {"optimize": False, "attention": "grouped"}))
 
-    def scores(sizes: Sequence[int], slot: int, beside: int | None = None) -> Tensor:
-        found, start = [], 0
-        for size in sizes:
-            rows = [slot] if beside is None else [slot, beside]
-            batch = ForwardBatch(
-                tokens=tokens[:, start : start + size].repeat(len(rows), 1),
-                slots=torch.tensor(rows),
-                lengths=torch.tensor([start, 0][: len(rows)]),
-                topology=Topology.chain(size, runner.device),
-            )
-            found.append(runner.run(batch).scores[0])
-            start += size
-        return torch.cat(found)
+    def parts(runner: ModelRunner) -> int:
+        found = 0
+        for starts in ((62, 13), (61, 64), (63, 60), (1, 59)):
+            logits = trees(runner, given, starts, (2, 0))[:, PATH]
+            wanted = torch.stack([one[start : start + len(PATH)] for start in starts])
+            found += not torch.equal(logits, wanted)
+        return found
 
-    with torch.inference_mode():
-        one = scores([1] * 40, 0)
-        for sizes, beside in (([40], None), ([5] * 8, None), ([7, 1, 9, 2, 21], None), ([4] * 10, 2)):
-            assert torch.equal(scores(sizes, 1, beside), one), sizes
-        other = ModelRunner(model, max_batch_size=1, max_length=48, max_nodes=8, optimize=False, attention="eager")
-        batch = ForwardBatch(tokens=tokens, slots=torch.tensor([0]), lengths=torch.tensor([0]),
-                             topology=Topology.chain(40, runner.device))  # fmt: skip
-        theirs = other.run(batch).scores[0]
-        error = (theirs - one).norm() / one.norm()
-        assert error < (1e-4 if dtype is torch.float32 else 0.1), "the model's own numbers"
+    one = one_by_one(runner, given)
+    for pieces in ([76], [5] * 16, [7, 1, 9, 2, 21, 36]):
+        starts = np.cumsum([0, *pieces[:-1]]).tolist()
+        found = [
+            chain(runner, given[at : at + size], start=at, slot=1) for at, size in zip(starts, pieces, strict=True)
+        ]
+        assert torch.equal(torch.cat(found), one), pieces
+    assert parts(runner) == 0
+    theirs = chain(other, given)
+    assert (theirs - one).norm() / one.norm() < (1e-4 if dtype is torch.float32 else 0.1), "the model's own numbers"
+    assert parts(other) > 0, "keys in the order of the cells are told apart"

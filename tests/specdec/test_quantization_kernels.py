@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.quantization import METHODS, int4
 from specdec.quantization.base import CUDA_ROWS
 from specdec.quantization.fp8 import from_fp8, to_fp8
 from specdec.quantization.int4 import from_int4, to_int4
 from specdec.quantization.int8 import from_int8, to_int8
+from tests.launches import counted
 
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("specdec.kernels.products")
@@ -163,18 +163,10 @@ def test_rows_of_whole_words_are_not_copied() -> None:
 
 
 def test_a_large_layer_is_quantized_by_tens_of_kernels() -> None:
-    class Counted(TorchDispatchMode):
-        kernels = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            views = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
-            Counted.kernels += not views and "empty" not in str(func)
-            return func(*args, **(kwargs or {}))
-
     assert int4._CHUNK_CUDA >= 14336 * 4096, "the largest layer of an 8B model is one chunk"
-    with Counted():
+    with counted() as work:
         to_int4(torch.zeros(16, 128))
-    assert 20 < Counted.kernels < 100
+    assert 20 < work.launches < 100
 
 
 @pytest.mark.gpu

@@ -237,21 +237,6 @@ def test_work_that_cannot_be_written_down_is_done_once(monkeypatch: pytest.Monke
     assert [refused.reason for refused in recordings.refused] == ["ZeroDivisionError: division by zero"]
 
 
-@pytest.mark.parametrize("recording", ["off", "rounds", complete("auto", strong=False)])
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_raw_logprobs_are_those_of_a_plain_forward(architecture: str, recording: str) -> None:
-    """Also where a session's own forwards are steps of a recorded commit, with no result."""
-    model = tiny_model(architecture, vocab_size=VOCAB)
-    for drafter in (MarginalDrafter(2, samples=3), DRAFTERS["model_tree_iid"](model), NGramDrafter(3)):
-        engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40, recording=recording)
-        (output,) = engine.generate([[59]], SamplingParams(max_new_tokens=39, logprobs=0, ignore_eos=True))
-        with torch.no_grad():
-            scores = model(torch.tensor([[59, *output.token_ids]])).logits[0].log_softmax(-1)
-        expected = scores[:-1].gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
-        logprobs = chain.from_iterable(step.raw_logprobs for step in output.steps)
-        torch.testing.assert_close(torch.tensor([*logprobs]), expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("recording", ["rounds", complete("off", strong=False)])
 @pytest.mark.parametrize("kind", [MergedDrafter, ChoiceDrafter])
 def test_a_look_up_that_is_deeper_than_a_head_drafts_up_to_a_slots_end(kind: Callable[..., Drafter], recording) -> None:

@@ -6,7 +6,7 @@ any kind of colour vision, and in grey the values are still there.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +25,20 @@ from experiments.results.timing import gain_over
 
 _SHOWN = 4
 """Tables on a terminal; the file has them all."""
-_COLORS = {"mean_acceptance_length": "cividis", "speedup": "PuOr"}
+
+
+@dataclass(frozen=True)
+class Shade:
+    """The colours and texts of a heat map's cells: a field of their rows; ``middle`` is white, where there is one."""
+
+    field: str
+    label: str
+    text: Callable[[Row], str]
+    middle: float | None = None
+
+
+LENGTHS = Shade("mean_acceptance_length", FIGURES["mean_acceptance_length"], lambda row: LENGTH.cell(row).stacked)
+SPEEDUPS = Shade("speedup", f"{FIGURES['speedup']}; 1 is white", lambda row: SPEEDUP.cell(row).stacked, middle=1.0)
 
 
 def report_two_way(
@@ -41,15 +54,15 @@ def report_two_way(
         listed = grids(entries, by_category=name == "categories")
         if not listed:
             continue
-        tables = [
-            two_way_table(grid, confidence, notes=["mean acceptance length, then speedup", *notes]) for grid in listed
-        ]
+        told = ["mean acceptance length, then speedup", *notes]
+        tables = [two_way_table(grid, confidence, notes=told) for grid in listed]
         terminal.show(console, *tables[:_SHOWN])
         if tables[_SHOWN:]:
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
         parts = [part for table in tables for part in (f"{table.title} ({'; '.join(table.notes)})", table)]
         written += write_texts(out, {f"{name}.md": document(*parts)})
-        written.append(heat_map(listed, out / picture, subtitle, confidence))
+        title = f"{listed[0].down} by {listed[0].across}, with {confidence:.0%} intervals"
+        written.append(heat_map(listed, out / picture, title, subtitle))
     return written
 
 
@@ -73,6 +86,7 @@ def report_lengths(
         ValueError: Two methods have one place.
     """
     cells: dict[float, dict[tuple[str, str], tuple[Row, Run]]] = {}  # by temperature, row and column
+    bootstrap = Bootstrap(**runs[0].manifest["config"]["bootstrap"])
     for run in runs:
         column = ", ".join(name for override, name in columns.items() if override in run.manifest["overrides"])
         for row in run.rows:
@@ -81,13 +95,11 @@ def report_lengths(
             head, _, name = (column, "", row["label"]) if column else row["label"].rpartition(FAMILY)
             placed = cells.setdefault(row["temperature"], {})
             if (name, head) in placed:
-                raise ValueError(
-                    f"{name!r} stands twice in the column {head!r}: name what differs in labels or columns"
-                )
+                where = f"{name!r} stands twice in the column {head!r}"
+                raise ValueError(f"{where}: name what differs in labels or columns")
             placed[name, head] = row, run
     places = [place for placed in cells.values() for place in placed]
     names, heads = (tuple(dict.fromkeys(parts)) for parts in zip(*places, strict=True))
-    bootstrap = Bootstrap(**runs[0].manifest["config"]["bootstrap"])
     listed = []
     for at, placed in sorted(cells.items()):
         shown = {place: row for place, (row, _) in placed.items()}
@@ -96,20 +108,20 @@ def report_lengths(
                 first, of_first = placed[names[0], head]
                 shown[name, head] = row | {"gain_over_first": gain_over(run.of(row), of_first.of(first), bootstrap)}
         listed.append(Grid(rows, "column", names, heads, {"T": f"{at:g}"}, shown))
-    signed = f"signed: more than {names[0]} has in the same column, on the same prompts and given the drafts; "
+    signed = f"signed: more than {names[0]} has in the same column, on the same prompts and given the drafts"
     notes = ["tokens per round / drafted nodes per round", *missing]
-    notes += [] if columns else [f"{signed}starred: an interval without zero"]
+    notes += [] if columns else [signed, "starred: an interval without zero"]
     tables = [two_way_table(grid, bootstrap.confidence, notes=notes, cell=_length) for grid in listed]
     facts = (dataset_name, lambda run: f"{run.manifest['config']['sampling']['max_new_tokens']} new tokens")
     made = ", ".join(conditions_of(runs, *facts, lambda run: f"commit {commit_of(run.manifest)}"))
     parts = [part for table in tables for part in (table.title, table)]
-    picture = folder / "lengths.png"
+    title, picture = f"{about}, with {bootstrap.confidence:.0%} intervals", folder / "lengths.png"
     publish(
         folder,
         "lengths",
         tables=tables,
         document=document(f"{about}. {made}.", f"In a cell: {'; '.join(notes)}.", *parts),
-        drawn=lambda: [heat_map(listed, picture, made, bootstrap.confidence, about, [LENGTH])],
+        drawn=lambda: [heat_map(listed, picture, title, made, [LENGTHS])],
     )
 
 
@@ -144,45 +156,47 @@ def two_way_table(
 
 @style.styled()
 def heat_map(
-    listed: Sequence[Grid],
-    path: Path,
-    subtitle: str,
-    confidence: float,
-    about: str = "",
-    columns: Sequence[Col] = (LENGTH, SPEEDUP),
+    listed: Sequence[Grid], path: Path, title: str, subtitle: str, shades: Sequence[Shade] = (LENGTHS, SPEEDUPS)
 ) -> Path:
-    """Draw a panel per column, a line of panels per grid, all grids in the same colours."""
+    """Draw a panel per shade, a line of panels per grid, all grids in the same colours.
+
+    Above and below a shade's middle are scales of their own, each to its largest value, so that one cell far below
+    leaves colours for the differences among the others. A cell without a value is grey.
+    """
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
-    first, rows = listed[0], [row for grid in listed for row in grid.cells.values()]
-    known = {
-        str(column.field): [value for row in rows if (value := row[str(column.field)]) is not None]
-        for column in columns
-    }
-    shown = [column for column in columns if known[str(column.field)]]
-    width = 1.4 + 0.07 * max(map(len, first.rows)) + max(2.4, 0.95 * len(first.columns))
-    height = 1.0 + (0.8 + 0.39 * len(first.rows)) * len(listed)
+    rows = [row for grid in listed for row in grid.cells.values()]
+    known = {shade.field: [row[shade.field] for row in rows if row[shade.field] is not None] for shade in shades}
+    shown = [shade for shade in shades if known[shade.field]] or shades[:1]
+    width = 1.4 + 0.07 * max(map(len, listed[0].rows)) + max(2.4, 0.95 * len(listed[0].columns))
+    height = 1.0 + (0.8 + 0.39 * len(listed[0].rows)) * len(listed)
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
-    for place, column in enumerate(shown):
-        field = str(column.field)
-        low, high = min(known[field]), max(known[field])
+    for place, shade in enumerate(shown):
+        low, high = min(known[shade.field], default=0.0), max(known[shade.field], default=0.0)
         norm = Normalize(low, high if high > low else low + 1)
-        if column is SPEEDUP:  # with 1 in the middle of the colours, so that one says faster or slower
-            reach = max(0.1, 1 - low, high - 1)
-            norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
+        if (middle := shade.middle) is not None:
+            norm = TwoSlopeNorm(middle, min(low, middle - 0.1), max(high, middle + 0.1))
         for grid, axes in zip(listed, panels[:, place], strict=True):
             cells = [[grid.cells.get((down, across), {}) for across in grid.columns] for down in grid.rows]
-            values = [[math.nan if row.get(field) is None else row[field] for row in line] for line in cells]
-            texts = {
-                (y, x): column.cell(row).stacked for y, line in enumerate(cells) for x, row in enumerate(line) if row
-            }
-            image = style.matrix(axes, values, texts, norm, _COLORS[field])
-            axes.set_facecolor("#e8e8e8")  # a cell without a value is left transparent
+            values = [
+                [math.nan if (value := row.get(shade.field)) is None else value for row in line] for line in cells
+            ]
+            image = axes.imshow(values, cmap="cividis" if middle is None else "PuOr", norm=norm, aspect="auto")
+            for y, x in ((y, x) for y, line in enumerate(cells) for x, row in enumerate(line) if row):
+                color, value = style.FAINT, values[y][x]
+                if value == value:  # black or white, whichever has the stronger contrast (relative luminance by WCAG 2)
+                    parts = zip((0.2126, 0.7152, 0.0722), image.cmap(float(norm(value))), strict=False)
+                    color = "black" if sum(weight * part**2.2 for weight, part in parts) > 0.179 else "white"
+                looks = {"ha": "center", "va": "center", "fontsize": style.SMALLEST, "color": color}
+                axes.text(x, y, shade.text(cells[y][x]), **looks)
+            axes.set_facecolor("#e8e8e8")
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            axes.grid(visible=False)
             axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
             axes.set_yticks(range(len(grid.rows)), [style.wrapped(name, 24) for name in grid.rows])
             axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
-        label = FIGURES[field] + ("; 1 is white" if column is SPEEDUP else "")
-        figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40).set_label(label)
-    title = f"{about or f'{first.down} by {first.across}'}, with {confidence:.0%} intervals"
+        bar = figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40)
+        bar.set_label(shade.label)
     return style.finish(figure, path, title, subtitle)
