@@ -303,7 +303,7 @@ def find_divergence(
 ) -> dict[str, Any]:
     """Return where an output first differs from plain decoding's, as fields of ``Record``; empty where they are equal.
 
-    The method's engine, which has nothing to do at the moment, runs the model again only if they differ.
+    The model runs again only if they differ.
     ``tie_bound`` is 0 on an invariant engine, which has no rounding to explain, and None without a margin, and for a
     rule that is not exact and is therefore not judged.
     """
@@ -339,7 +339,6 @@ def _tie(
             (ours, plains),
             job.sampling,
             prompt_length=len(job.prompt_ids),
-            runner=runner,
             kv_cache=None if runner is None else runner.kv_cache,
             bounded=judged and not invariant,
         )
