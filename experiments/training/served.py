@@ -11,6 +11,7 @@ import torch
 
 from drafters.heads.training import TrainedHead
 from experiments.results import metrics
+from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.training.data.document import Document
 from specdec.arguments import whole
 from specdec.engine.engine import Engine
@@ -25,14 +26,14 @@ class ServedConfig:
     """How the head is tried in the engine.
 
     Attributes:
-        prompts: Held-out prompts; 0 for no trial.
+        prompts: Held-out prompts; 0 for no trial. Lengths of prompts differ by some 0.4, so that 32 give ± 0.15.
         prompt_tokens: Tokens of a document that a prompt has at most. A conversation's prompt ends where the assistant
             first speaks, and is left out if it is longer.
         max_new_tokens: Tokens that are decoded for each.
         temperatures: At which it is tried. The best checkpoint has the highest mean over them.
     """
 
-    prompts: int = 8
+    prompts: int = 32
     prompt_tokens: int = 64
     max_new_tokens: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -51,11 +52,8 @@ def prompts_of(documents: Sequence[Document], config: ServedConfig) -> list[list
     Raises:
         ValueError: No document has a prompt.
     """
-    generator = torch.Generator().manual_seed(0)
-    found: list[list[int]] = []
-    if not config.prompts:
-        return found
-    for index in torch.randperm(len(documents), generator=generator).tolist():
+    generator, found = torch.Generator().manual_seed(0), list[list[int]]()
+    for index in torch.randperm(len(documents) if config.prompts else 0, generator=generator).tolist():
         document = documents[index]
         prompt = document.prompt
         if bool(document.supervised.all()):  # plain text: from the middle, because files begin alike
@@ -66,7 +64,7 @@ def prompts_of(documents: Sequence[Document], config: ServedConfig) -> list[list
             found.append(prompt)
         if len(found) == config.prompts:
             break
-    if not found:
+    if config.prompts and not found:
         raise ValueError(
             f"no held-out document has a prompt of at most {config.prompt_tokens} tokens: raise served.prompt_tokens, "
             f"or give served.prompts=0"
@@ -79,14 +77,14 @@ def served(
 ) -> dict[str, float]:
     """Draft with the head's present weights, and return the figures of it by name.
 
-    ``served_length`` is the mean acceptance length over the temperatures; ``served_length/T=0`` is that of one of them.
+    ``served_length`` is the mean acceptance length over the temperatures; ``served_length/T=0`` is that of one of them,
+    between ``served_length/T=0/low`` and ``…/high`` (95 %, over prompts; absent with a single prompt).
     """
     was_training = head.training
     head.eval()
     rule: Verifier = RejectionVerifier()
     longest = max(len(prompt) for prompt in prompts) + config.max_new_tokens + head.depths + 1
-    figures: dict[str, float] = {}
-    lengths = []
+    figures, lengths = dict[str, float](), []
     # The model's own forwards: packed weights would round differently, and the training goes on with this target.
     with Engine(
         target,
@@ -102,11 +100,15 @@ def served(
             )
             with torch.autocast(target.device.type, enabled=False):
                 done = engine.generate([list(prompt) for prompt in prompts], sampling)
-            steps = [step for completion in done for step in completion.steps]
-            rounds = metrics.of_steps(steps)
-            length = metrics.mean_acceptance_length(rounds) or 1.0
+            apart = [metrics.of_steps(completion.steps) for completion in done]
+            rounds = metrics.of_steps(step for completion in done for step in completion.steps)
+            length, name = metrics.mean_acceptance_length(rounds) or 1.0, f"served_length/T={temperature:g}"
+            emitted, counts = [len(own) + own.accepted.sum() for own in apart], [max(1, len(own)) for own in apart]
+            bounds = Bootstrap(resamples=1000).interval(ratio_of_sums, [emitted, counts])
             expected = metrics.expected_mean_acceptance_length(rounds)
-            figures[f"served_length/T={temperature:g}"] = length
+            figures |= {name: length} | (
+                {} if bounds is None else {f"{name}/low": bounds[0], f"{name}/high": bounds[1]}
+            )
             if temperature > 0 and expected is not None:
                 figures[f"served_expected_length/T={temperature:g}"] = expected
             # A drawn length is noisy; its expectation over the acceptance, given the drafts, less so.

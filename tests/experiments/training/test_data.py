@@ -192,6 +192,7 @@ def test_the_served_length_is_the_engines(target: Target) -> None:
     figures = served(head, target, [[1, 2, 3], [4, 5]], settings, seed=0)
     assert figures["served_length/T=0"] == figures["served_length/T=1"] == 4.0
     assert figures["served_length"] == pytest.approx(4.0) and head.training
+    assert figures["served_length/T=0/low"] == figures["served_length/T=1/high"] == 4.0, "each prompt has this length"
 
 
 WORDS = "the drafter keeps what the target says and the target says what the drafter keeps\n"
