@@ -1,5 +1,6 @@
 """What goes wrong in an engine ends the requests that it concerns, and leaves the engine usable."""
 
+import itertools
 import random
 import re
 from typing import Any
@@ -79,12 +80,18 @@ def test_a_chain_behind_an_invalid_node_is_committed_and_more_nodes_than_announc
         engine.generate(PROMPTS, SAMPLING)
 
 
-def test_a_drafter_serves_an_engine_that_was_made_in_inference_mode(target: Target, wanted) -> None:
+def test_a_drafter_serves_two_engines_in_turns_also_one_that_was_made_in_inference_mode(target, wanted) -> None:
+    drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
     with torch.inference_mode():
-        drafter = ModelDrafter(perturbed(target.model, 0.1), [2, 1])
-        engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
-        inside = engine.generate(PROMPTS, SAMPLING)
-    assert [o.token_ids for o in inside] == [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
+        engines = [Engine(target, drafter, RejectionVerifier(), max_length=64)]
+        assert [o.token_ids for o in engines[0].generate(PROMPTS, SAMPLING)] == wanted
+    engines.append(Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64))
+    outputs: list[dict[int, tuple[int, ...]]] = [{}, {}]
+    for steps in itertools.zip_longest(*(engine.stream(PROMPTS, SAMPLING) for engine in engines)):
+        for output, step in zip(outputs, steps, strict=True):
+            if step is not None:
+                output[step.request] = (*output.get(step.request, ()), *step.token_ids)
+    assert [[output[key] for key in sorted(output)] for output in outputs] == [wanted, wanted]
 
 
 def test_an_aborted_request_is_complete_with_a_reason(target: Target, wanted: list[tuple[int, ...]]) -> None:
