@@ -15,7 +15,7 @@ from experiments.reporting.audit import plan_lines, plan_table, verdict, verdict
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
 from experiments.results.manifest import write_manifest
-from experiments.results.origin import Figures
+from experiments.results.rows import Row
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
@@ -32,7 +32,7 @@ UNKNOWN = ("logits_processor", "grammar", "adapter")
 """Settings of the sampling that change the target's law, and that ``Place.of`` leaves out."""
 
 
-def audit(config: DictConfig) -> Figures:
+def audit(config: DictConfig) -> Row:
     """Audit the subject of a checked configuration; a subject that is not lossless is an error."""
     begun(config, kind="audit", begins=SAMPLES)
     settle(config)
@@ -52,33 +52,29 @@ def audit(config: DictConfig) -> Figures:
         )
     target, subject, function = _sides(config)
     running, powers, unseen = _planned(config, names, target, function, sampling, horizon)
-    console = terminal.console()
+    console, folder = terminal.console(), Path(config.out)
     terminal.show(console, plan_table(subject, target.name, powers, running.telling, unseen))
     terminal.say(console, *plan_lines(running, config.level))
-    folder = Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SAMPLES).exists():
         write_manifest(folder, plain_whole(config))
     with steps_shown("outputs") as say:
         ended = running.gather(folder, advance=say)
     said, bad = verdict(subject, running, ended, config.level)
-    figures = Figures(
-        subject=subject,
-        verdict="not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict",
-        ended=ended,
-        log10_e=float(running.wealth.log_e[0] / np.log(10)),
-        p_value=running.p_value,
-        level=config.level,
-        outputs=running.outputs,
-        tokens=running.tokens,
-        planned=len(running.order) * running.block,
-        bets=dict(zip(running.wealth.bets, (running.wealth.logs[0] / np.log(10)).tolist(), strict=True)),
-        power=[asdict(power) for power in powers],
-        prompts=[
+    figures = {
+        "subject": subject,
+        "verdict": "not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict",
+        "ended": ended,
+        "log10_e": float(running.wealth.log_e[0] / np.log(10)),
+        "level": config.level,
+        "planned": len(running.order) * running.block,
+        **{name: getattr(running, name) for name in ("p_value", "outputs", "tokens")},
+        "bets": dict(zip(running.wealth.bets, (running.wealth.logs[0] / np.log(10)).tolist(), strict=True)),
+        "power": [asdict(power) for power in powers],
+        "prompts": [
             {"id": telling.id, "for": telling.best_for, "cells": telling.cells.count, "share": share}
             for telling, share in zip(running.telling, running.question.shares, strict=True)
         ],
-    )
+    }
     publish(folder, "audit", tables=[verdict_table(subject, powers, running, config.level)], figures=figures)
     if bad or ended is not None:
         raise ValueError(said)
@@ -113,23 +109,15 @@ def _planned(
             f"assistant={config.assistant} has {assistant.config.vocab_size} tokens, and {target.name} has "
             f"{target.vocab_size}: give a small model with the target's vocabulary"
         )
-    prompts = choose(build(config, "dataset"))[0]
-    encoded = [tuple(encode_prompt(target.tokenizer, prompt.turns[0])[-config.context :]) for prompt in prompts]
+    encoded = [
+        (prompt.id, tuple(encode_prompt(target.tokenizer, prompt.turns[0])[-config.context :]))
+        for prompt in choose(build(config, "dataset"))[0]
+    ]
     ends = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else target.eos_token_ids)
     with steps_shown("laws of the next tokens") as say:
-        candidates = telling(
-            [(prompt.id, ids) for prompt, ids in zip(prompts, encoded, strict=True)],
-            target.model,
-            assistant,
-            sampling,
-            horizon=horizon,
-            drafted=config.drafted,
-            undrafted=config.undrafted,
-            ends=ends,
-            names=names,
-            tolerance=config.tolerance,
-            advance=say,
-        )
+        limits = {"drafted": config.drafted, "undrafted": config.undrafted, "tolerance": config.tolerance}
+        options = {"horizon": horizon, "ends": ends, "names": names, "advance": say, **limits}
+        candidates = telling(encoded, target.model, assistant, sampling, **options)
         tolerance = horizon * config.tolerance
         chosen, question = planned(candidates, names, level=config.level, tolerance=tolerance, block=config.block)
 

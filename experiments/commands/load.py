@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
@@ -14,7 +14,7 @@ from experiments.config.sections import bootstrap_of, build, choice, job_overrid
 from experiments.datasets.joined import Texts
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.load.arrivals import Arrivals, Times, Trace
-from experiments.load.driver import Driver, Overload, RealEngine
+from experiments.load.driver import Driver, RealEngine
 from experiments.load.figures import ALL
 from experiments.load.run import LoadRun, load_runs
 from experiments.load.virtual import Accepted, Virtual, VirtualEngine
@@ -39,23 +39,15 @@ from specdec.engine.scheduler import FirstCome
 _PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload", "clock")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """The arrivals at one rate: requests per second or, in a closed loop, users."""
+class Load(NamedTuple):
+    """The arrivals at one rate (per second, or users in a closed loop), and the other options of the ``Driver``."""
 
     rate: float
     times: Times
-    loop: str
-    overload: Overload
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The load as the ``Driver`` takes it, beside the times."""
-        return {"loop": self.loop, "users": int(self.rate), "overload": self.overload}
+    options: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plays:
+class Plays(NamedTuple):
     """What plays a load, by method, and what a table has to say of it."""
 
     title: str
@@ -81,8 +73,8 @@ def load(config: DictConfig) -> list[LoadRun]:
     loads, planned = _plan(config)
     played = _real(config, drafters, planned) if clock is None else _virtual(config, clock, drafters, planned)
     tracker = build(config, "tracker") or NullTracker()
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {**played.facts, "title": played.title, "overrides": job_overrides(), "loop": loads[0].loop}
+    options = loads[0].options
+    facts = {**played.facts, "title": played.title, "overrides": job_overrides(), "loop": options["loop"]}
     kept: dict[tuple[str, float], LoadRun] = {}
     if before is None:
         before = write_manifest(folder, given, **facts)
@@ -92,21 +84,18 @@ def load(config: DictConfig) -> list[LoadRun]:
         kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
     tracker.start(tracked_run(folder, before))
     notes = [*played.notes, *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else [])]
-    about = {"title": played.title, "notes": notes, "spare": loads[0].overload.spare}
+    about = {"title": played.title, "notes": notes, "spare": options["overload"].spare}
     report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
-    runs: list[LoadRun] = []
-    cases = [(load, method) for load in loads for method in played.methods]
+    cases, runs = [(load, method) for load in loads for method in played.methods], []
     exit_code = 1
     try:
         with Progress(len(cases), "runs") as progress:
             for number, (load, method) in enumerate(cases, start=1):
-                if (method, load.rate) in kept:
-                    runs.append(kept[method, load.rate])
-                else:
-                    runs.append(played.methods[method](load))
+                runs.append(kept.get((method, load.rate)) or played.methods[method](load))
+                if (method, load.rate) not in kept:
                     runs[-1].save(folder / f"{method}_{load.rate:g}")
-                    if not runs[-1].facts["complete"]:
-                        raise KeyboardInterrupt
+                if not runs[-1].facts["complete"]:
+                    raise KeyboardInterrupt
                 progress.update(number)
         exit_code = 0
     except KeyboardInterrupt:
@@ -149,7 +138,7 @@ def _plan(config: DictConfig) -> tuple[list[Load], list[Planned]]:
     for rate in rates:
         process = arrival if config.rates is None else arrival.at_rate(rate)
         times = process.times(np.random.default_rng(config.seed), requests)
-        loads.append(Load(rate=rate, times=times, loop=process.loop, overload=overload))
+        loads.append(Load(rate, times, {"loop": process.loop, "users": int(rate), "overload": overload}))
     return loads, workload.plan(np.random.default_rng([config.seed, 1]), requests, recorded)
 
 

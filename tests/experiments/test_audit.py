@@ -14,7 +14,6 @@ import torch
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from experiments.audit import audit
-from experiments.results.origin import Figures
 from specdec.checks.mistakes import MISTAKES, Place
 from specdec.engine.engine import Engine
 from specdec.random import Purpose, uniforms
@@ -28,7 +27,7 @@ models: dict[str, Any] = {}
 
 
 @pytest.fixture
-def audited(configure: Configure, saved: Path, tmp_path: Path) -> Callable[..., Figures]:
+def audited(configure: Configure, saved: Path, tmp_path: Path) -> Callable[..., Any]:
     """Audits with the tiny models, of few prompts and mistakes."""
     for name in ("target", "drafter"):
         models[name] = Target.from_pretrained(str(saved / name), dtype="float32").model
@@ -36,7 +35,7 @@ def audited(configure: Configure, saved: Path, tmp_path: Path) -> Callable[..., 
     small += ["dataset.count=3", "context=4", "threads=1", f"out={tmp_path / 'out'}", "sampling.temperature=0.3"]
     small += ["mistakes=[one_hot,residual_from_p]", "max_samples=4096", "sampling.ignore_eos=true"]
 
-    def run(*words: str) -> Figures:
+    def run(*words: str) -> Any:
         return audit(configure("audit", *small, *words))
 
     return run
@@ -76,19 +75,19 @@ def nonsense(ids: list[int], sampling: SamplingParams, n: int) -> Any:
     return models["answers"](n, ids, sampling)
 
 
-def test_our_engine_is_lossless(audited: Callable[..., Figures], tmp_path: Path, capsys: Any) -> None:
+def test_our_engine_is_lossless(audited: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
     found = audited()
     said = " ".join(capsys.readouterr().out.split())
     written = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert "shows no sign of a mistake" in said and "At most 736 outputs of 3 tokens" in said
-    assert written["verdict"] == found.verdict == "no sign of a mistake"
-    assert found.outputs == found.planned and found.p_value > 1e-3 and found.tokens == 3 * found.outputs
-    assert all(each["power"] >= 0.99 for each in found.power if each["distance"] >= 0.02)
+    assert written["verdict"] == found["verdict"] == "no sign of a mistake"
+    assert found["outputs"] == found["planned"] and found["p_value"] > 1e-3 and found["tokens"] == 3 * found["outputs"]
+    assert all(each["power"] >= 0.99 for each in found["power"] if each["distance"] >= 0.02)
     with pytest.raises(ValueError, match="holds the results of another audit"):
         audited()
 
 
-def test_a_mistake_that_shipped_is_found_within_2000_tokens(audited: Callable[..., Figures], tmp_path: Path) -> None:
+def test_a_mistake_that_shipped_is_found_within_2000_tokens(audited: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mistaken is not lossless: e = .* it looks most like one_hot"):
         audited(f"function={HERE}.mistaken")
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
@@ -102,14 +101,14 @@ def test_every_mistake_is_found_within_2000_tokens_of_the_bundled_pair(
 ) -> None:
     found = audit(configure("audit", f"drafter.shape={drafted}", f"drafted={drafted}", f"out={tmp_path / 'out'}"))
     unasked = {"top_k_ignored", "min_p_ignored", "penalty_ignored", "own_top_p"}
-    assert found.verdict == "no sign of a mistake"
-    assert {each["mistake"] for each in found.power} == {*MISTAKES} - unasked
-    for each in found.power:
+    assert found["verdict"] == "no sign of a mistake"
+    assert {each["mistake"] for each in found["power"]} == {*MISTAKES} - unasked
+    for each in found["power"]:
         assert each["distance"] >= 0.02 and each["power"] >= 0.99
         assert each["samples"] * (max(2, drafted + 1) + 1) <= 2_000
 
 
-def test_an_interrupted_audit_goes_on(audited: Callable[..., Figures], tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_interrupted_audit_goes_on(audited: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     whole = audited(f"out={tmp_path / 'whole'}")
     calls, original = [0], Engine.generate
 
@@ -133,7 +132,7 @@ def test_an_interrupted_audit_goes_on(audited: Callable[..., Figures], tmp_path:
         audited("resume=true")
     samples.write_bytes(kept)
     found = audited("resume=true")
-    assert found.bets == whole.bets and found.outputs == whole.outputs
+    assert found["bets"] == whole["bets"] and found["outputs"] == whole["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_an_interrupted_audit_goes_on(audited: Callable[..., Figures], tmp_path:
     ],
 )
 def test_nonsense_is_one_sentence(
-    audited: Callable[..., Figures], answers: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    audited: Callable[..., Any], answers: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(models, "answers", answers)
     with pytest.raises(ValueError, match=said):
@@ -217,7 +216,7 @@ def endpoint(saved: Path) -> Iterator[tuple[Endpoint, list[str]]]:
 
 
 def test_a_server_with_settings_of_its_own_is_told_by_name(
-    audited: Callable[..., Figures], endpoint: tuple[Endpoint, list[str]]
+    audited: Callable[..., Any], endpoint: tuple[Endpoint, list[str]]
 ) -> None:
     server, words = endpoint
     server.ignores = {"top_p"}
@@ -226,7 +225,7 @@ def test_a_server_with_settings_of_its_own_is_told_by_name(
 
 
 def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
-    audited: Callable[..., Figures], endpoint: tuple[Endpoint, list[str]], tmp_path: Path
+    audited: Callable[..., Any], endpoint: tuple[Endpoint, list[str]], tmp_path: Path
 ) -> None:
     """It takes one output per request only; what it gave before it went away is kept."""
     server, words = endpoint
@@ -241,11 +240,11 @@ def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
         audited(*words, "resume=true")
     server.limits = set()
     found = audited(*words, "resume=true")
-    assert found.verdict == "no sign of a mistake" and found.outputs == found.planned
-    assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == found.outputs // 8
+    assert found["verdict"] == "no sign of a mistake" and found["outputs"] == found["planned"]
+    assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == found["outputs"] // 8
 
 
-def test_another_tokenizer_is_told_from_a_mistake(audited: Callable[..., Figures], monkeypatch: Any) -> None:
+def test_another_tokenizer_is_told_from_a_mistake(audited: Callable[..., Any], monkeypatch: Any) -> None:
     def shifted(n: int, ids: list[int], sampling: SamplingParams) -> list[list[int]]:
         return [[(token + 1) % 256 for token in output] for output in mistaken(ids, sampling, n)]
 
@@ -268,7 +267,7 @@ def test_gemma_4_assistants_in_transformers(
     if patched:
         drafts = SinglePositionMultiTokenCandidateGenerator
         monkeypatch.setattr(drafts, "get_candidates", example.patched(drafts.get_candidates))
-        assert audit(configure("audit", *words)).verdict == "no sign of a mistake"
+        assert audit(configure("audit", *words))["verdict"] == "no sign of a mistake"
         return
     with pytest.raises(ValueError, match=r"is not lossless: .* it looks most like one_hot"):
         audit(configure("audit", *words))
@@ -286,7 +285,7 @@ def test_gemma_4_assistants_in_transformers(
         (["sampling.adapter=a"], "adapter=a: the law of sampled outputs is computed without"),
     ],
 )
-def test_what_cannot_be_audited(audited: Callable[..., Figures], words: list[str], said: str, saved: Path) -> None:
+def test_what_cannot_be_audited(audited: Callable[..., Any], words: list[str], said: str, saved: Path) -> None:
     with pytest.raises(ValueError, match=said):
         audited(*(word.format(saved=saved) for word in words))
 
