@@ -29,7 +29,7 @@ def main() -> None:
     if name not in COMMANDS and name not in ("demo", "check_drafter", "check_verifier"):
         from experiments.config.kinds import did_you_mean
 
-        instead = removed.command(name)
+        instead = removed.SENTENCES["commands"].get(name)
         why = did_you_mean(name, COMMANDS) if instead is None else f": {instead}"
         sys.exit(f"error: there is no command {name}{why}")
     sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]

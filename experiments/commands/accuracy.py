@@ -30,14 +30,9 @@ def accuracy(config: DictConfig) -> list[Row]:
         raise ValueError("drafter=none drafts nothing, so there is nothing to compare: give another drafter")
     if grading.execute:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # lm-eval's own graders of programs ask for it, too
-    options = {
-        "tasks": listed(config, "grading.tasks"),
-        "limit": grading.limit,
-        "num_fewshot": grading.fewshot,
-        "apply_chat_template": grading.chat,
-        "gen_kwargs": plain(config, "grading.generation") or None,
-        "confirm_run_unsafe_code": grading.execute,
-    }
+    renamed = {"fewshot": "num_fewshot", "chat": "apply_chat_template", "execute": "confirm_run_unsafe_code"}
+    options = {renamed.get(name, name): grading[name] for name in ("limit", "include", *renamed)}
+    options |= {"tasks": listed(config, "grading.tasks"), "gen_kwargs": plain(config, "grading.generation") or None}
     template = plain(config, "chat_template") if grading.chat else None
     verifier = build(config, "verifier")
     drafter = paced(build(config, "drafter"), build(config, "policy"))
@@ -45,10 +40,7 @@ def accuracy(config: DictConfig) -> list[Row]:
         check_arguments_of(str(getattr(engine.target.tokenizer, "chat_template", None) or ""), template)
         shared = {"max_new_tokens": grading.max_new_tokens, "seed": config.seed, "template": template}
         models = {speculate: SpecdecLM(engine, speculate=speculate, **shared) for speculate in (False, True)}
-        results = {
-            speculate: evaluate(model, include=grading.include, seed=config.seed, **options)
-            for speculate, model in models.items()
-        }
+        results = {which: evaluate(model, seed=config.seed, **options) for which, model in models.items()}
         title = f"accuracy: {engine.target.name}, {engine.target.dtype_reason}{said_of(template)}"
     found = accuracies(scores_of(results[False]), scores_of(results[True]), bootstrap := bootstrap_of(config))
     if not found:

@@ -131,17 +131,8 @@ def _planned(
         needed = [each.samples or config.max_samples for each in first if each.distance >= config.least]
         blocks = min(most, -(-max(needed, default=config.block) // config.block))
         final = powers_within(blocks)
-    audit = Audit(
-        subject=subject,
-        sampling=sampling,
-        prompts=[each.ids for each in chosen],
-        order=question.order(blocks).tolist(),
-        block=config.block,
-        horizon=horizon,
-        vocab=target.vocab_size,
-        ends=ends,
-        question=question,
-        telling=chosen,
-    )
+    prompts, order = [prompt.ids for prompt in chosen], question.order(blocks).tolist()
+    sizes = {"block": config.block, "horizon": horizon, "vocab": target.vocab_size, "ends": ends}
+    audit = Audit(subject, sampling, prompts, order, question=question, telling=chosen, **sizes)
     powers = [replace(after, samples=before.samples) for before, after in zip(first, final, strict=True)]
     return audit, powers, [name for name in names if name not in question.mistakes]

@@ -29,14 +29,11 @@ def bench(config: DictConfig) -> dict[str, pd.DataFrame]:
         "plain", device=str(device), dtype=config.dtypes[0], inflate=config.inflate, context=config.context,
         rounds=config.rounds, threads=threads,
     )  # fmt: skip
-    given = {name: plain(config, name) for name in ("dtypes", "quantizations", "nodes", "drafts", "temperatures")}
+    lists = {"steps": ("dtypes", "quantizations", "nodes"), "rounds": ("drafts", "temperatures")}
+    given = {part: {name: plain(config, name) for name in names} for part, names in lists.items()}
     cases = {
-        "steps": measure.step_cases(
-            base, rows=config.batch, **{name: given[name] for name in ("dtypes", "quantizations", "nodes")}
-        ),
-        "rounds": measure.round_cases(
-            base, rows=config.batch, drafts=given["drafts"], temperatures=given["temperatures"]
-        ),
+        "steps": measure.step_cases(base, rows=config.batch, **given["steps"]),
+        "rounds": measure.round_cases(base, rows=config.batch, **given["rounds"]),
     }
     parts = config.parts or [*cases, *(["gpu"] if device.type == "cuda" and config.against is None else [])]
     asked = {part: cases[part] for part in parts if part in cases}

@@ -1,6 +1,5 @@
 """Finished runs, or studies of load, compared in one table, or shown as one page."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -13,7 +12,7 @@ from experiments.reporting.comparison import report_comparison
 from experiments.reporting.load import report_studies
 from experiments.reporting.report.page import outputs_to_show, write_page
 from experiments.results.comparison import Entry
-from experiments.results.runs import Run, find_folders, load_run
+from experiments.results.runs import find_folders, load_run
 from experiments.results.texts import read_token_texts
 
 
@@ -41,15 +40,10 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
         options = {"allow_mixed": config.allow_mixed, "difference": config.difference}
         compared = report_comparison(runs, out, formats=tables, **options)
     if "html" in formats:
-        _write_page(runs, out / "report.html", config.max_prompts)
+        path, (outputs, notes) = out / "report.html", outputs_to_show(runs, config.max_prompts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(runs, outputs, [read_token_texts(run.folder) for run in runs], path, notes=notes)
+        terminal.list_written(terminal.console(), [path])
+        size = f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser"
+        terminal.say(terminal.console(), size, *notes)
     return compared
-
-
-def _write_page(runs: Sequence[Run], path: Path, max_prompts: int) -> None:
-    """Write runs as one HTML file, with the outputs of so many prompts token by token."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    outputs, notes = outputs_to_show(runs, max_prompts)
-    write_page(runs, outputs, [read_token_texts(run.folder) for run in runs], path, notes=notes)
-    console = terminal.console()
-    terminal.list_written(console, [path])
-    terminal.say(console, f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser", *notes)

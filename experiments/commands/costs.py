@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from experiments.config.sections import build, component_of, listed, plain
 from experiments.measuring import calibrating
 from experiments.measuring.conditions import conditions_of
-from experiments.measuring.forwards import Forward, Grid, measure_forwards
+from experiments.measuring.forwards import Forward, measure_forwards
 from experiments.reporting import costs as reports
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
@@ -66,7 +66,9 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
     check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))
     target: Target = build(config, "target")
     drafter: Drafter | None = build(config, "drafter") if drafts else None
-    plan = grids_of(config, target, drafter)
+    seconds = 50 if config.seconds is None else config.seconds
+    options = {"seconds": seconds, "rounds": config.rounds, "seed": config.seed}
+    plan = calibrating.Plan.within(target, drafter, plain(config, "grid"), plain(config, "held_out"), **options)
     prompt = [1] if target.tokenizer is None else target.tokenizer.encode(_TEXT)
     verifier, options = build(config, "verifier") if drafts else None, _engine(config)
     with steps_shown("calibrating") as say:
@@ -80,29 +82,6 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
     tables = [reports.constants_table(found), reports.errors_table(found)]
     publish(out, "calibration", tables=tables, said=reports.doubts(found), drawn=lambda: [path])
     return found
-
-
-def grids_of(config: DictConfig, target: Target, drafter: Drafter | None) -> calibrating.Plan:
-    """Returns the plan: the grid as far as the model has room for it, the drafter's largest tree included."""
-    grid, held_out = plain(config, "grid"), plain(config, "held_out")
-    drafted = {*grid["drafted"]} | ({drafter.max_nodes} if drafter is not None else set())
-    room = target.max_length - max(*drafted, *held_out["drafted"]) - 1
-    made = []
-    for name, given in (("grid", {**grid, "drafted": drafted}), ("held_out", held_out)):
-        context = [length for length in given["context"] if length <= room]
-        if not context:
-            raise ValueError(
-                f"{name}.context={given['context']}: {target.name} has {target.max_length} positions, which leaves "
-                f"{room} behind drafts: give contexts of at most that"
-            )
-        made.append(Grid(**{key: tuple(sorted(set(values))) for key, values in {**given, "context": context}.items()}))
-    return calibrating.Plan(
-        grid=made[0],
-        held_out=made[1],
-        seconds=50 if config.seconds is None else config.seconds,
-        rounds=config.rounds,
-        seed=config.seed,
-    )
 
 
 def _engine(config: DictConfig) -> dict[str, Any]:

@@ -24,18 +24,24 @@ def export(config: DictConfig) -> Path:
     source = typed(Source, {"name": asked} if isinstance(asked, str) else asked, "export")
     folder = Path(config.out).expanduser()
     check_folder(folder, source.name, overwrite=config.overwrite)  # before anything is read
-    kind = kind_of(source.name)
-    check_format(kind, source.name, config.format)
+    name = kind_of(source.name)
+    check_format(name, source.name, config.format)
     given = plain(config, "target").get("name")
     target = given or str(notes_of(source.name).get("target") or "")
     if config.format == "speculators" and not target:
         raise ValueError("format=speculators names the target, and the drafter's files do not: give target.name=NAME")
-    target_config = _config_of(target)
-    if given is not None and target_config is None and Path(given).exists():
-        raise ValueError(f"target.name={given}: there is no config.json of a model that transformers knows")
-    found = read(source, kind, target_config)
-    usual = KINDS[found.kind].tokens(found.module)
-    if config.tokens is not None and KINDS[found.kind].bounded and config.tokens > usual:
+    target_config: PreTrainedConfig | None = None
+    try:
+        target_config = AutoConfig.from_pretrained(bundled.resolve(target)) if target else None
+    except (OSError, ValueError) as error:  # it is neither here nor to be had
+        if given is not None and Path(given).exists():
+            raise ValueError(
+                f"target.name={given}: there is no config.json of a model that transformers knows"
+            ) from error
+    found = read(source, name, target_config)
+    kind = KINDS[found.kind]
+    usual = kind.tokens(found.module)
+    if config.tokens is not None and kind.bounded and config.tokens > usual:
         raise ValueError(f"tokens={config.tokens}: {source.name} drafts {usual} tokens per round, give at most as many")
     served = ServedFor(
         target=bundled.resolve(target),
@@ -48,21 +54,9 @@ def export(config: DictConfig) -> Path:
     written = write(found, folder, config.format, served, target=target_config, notes=notes)
     out, parameters = terminal.console(), list(found.module.parameters())
     amount = f"{sum(each.numel() for each in parameters):,} parameters in {dtype_name(parameters[0].dtype)}"
-    terminal.say(out, f"{KINDS[found.kind].title}: {amount}")
-    if target_config is None:
-        terminal.say(out, f"it was compared with no target (target.name={target or 'null'}), whose files are not here")
-    if remark := KINDS[found.kind].remark(found.module, config.format):
-        terminal.say(out, remark)
+    alone = f"it was compared with no target (target.name={target or 'null'}), whose files are not here"
+    remarks = (alone if target_config is None else None, kind.remark(found.module, config.format))
+    terminal.say(out, f"{kind.title}: {amount}", *filter(None, remarks))
     terminal.list_written(out, written)
     terminal.say(out, "read back and compared: equal")
     return folder
-
-
-def _config_of(target: str) -> PreTrainedConfig | None:
-    """A target's configuration; None if it has no name, or is neither here nor to be had."""
-    if not target:
-        return None
-    try:
-        return AutoConfig.from_pretrained(bundled.resolve(target))
-    except (OSError, ValueError):
-        return None

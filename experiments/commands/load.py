@@ -59,8 +59,7 @@ class Plays(NamedTuple):
 def load(config: DictConfig) -> list[LoadRun]:
     """Measure plain decoding and the configuration's methods under the same load.
 
-    An interrupted study goes on run by run (``resume=true``): a run is a method at a rate, and one that has not ended
-    begins again.
+    An interrupted study goes on run by run (``resume=true``): a method at a rate that has not ended begins again.
     """
     folder = Path(config.out)
     before = begun(config, kind="load study", begins=MANIFEST)
@@ -84,8 +83,8 @@ def load(config: DictConfig) -> list[LoadRun]:
         kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
     tracker.start(tracked_run(folder, before))
     notes = [*played.notes, *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else [])]
-    about = {"title": played.title, "notes": notes, "spare": options["overload"].spare}
-    report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
+    about = {"terms": terms, "bootstrap": bootstrap, "title": played.title, "spare": options["overload"].spare}
+    report = LoadReport(folder=folder, notes=notes, **about)
     cases, runs = [(load, method) for load in loads for method in played.methods], []
     exit_code = 1
     try:
@@ -163,20 +162,16 @@ def _real(config: DictConfig, drafters: Mapping[str, str], planned: Sequence[Pla
     sampling = build(config, "sampling")
     asked = ask(planned, texts, sampling)
     unused = 1 + max(part for one in planned for part, _ in one.pieces)  # texts that nothing else has
-    warmup = [
-        replace(one, pieces=((unused + place, one.prompt_tokens),))
-        for place, one in enumerate(planned[: config.warmup_prompts])
-    ]
-    warm = ask(warmup, texts, sampling)
+    first = enumerate(planned[: config.warmup_prompts])
+    warm = ask([replace(one, pieces=((unused + at, one.prompt_tokens),)) for at, one in first], texts, sampling)
     notes = []
     if cut:
         notes.append(f"{cut} of {len(planned)} requests were too long for the engine's {room} positions, and were cut")
     if texts.passes:
         notes.append(f"the texts were used {texts.passes + 1} times: give a larger dataset.count")
-    device = device_name(target.device)
-    about = _about(config, planned, {contender.engine.max_batch_size for contender in contenders})
+    device, slots = device_name(target.device), {contender.engine.max_batch_size for contender in contenders}
     return Plays(
-        title=f"{target.name} on {device}; {about}",
+        title=f"{target.name} on {device}; {_about(config, planned, slots)}",
         facts={
             "exactness": {contender.method: contender.exactness for contender in contenders},
             "device": device,
@@ -215,18 +210,15 @@ def _virtual(config: DictConfig, clock: Virtual, drafters: Mapping[str, str], pl
 
     measured = getattr(next(iter(engines.values())).costs, "conditions", None)
     costs = clock.costs if measured is None else f"{measured.model} on {measured.device}"
-    device = f"VIRTUAL TIME, {costs}"
+    device, slots = f"VIRTUAL TIME, {costs}", {engine.slots for engine in engines.values()}
     return Plays(
-        title=f"{device}; {_about(config, planned, {engine.slots for engine in engines.values()})}",
+        title=f"{device}; {_about(config, planned, slots)}",
         facts={
             "exactness": {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()},
             "device": device,
             "virtual": True,
         },
-        notes=[
-            "virtual time: turns take what costs say, and rounds accept what traces say; scheduler, policy and pages "
-            "are an engine's"
-        ],
+        notes=["virtual time by costs and traces; scheduler, policy and pages are an engine's"],
         methods={name: partial(play, name) for name in engines},
     )
 

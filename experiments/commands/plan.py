@@ -16,7 +16,6 @@ from experiments.reporting import terminal
 from experiments.reporting.formats import publish
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.devices import TABLE, Device, find_device, read_devices
-from specdec.physics.shape import ModelShape
 
 CONTEXT, DEVICE = 4096, "h100"
 """Positions per row, and the device, where nobody says."""
@@ -45,33 +44,25 @@ def question_of(config: DictConfig) -> Question:
     given = inflated(read_config(name), target["inflate"])
     name += f" inflated to {target['inflate']}" if target["inflate"] is not None else ""
     shape = shape_of(given, f"target.name={name}")
-    context = _context(config.context, shape, costs)
+    known = CONTEXT if costs is None else costs.box.context[1]
+    context, longest = config.context or min(known, shape.max_length or known), shape.max_length
+    if longest is not None and context > longest:
+        raise ValueError(f"context={context}: the model has {longest} positions, give at most so many")
     if config.output >= context:
         raise ValueError(
             f"output={config.output} leaves no prompt in a context of {context}: raise context or lower output"
         )
-    dtype = str(target["dtype"])
-    formats = choose_formats(
-        given,
-        dtype=costs.conditions.dtype if costs is not None and dtype == "auto" else dtype,
-        quantization=target["quantization"],
-        kv_cache=engine["kv_cache"],
-    )
+    stored, dtype = {"quantization": target["quantization"], "kv_cache": engine["kv_cache"]}, str(target["dtype"])
+    if costs is not None and dtype == "auto":
+        dtype = costs.conditions.dtype
+    formats = choose_formats(given, dtype=dtype, **stored)
     if config.measured and device.measured is None:
         raise ValueError(f"measured=true: the row of {device.name} has no measured figures")
     if costs is not None:
-        check_file(
-            costs,
-            str(config.costs),
-            device=device,
-            own=device_of(costs, devices, memory=device.memory),
-            dtype=formats.computes,
-            quantization=target["quantization"],
-            kv_cache=engine["kv_cache"],
-            model=name,
-            shape=shape,
-            drafter=drafter_class(plain(config, "drafter")),
-        )
+        own = device_of(costs, devices, memory=device.memory)
+        owner = drafter_class(plain(config, "drafter"))
+        about = {"model": name, "shape": shape, "drafter": owner, "dtype": formats.computes, **stored}
+        check_file(costs, str(config.costs), device=device, own=own, **about)
     return Question(
         name=name,
         shape=shape,
@@ -80,17 +71,14 @@ def question_of(config: DictConfig) -> Question:
         device=device,
         roof=device.roof(formats.computes, measured=config.measured),
         measured=config.measured or device.name not in devices,
-        batches=listed(config, "batch") if config.batch is not None else [1, 8, 32],
+        batches=[1, 8, 32] if config.batch is None else listed(config, "batch"),
         context=context,
-        output=config.output,
         drafter=plan_drafter(plain(config, "drafter"), shape, formats, target_name=name),
         acceptance=plain(config, "acceptance"),
-        longest=config.longest,
-        usable=config.usable * (device.memory if config.memory is None else config.memory),
+        usable=config.usable * (config.memory or device.memory),
         prefill_chunk=engine["prefill_chunk"],
-        overhead=config.overhead,
-        price=config.price,
         costs=None if costs is None else replace(costs, depths=()),  # a chain has a level for every node
+        **{setting: config[setting] for setting in ("output", "longest", "overhead", "price")},
     )
 
 
@@ -101,13 +89,3 @@ def _device(config: DictConfig, costs: CalibratedRounds | None, devices: Mapping
     import psutil  # only where a file is of a processor, whose memory it may not say
 
     return device_of(costs, devices, memory=psutil.virtual_memory().total)
-
-
-def _context(asked: int | None, shape: ModelShape, costs: CalibratedRounds | None) -> int:
-    longest = shape.max_length
-    if asked is None:
-        known = CONTEXT if costs is None else costs.box.context[1]
-        return min(known, longest or known)
-    if longest is not None and asked > longest:
-        raise ValueError(f"context={asked}: the model has {longest} positions, give at most so many")
-    return asked

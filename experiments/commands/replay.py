@@ -43,12 +43,7 @@ def replay(config: DictConfig) -> list[Row] | list[Optimized]:
 def replay_runs(
     folders: Sequence[Path], rules: Mapping[str, Verifier], out: Path, *, baseline: str, bootstrap: Bootstrap
 ) -> list[Row]:
-    """Ask rules about the drafts of traced runs; print and write what they say.
-
-    Args:
-        out: Folder for ``replay.md``, ``.csv``, ``.json``, ``.png`` and the folder ``reach``.
-        baseline: Name of the rule that differences are over.
-    """
+    """Ask rules about the drafts of traced runs; print and write what they say, with differences over ``baseline``."""
     manifests = [read_manifest(folder) for folder in folders]
     done: list[Row] = []
     for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
@@ -64,14 +59,7 @@ def replay_runs(
 
 
 def named_verifiers(given: Any) -> dict[str, Verifier]:
-    """Rules by name: those that ``sections`` describes, made.
-
-    Args:
-        given: Names, or dictionaries with arguments; None for every rule along Hydra's search path.
-
-    Raises:
-        ValueError: There is no such rule, or it refuses its arguments.
-    """
+    """Rules by name, as ``sections`` takes them: names, or dictionaries with arguments; None for all."""
     found = sections("verifier", given)
     return {label: build(OmegaConf.create({"verifier": section}), "verifier") for label, section in found.items()}
 

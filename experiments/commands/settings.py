@@ -25,11 +25,7 @@ class LimitsSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings that several commands have.
-
-    A command's class lists its values, and the sections that it needs before anything is made. Other sections are
-    checked against the components that they name.
-    """
+    """Settings that several commands have. Sections that no class lists are checked against their components."""
 
     seed: kinds.Natural | None = None
     threads: kinds.Count | None = None
@@ -166,9 +162,7 @@ class PlanSettings(Settings):
 class ReplaySettings(Settings):
     """Rules asked about the drafts of a trace; with ``best=tree`` the best tree for its drafter."""
 
-    trace: Annotated[
-        kinds.OneOrMore[kinds.Text], kinds.Wanted("the folder of a run made with trace=true, or a list of them")
-    ]
+    trace: Annotated[kinds.OneOrMore[kinds.Text], kinds.Wanted("the folder of a run with trace=true, or a list")]
     verifiers: Any
     baseline: kinds.Text
     best: Literal["tree"] | None
@@ -230,11 +224,7 @@ class RunSettings(MeasuredSettings):
 
 
 def objective(config: DictConfig, made: Any) -> float | None:
-    """The figure that the configuration's ``objective`` names, for sweepers that search for the best setting.
-
-    Raises:
-        ValueError: The run has no such figure.
-    """
+    """The figure that ``objective`` names, for sweepers that search for the best setting; it is an error if absent."""
     if config.objective is None:
         return None
     for row in made.rows:

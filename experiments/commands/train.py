@@ -98,8 +98,7 @@ def train(config: DictConfig) -> Path:
     facts = {
         "head": type(head).__name__,
         **frozen.noted,
-        "loss": plain(config, "loss"),
-        "weights": plain(config, "weights"),
+        **{name: plain(config, name) for name in ("loss", "weights")},
         "documents": len(documents.training),
         "tokens": sum(len(document.tokens) for document in documents.training),
         "length": fit.length,
@@ -123,28 +122,16 @@ def train(config: DictConfig) -> Path:
             tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
 
     progress = TrainingProgress(fit.steps, title=title, shown=main, curve=curve)
+    serve = (lambda: served(head, target, prompts, trial, seed=config.seed)) if prompts else None
+    often = {name: config[name] for name in ("seed", "evaluate_every", "held_out_rows")}
+    tasks = Plan(folder=folder, held_out=held_out, serve=serve, facts=facts, **often)
+    options = {"vocab_size": target.vocab_size, "sharded": config.sharded, "precision": config.mixed_precision}
     exit_code = 1
     try:
         with progress:
+            comparison = Comparison(head, loss, weights, chunk=fit.chunk)
             training = Training(
-                Comparison(head, loss, weights, chunk=fit.chunk),
-                states,
-                rows,
-                fit,
-                Plan(
-                    folder=folder,
-                    seed=config.seed,
-                    evaluate_every=config.evaluate_every,
-                    held_out=held_out,
-                    held_out_rows=config.held_out_rows,
-                    serve=(lambda: served(head, target, prompts, trial, seed=config.seed)) if prompts else None,
-                    facts=facts,
-                ),
-                accelerator=accelerator,
-                watcher=progress,
-                vocab_size=target.vocab_size,
-                sharded=config.sharded,
-                precision=config.mixed_precision,
+                comparison, states, rows, fit, tasks, accelerator=accelerator, watcher=progress, **options
             )
             if training.measured:
                 full, half = training.measured

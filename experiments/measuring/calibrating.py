@@ -1,6 +1,6 @@
 """Calibrates costs of rounds: measures, fits, checks, and says how well the fit predicts what it has not seen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,28 @@ class Plan:
     seconds: float = 60.0
     rounds: int = 8
     seed: int = 0
+
+    @classmethod
+    def within(
+        cls,
+        target: Target,
+        drafter: Drafter | None,
+        grid: Mapping[str, Any],
+        held_out: Mapping[str, Any],
+        **options: Any,
+    ) -> "Plan":
+        """The plan for grids as far as the model has room for them, the drafter's largest tree included."""
+        drafted = {*grid["drafted"]} | ({drafter.max_nodes} if drafter is not None else set())
+        room, made = target.max_length - max(*drafted, *held_out["drafted"]) - 1, {}
+        for name, given in {"grid": {**grid, "drafted": drafted}, "held_out": held_out}.items():
+            sizes = given | {"context": [length for length in given["context"] if length <= room]}
+            if not sizes["context"]:
+                raise ValueError(
+                    f"{name}.context={given['context']}: {target.name} has {target.max_length} positions, which leaves "
+                    f"{room} behind drafts: give contexts of at most that"
+                )
+            made[name] = Grid(**{key: tuple(sorted(set(values))) for key, values in sizes.items()})
+        return cls(**made, **options)
 
     @property
     def box(self) -> Box:

@@ -124,9 +124,9 @@ def test_all_commands_are_listed_and_removed_ones_say_what_replaces_them() -> No
     assert said_by("-m", "experiments", "rum") == (1, "error: there is no command rum: did you mean run?\n")
     for words in (["experiments", "pays"], ["experiments.pays"]):
         code, said = said_by("-m", *words)
-        assert code == 1 and said.count("\n") == 1 and removed.sentences()["commands"]["pays"] in said
+        assert code == 1 and said.count("\n") == 1 and removed.SENTENCES["commands"]["pays"] in said
     code, said = said_by("-m", "experiments", "load", "memory=1e9")
-    assert code == 1 and said.count("\n") == 1 and removed.sentences()["options"]["load memory"] in said
+    assert code == 1 and said.count("\n") == 1 and removed.SENTENCES["options"]["load memory"] in said
 
 
 def offered(line: str) -> set[str]:
