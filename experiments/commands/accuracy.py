@@ -34,8 +34,7 @@ def accuracy(config: DictConfig) -> list[Row]:
     options = {renamed.get(name, name): grading[name] for name in ("limit", "include", *renamed)}
     options |= {"tasks": listed(config, "grading.tasks"), "gen_kwargs": plain(config, "grading.generation") or None}
     template = plain(config, "chat_template") if grading.chat else None
-    verifier = build(config, "verifier")
-    drafter = paced(build(config, "drafter"), build(config, "policy"))
+    verifier, drafter = build(config, "verifier"), paced(build(config, "drafter"), build(config, "policy"))
     with new_engine(config, build(config, "target"), drafter, verifier) as engine:
         check_arguments_of(str(getattr(engine.target.tokenizer, "chat_template", None) or ""), template)
         shared = {"max_new_tokens": grading.max_new_tokens, "seed": config.seed, "template": template}
