@@ -160,10 +160,6 @@ class Batch:
         """All that a recording of these rows depends on besides the tensors' values."""
         return self.place, self.sampling.flags, self.alternatives, self.has_grammars, self.masks_drafts
 
-    @cached_property
-    def has_processors(self) -> bool:
-        return any(self.processors)
-
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return some of the rows, as copies; not in a recorded round."""
         taken = take_rows(self, rows, torch.from_numpy(rows).to(self.device, non_blocking=True))

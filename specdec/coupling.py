@@ -1,8 +1,5 @@
 """Noise that target and drafter share: drafter-invariant decoding (Daliri, Musco & Suresh 2024, arXiv 2408.07978)."""
 
-import itertools
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -42,35 +39,3 @@ def decided(
     if tree.width > 1:
         noise = noise.gather(1, tree.depth[..., None].expand_as(target_probs))
     return winners(target_probs, noise)
-
-
-def coupled_acceptance(
-    p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], children: int
-) -> Float[Tensor, " vocab"]:
-    """Returns the probability of each token to be drawn by the target and be among the drafter's first ``children``.
-
-    Let token x arrive at time t in the target's race, a = p(y) / p(x) and c = max(a, q(y) / q(x)). Another token y
-    comes after x in both races with probability exp(-t c), and after it in the target's race but before it in the
-    drafter's with probability exp(-t a) - exp(-t c). The integral over t of the sums of products is a sum of fractions.
-    One child gives 1 / Σ_y max(p(y) / p(x), q(y) / q(x)) (Daliri et al., proof of theorem 1). It computes in float64;
-    over V tokens there are about (2 V)^(children - 1) terms.
-    """
-    result = torch.zeros(len(p), dtype=torch.float64)
-    for x in range(len(p)):
-        if p[x] == 0 or q[x] == 0:
-            continue
-        a = (p.double() / p[x].double()).tolist()
-        c = torch.maximum(p.double() / p[x].double(), q.double() / q[x].double()).tolist()
-        others = [y for y in range(len(p)) if y != x]
-        behind = 1 + sum(c[y] for y in others)
-        total = 0.0
-        for before in range(min(children, len(p))):
-            for chosen in itertools.combinations(others, before):
-                gains = [c[y] - a[y] for y in chosen]
-                if min(gains, default=1.0) <= 0:
-                    continue  # the first product has a factor zero
-                for signs in itertools.product((0, 1), repeat=before):
-                    rate = behind - math.fsum(gain for gain, kept in zip(gains, signs, strict=True) if not kept)
-                    total += (-1) ** sum(signs) / rate
-        result[x] = total
-    return result

@@ -154,11 +154,6 @@ class ForwardBatch:
     def nodes(self) -> int:
         return self.given.shape[1]
 
-    @property
-    def sees_all(self) -> bool:
-        """Whether no node is hidden from another, so that no mask is needed: a single node at the end of a line."""
-        return self.nodes == 1 and self.topology.in_line
-
 
 @dataclass(frozen=True, eq=False)
 class ForwardOutput:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from specdec.arguments import flag, instance, number, shown, text, whole
+from specdec.arguments import flag, instance, number, shown, text, whole, wholes
 from specdec.random import fresh_seed
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, for targets and drafters."""
 
-_REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "deadline")
+_REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "deadline")
 _INT64 = -(2**63), 2**63 - 1
 _RANGES: dict[str, tuple[float, float, str]] = {
     # A larger number would be infinite in float32, which the temperatures of a batch are.
@@ -26,7 +26,10 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "min_p": (0, 1, "a fraction in [0, 1]"),
     # Even a logit of 65504 (float16's largest), penalized so and divided by the smallest temperature, is finite.
     "repetition_penalty": (1e-20, 1e20, "a number from 1e-20 to 1e20; 1 is off"),
+    "presence_penalty": (-2, 2, "a number from -2 to 2; 0 is off"),
+    "frequency_penalty": (-2, 2, "a number from -2 to 2; 0 is off"),
     "max_new_tokens": (1, math.inf, "a whole number of at least 1"),
+    "min_new_tokens": (0, math.inf, "a whole number of at least 0"),
     "n": (1, math.inf, "at least 1 sample per prompt, a whole number"),
     "seed": (*_INT64, "a 64-bit integer (signed) or None"),
     "stream": (*_INT64, "a 64-bit integer (signed) or None"),
@@ -116,6 +119,13 @@ class SamplingParams:
         min_p: Drop tokens less probable than this fraction of the most probable one. Applied after top-p.
         repetition_penalty: Divides positive logits, multiplies negative ones, of every token in prompt or output
             (Keskar et al. 2019); 1 is off.
+        presence_penalty: Is subtracted from the logit of every token in the output so far, the prompt apart.
+        frequency_penalty: The same times the number of times that the token is there.
+        logit_bias: Is added before all penalties: -100 to 100, or -inf, by token id. Kept as a tuple of pairs.
+        bad_words_ids: Sequences of tokens that must not come, as in transformers (a string, as in vLLM, has several
+            spellings). One of several tokens goes the slow way of a ``logits_processor``. Kept as tuples.
+        min_new_tokens: What would end the output earlier is forbidden, unless a grammar or a processor leaves nothing
+            else; stop strings count only behind so many tokens.
         stop: One string or several that end the output and are left out of its text, which shows no special tokens: one
             of these may be given as a string by itself. Kept as a tuple.
         stop_token_ids: Tokens that end the output, besides the target's EOS.
@@ -143,7 +153,12 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Any = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
     max_new_tokens: int = 128
+    min_new_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -179,7 +194,9 @@ class SamplingParams:
         for name, value in {
             "ignore_eos": flag("ignore_eos", self.ignore_eos),
             "stop": _strings(self.stop),
-            "stop_token_ids": _token_ids(self.stop_token_ids),
+            "stop_token_ids": wholes("stop_token_ids", self.stop_token_ids, "give token ids; strings go into stop"),
+            "logit_bias": _biases(self.logit_bias),
+            "bad_words_ids": _words(self.bad_words_ids),
             "logits_processor": processors or None,
             "grammar": None if self.grammar is None else Grammar.of(self.grammar),
         }.items():
@@ -203,17 +220,28 @@ class SamplingParams:
 
 def _strings(stop: object) -> tuple[str, ...]:
     several = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else None
-    if several is None or any(not isinstance(string, str) for string in several):
-        raise ValueError(f"stop={stop!r}: give strings; tokens go into stop_token_ids")
-    if "" in several:
-        raise ValueError("stop contains an empty string, which would end every output at once: remove it")
+    if several is None or any(not isinstance(string, str) or not string for string in several):
+        raise ValueError(f"stop={stop!r}: give strings, none of them empty; tokens go into stop_token_ids")
     return several
 
 
-def _token_ids(ids: object) -> tuple[int, ...]:
-    if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise ValueError(f"stop_token_ids={ids!r}: give a sequence of token ids; strings go into stop")
-    return tuple(whole("stop_token_ids", token, remedy="give whole numbers") for token in ids)
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    name, remedy = "logit_bias", "give numbers from -100 to 100, or -inf, by token id: {13: -5.0}"
+    try:
+        pairs = dict(given or ()).items()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={shown(given)}: {remedy}") from error
+    ids = [whole(name, token, least=0, remedy=remedy, few=remedy) for token, _ in pairs]
+    values = [number(name, value, remedy, lambda v: -100 <= v <= 100 or v == -math.inf) for _, value in pairs]
+    return tuple(zip(ids, values, strict=True))
+
+
+def _words(given: Any) -> tuple[tuple[int, ...], ...]:
+    remedy = "give sequences of token ids, such as [[13], [5, 7]]"
+    words = [wholes("bad_words_ids", word, remedy) for word in (given if isinstance(given, Iterable) else [given])]
+    if not all(words):
+        raise ValueError(f"bad_words_ids={shown(given)}: {remedy}")
+    return tuple(words)
 
 
 @dataclass(eq=False)

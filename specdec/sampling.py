@@ -1,11 +1,11 @@
 """From logits to the distribution that plain sampling would draw from: p for the target, q for a drafter."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from specdec.filters import first_largest, keep_top
@@ -21,7 +21,9 @@ class SamplingTensors:
     some active row is so.
 
     Attributes:
-        seen: Tokens in each row's prompt or output so far, root included; None unless a row is penalized.
+        tables: What is known of every token, as far as a row needs it: which were ``seen`` in prompt or output so far,
+            the ``counts`` in the output alone, root included in both; the ``bias`` of logits; and the ``ends``, which
+            are forbidden at nodes before the position ``first_end``.
         largest_top_k: The largest top-k of any active row, 0 if none uses it; None if the host does not know it.
     """
 
@@ -30,7 +32,9 @@ class SamplingTensors:
     top_p: Float[Tensor, " batch"]
     min_p: Float[Tensor, " batch"]
     repetition_penalty: Float[Tensor, " batch"]
-    seen: Bool[Tensor, "batch vocab"] | None
+    presence_penalty: Float[Tensor, " batch"]
+    frequency_penalty: Float[Tensor, " batch"]
+    tables: Mapping[str, Shaped[Tensor, "batch vocab"]]
     any_greedy: bool
     any_sampled: bool
     any_filtered: bool  # some active row uses top-k or top-p
@@ -38,6 +42,7 @@ class SamplingTensors:
     largest_top_k: int | None = None
     all_top_k: bool = False
     any_top_p: bool = True
+    first_end: Int[Tensor, " batch"] | None = None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], **tensors: Any) -> "SamplingTensors":
@@ -56,28 +61,31 @@ class SamplingTensors:
 
     @property
     def flags(self) -> Hashable:
-        values = [getattr(self, field.name) for field in fields(self)]
-        return tuple("there" if isinstance(value, Tensor) else value for value in values)
+        values = [getattr(self, field.name) for field in fields(self) if field.name != "tables"]
+        return tuple("there" if isinstance(value, Tensor) else value for value in (*self.tables, *values))
+
+    @property
+    def by_path(self) -> bool:
+        """Whether the tokens above a node change its scores."""
+        return not self.tables.keys() <= {"bias"}
 
 
-def penalize(
-    logits: Float[Tensor, "batch node vocab"],
-    penalty: Float[Tensor, " batch"],
-    seen: Bool[Tensor, "batch vocab"],
-    path_tokens: Int[Tensor, "batch node position"],
+def forbid_ends(
+    scores: Float[Tensor, "batch node vocab"], sampling: SamplingTensors, positions: Int[Tensor, "batch node"]
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with the repetition penalty at every node, for the sequence so far *and* the node's path."""
-    factor = penalty[:, None, None]
-    penalized = torch.where(logits > 0, logits / factor, logits * factor)
-    result = torch.where(seen[:, None], penalized, logits)
-    return result.scatter(2, path_tokens, penalized.gather(2, path_tokens))
+    """Returns the scores with -inf for what ends a row too early, unless nothing else is left at a node."""
+    if "ends" not in sampling.tables or sampling.first_end is None:
+        return scores
+    early = (positions < sampling.first_end[:, None])[..., None] & sampling.tables["ends"][:, None]
+    going_on = scores.masked_fill(early, -torch.inf)
+    return going_on.where((going_on > -torch.inf).any(-1, keepdim=True), scores)
 
 
 def path_tokens(
     tokens: Int[Tensor, "batch node"], ancestors: Bool[Tensor, "batch query node"]
 ) -> Int[Tensor, "batch query node"]:
-    """Returns the tokens on the path to each queried node, padded with the root's token."""
-    return torch.where(ancestors, tokens[:, None], tokens[:, :1, None])
+    """Returns the tokens on the path to each queried node, the root's first; -1 padded, also for what is no node."""
+    return torch.where(ancestors, tokens[:, None], -1)
 
 
 def adjust(
@@ -85,12 +93,24 @@ def adjust(
     sampling: SamplingTensors,
     paths: Int[Tensor, "batch node position"] | None = None,
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits in float32 with the repetition penalty, as ``distribution`` and top-k drafting need them."""
-    logits = logits.float()
-    if sampling.seen is None:
+    """Returns the logits in float32 with bias and penalties, for the sequence so far *and* the path to each node."""
+    logits, tables = logits.float(), sampling.tables
+    if "bias" in tables:
+        logits = logits + tables["bias"][:, None]
+    if not sampling.by_path:
         return logits
-    assert paths is not None, "rows with a repetition penalty need the tokens of each node's path"
-    return penalize(logits, sampling.repetition_penalty, sampling.seen, paths)
+    assert paths is not None, "rows with a penalty need the tokens of each node's path"
+    if "seen" in tables:
+        above, factor = paths.where(paths >= 0, paths[..., :1]).clamp(min=0), sampling.repetition_penalty[:, None, None]
+        penalized = torch.where(logits > 0, logits / factor, logits * factor)
+        logits = torch.where(tables["seen"][:, None], penalized, logits)
+        logits = logits.scatter(2, above, penalized.gather(2, above))
+    if "counts" in tables:
+        counts, drafted = tables["counts"][:, None].float().repeat(1, logits.shape[1], 1), paths[..., 1:]
+        counts.scatter_add_(2, drafted.clamp(min=0), (drafted >= 0).float())
+        logits = logits - sampling.frequency_penalty[:, None, None] * counts
+        logits = logits - sampling.presence_penalty[:, None, None] * (counts > 0)
+    return logits
 
 
 def distribution(

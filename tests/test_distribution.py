@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from specdec import Drafter, DraftSampling, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
-from specdec.engine.processors import process
+from specdec.checks.reference import next_state
 from specdec.random import Purpose, request_key, shared_noise, uniforms
-from specdec.sampling import adjust, distribution
+from specdec.sampling import SamplingTensors, distribution, forbid_ends
 from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, emit_p
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
-from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
@@ -42,15 +41,20 @@ SAMPLINGS = {
     "top-k and top-p": SamplingParams(temperature=1.2, top_k=4, top_p=0.85),
     "min-p": SamplingParams(temperature=1.5, min_p=0.15),
     "repetition penalty": SamplingParams(temperature=1.0, repetition_penalty=1.6),
+    "penalties of the output": SamplingParams(temperature=1.0, presence_penalty=0.8, frequency_penalty=1.2),
+    # An end may only be the third token, behind which there is none.
+    "bias and early ends": SamplingParams(
+        temperature=1.0, logit_bias={0: 1.5, 3: -0.7}, bad_words_ids=[[2]], min_new_tokens=2, stop_token_ids=(4,)
+    ),
 }
 
 
 @torch.inference_mode()
 def next_law(model, sequence: list[int], sampling: SamplingParams) -> Tensor:
     """What a plain forward over a whole sequence draws from, in float64."""
-    tokens, state = torch.tensor([sequence]), slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
-    scores = adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:])
-    p = distribution(process(sampling.processors, tokens, scores[:, 0])[:, None], state)[0, 0].double()
+    logits, ends = model(torch.tensor([sequence])).logits[0, -1], frozenset(sampling.stop_token_ids)
+    state, scores = next_state(logits, sequence, sampling, prompt_length=len(PROMPT), stop_ids=ends)
+    p = distribution(scores[None, None], state.sampling)[0, 0].double()
     return p / p.sum()
 
 
@@ -130,7 +134,7 @@ STRONG = {
     ("temperature 1", STRONGEST[verifier], verifier) for verifier in (EVERYWHERE, "traversal", "shared_noise")
 } | {
     ("min-p", "ngram", EVERYWHERE),
-    ("repetition penalty", "model_chain_iid", EVERYWHERE),
+    *((sampling, "model_chain_iid", EVERYWHERE) for sampling in SAMPLINGS if "penal" in sampling or "bias" in sampling),
     ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
     ("temperature 1", "block_markov_chain", "block"),
     ("repetition penalty", "block_markov_tree", "traversal"),
@@ -227,17 +231,20 @@ def test_a_biased_rule_is_rejected_under_processing(model, sampling: str) -> Non
     assert p_value(model, "model_chain_iid", NO_RESIDUAL, SAMPLINGS[sampling], samples=FEWER) < LEVEL
 
 
-def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: every node is penalized for the sequence only, not for the path above it."""
+@pytest.mark.parametrize("sampling", ["repetition penalty", "penalties of the output", "bias and early ends"])
+def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.MonkeyPatch, sampling: str) -> None:
+    """Mutant: every node is penalized, or kept from ending, for the sequence only, not for the path above it."""
     import specdec.engine.round
 
     def root_only(tokens: Tensor, ancestors: Tensor) -> Tensor:
         return tokens[:, :1, None].expand(*tokens.shape, 1)
 
+    def at_root(scores: Tensor, state: SamplingTensors, positions: Tensor) -> Tensor:
+        return forbid_ends(scores, state, positions[:, :1].expand_as(positions))
+
     monkeypatch.setattr(specdec.engine.round, "path_tokens", root_only)
-    assert (
-        p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS["repetition penalty"], samples=FEWER) < LEVEL
-    )
+    monkeypatch.setattr(specdec.engine.round, "forbid_ends", at_root)
+    assert p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS[sampling], samples=FEWER) < LEVEL
 
 
 @pytest.mark.parametrize(

@@ -125,14 +125,15 @@ def greedy_outputs(model, drafter: str, *, mask_drafts: bool) -> list[tuple[int,
     made = DRAFTERS[drafter](model)
     engine = Engine(target_of(model), made, fitting(made), max_batch_size=3, max_length=40)
     grammars = [pattern and Grammar(regex=pattern, mask_drafts=mask_drafts) for _, pattern in cases()]
-    wanted = [SamplingParams(max_new_tokens=8, grammar=grammar) for grammar in grammars]
+    wanted = [SamplingParams(max_new_tokens=8, grammar=g, min_new_tokens=i % 2 * 5) for i, g in enumerate(grammars)]
     return [output.token_ids for output in engine.generate(PROMPTS, wanted)]
 
 
 def listed_outputs(model) -> list[tuple[int, ...]]:
     expected = []
-    for prompt, pattern in cases():
-        sampling = SamplingParams(max_new_tokens=8, logits_processor=pattern and Listed(pattern, len(prompt)))
+    for index, (prompt, pattern) in enumerate(cases()):
+        listed = pattern and Listed(pattern, len(prompt))
+        sampling = SamplingParams(max_new_tokens=8, logits_processor=listed, min_new_tokens=index % 2 * 5)
         expected.append(tuple(reference_decode(model, prompt, sampling, stop_ids=frozenset([END]))))
     return expected
 

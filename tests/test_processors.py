@@ -1,4 +1,4 @@
-"""Logits processors of transformers at every node, and vocabularies that do not line up."""
+"""Processors and penalties at every node, and vocabularies that do not line up."""
 
 import random
 from dataclasses import replace
@@ -24,6 +24,13 @@ WIDTH = 24
 BIAS = {(3,): 4.0, (5, 7): 6.0, (2, 3, 5): -8.0}
 
 
+FIELDS: dict[str, dict[str, object]] = {
+    "penalties": {"presence_penalty": 0.9, "frequency_penalty": 0.7, "logit_bias": {3: 2.0, 9: -1.0}},
+    "early ends": {"min_new_tokens": 6, "repetition_penalty": 1.2, "logit_bias": {4: 9.0}},
+    "bad words": {"bad_words_ids": [[5], [2, 7], [3]], "min_new_tokens": 3, "frequency_penalty": 2.0},
+}
+
+
 def cases(prompt_length: int) -> dict[str, object]:
     no_repeat = logits_process.NoRepeatNGramLogitsProcessor
     return {
@@ -35,14 +42,17 @@ def cases(prompt_length: int) -> dict[str, object]:
     }
 
 
+STRONG = {("ngram", "no_repeat"), ("ngram", "penalties"), ("eagle3_chain_iid", "early ends")}
+
+
 # By default every processor with one tree; every drafter with a processor that looks at the path is marked ``full``.
 @pytest.mark.parametrize(
     ("drafter", "case"),
     [
-        complete(drafter, case, strong=drafter == STRONGEST["rejection"] or (drafter, case) == ("ngram", "no_repeat"))
+        complete(drafter, case, strong=drafter == STRONGEST["rejection"] or (drafter, case) in STRONG)
         for drafter in DRAFTERS
-        for case in cases(1)
-        if case == "no_repeat" or drafter == STRONGEST["rejection"]
+        for case in (*cases(1), *FIELDS)
+        if case in ("no_repeat", "penalties", "early ends") or drafter == STRONGEST["rejection"]
     ],
 )
 def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
@@ -50,7 +60,8 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     rng = random.Random(2)
     prompts = [[rng.randrange(WIDTH) for _ in range(length)] for length in (6, 1, 11)]
     plain = SamplingParams(max_new_tokens=14)
-    wanted = [replace(plain, logits_processor=cases(len(p))[case], stop_token_ids=(4,)) for p in prompts]
+    asked = [FIELDS.get(case) or {"logits_processor": cases(len(p))[case]} for p in prompts]
+    wanted = [replace(plain, stop_token_ids=(4,), **each) for each in asked]  # type: ignore[arg-type]
     wanted, prompts = [*wanted, plain], [*prompts, prompts[0]]  # a row without any shares the batch
     made = DRAFTERS[drafter](model)
     engine = Engine(Target(model), made, fitting(made), max_batch_size=3, max_length=40)
@@ -60,6 +71,8 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     assert outputs == expected
     without = reference_decode(model, prompts[0], plain, stop_ids=stops[0])
     assert expected[0] != without or case == "min_new"
+    if case == "early ends":
+        assert {len(output) for output in outputs[:-1]} == {7}, "the first end that is allowed"
 
 
 @pytest.mark.full
@@ -72,13 +85,27 @@ def test_the_sampled_distribution_is_the_processed_one() -> None:
     assert p_value(model, "model_chain_iid", NO_RESIDUAL, sampling, samples=1500) < LEVEL
 
 
-def test_scores_of_another_shape_and_what_is_no_processor_are_refused() -> None:
+class Counts:
+    """A processor that is no function of what it is given."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return scores if self.calls > 3 else scores.roll(1)
+
+
+def test_scores_of_another_shape_counts_and_what_is_no_processor_are_refused() -> None:
     """One row of scores would be spread over all the nodes of a depth."""
     model = tiny_model(vocab_size=WIDTH, layers=2)
     engine = Engine(Target(model), DRAFTERS["model_tree_iid"](model), RejectionVerifier(), max_length=40)
-    sampling = SamplingParams(max_new_tokens=8, logits_processor=lambda ids, scores: scores[0])
-    (output,) = engine.generate([[1, 2, 3]], sampling)
-    assert output.finish_reason == "error" and "return one row per row" in str(output.error)
+    for processor, said in ((lambda ids, scores: scores[0], "return one row per row"), (Counts(), "Counts counts")):
+        (output,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8, logits_processor=processor))
+        assert output.finish_reason == "error" and said in str(output.error)
+    for name, value in {"logit_bias": {WIDTH: 1}, "bad_words_ids": [[1, -1]], "min_new_tokens": 99}.items():
+        with pytest.raises(ValueError, match=name):
+            engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8, **{name: value}))
     with pytest.raises(ValueError, match="logits_processor"):
         SamplingParams(logits_processor=["x"])
 

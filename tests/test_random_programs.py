@@ -32,14 +32,14 @@ WITHOUT_HEADS = ("gpt2",)
 
 REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
     ([1, 2, 3, 4, 5, 6, 7], SamplingParams(max_new_tokens=7)),
-    ([4], SamplingParams(max_new_tokens=6, stop_token_ids=(3, 7))),
-    ([9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3], SamplingParams(max_new_tokens=4)),
+    ([4], SamplingParams(max_new_tokens=6, stop_token_ids=(3, 7), min_new_tokens=3)),
+    ([9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3], SamplingParams(max_new_tokens=4, presence_penalty=1.5, logit_bias={3: 0.5})),
     ([5, 6, 5, 6, 5], SamplingParams(max_new_tokens=8, repetition_penalty=1.3)),
     ([3, 3, 3], SamplingParams(max_new_tokens=8, temperature=1.0, seed=1)),
     ([8, 1], SamplingParams(max_new_tokens=1, temperature=1.0, seed=2)),
     ([2, 4, 6, 8, 10, 12, 14], SamplingParams(max_new_tokens=6, temperature=0.7, seed=3, stop_token_ids=(5,))),
     ([7], SamplingParams(max_new_tokens=7, temperature=1.3, top_k=5, seed=4)),
-    ([1, 2, 1, 2, 1], SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.8, seed=5)),
+    ([1, 2, 1, 2, 1], SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.8, seed=5, frequency_penalty=1.0)),
 )
 METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
 SCHEDULERS: dict[str, Callable[[], Scheduler]] = {

@@ -16,7 +16,7 @@ class SharedNoiseVerifier(Verifier):
     key, the position and x. The path goes down while that token is a child; the first token that is not a child is
     emitted. A drafter that takes the k largest of log q + g (``ModelDrafter(..., sampling="coupled")``) often proposes
     that token: with one child, with probability Σ_x 1 / Σ_y max(p(y) / p(x), q(y) / q(x)), which is at least
-    (1 - TV) / (1 + TV) for the total variation TV of p and q. ``specdec.coupling.coupled_acceptance`` has it for k.
+    (1 - TV) / (1 + TV) for the total variation TV of p and q.
 
     The output depends on target and seed alone. It is the same for every drafter, tree and pruning, and equals plain
     decoding on the same engine token for token (where the logits are equal). So every draft is exact, also one that was

@@ -15,24 +15,22 @@ from specdec.requests import Grammar, SamplingParams
 
 OF_SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")},
-    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "grammar")},
-    "adapter": "adapter",
+    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "grammar", "adapter")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "logit_bias")},
+    "min_tokens": "min_new_tokens",
     "stream_id": "stream",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens"),
 }
 """Fields of a request, and the parameter of ``SamplingParams`` that each one sets."""
-HARMLESS = (
-    *("model", "user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
-)
+HARMLESS = ("model", "user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key")
 """Fields that change nothing about the output, and are not looked at."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens", "no_repeat_ngram_size"), (0,)),
+    "no_repeat_ngram_size": (0,),
     **dict.fromkeys(("echo", "use_beam_search", "include_stop_str_in_output", "early_stopping"), (False,)),
     **dict.fromkeys(("typical_p", "length_penalty", "best_of"), (1,)),
     **dict.fromkeys(("tools", "functions", "bad_words", "logits_processors"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
+    "chat_template_kwargs": ({},),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
@@ -65,6 +63,8 @@ def _neutral(name: str, value: Any) -> Any:
 
 def _parameter(name: str, value: Any) -> Any:
     value = 0 if name == "top_k" and value == -1 else value  # other servers' word for "off"
+    if name == "logit_bias" and isinstance(value, Mapping):  # JSON's keys are texts
+        value = {int(token) if str(token).isdecimal() else token: bias for token, bias in value.items()}
     try:
         SamplingParams(**{OF_SAMPLING[name]: value})
     except ValueError as error:

@@ -22,7 +22,7 @@ def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach) ->
     topology, nodes, rows = batch.topology.in_layers(windowed=reach.window is not None), batch.nodes, batch.batch
     start = int(batch.lengths) if rows == 1 and can_look(batch.lengths) else None
     if start is not None and reach == _EVERYTHING and start + topology.width >= length:
-        if batch.sees_all:
+        if batch.nodes == 1 and batch.topology.in_line:  # nothing is hidden from it
             return torch.zeros(1, 1, 1, length, dtype=dtype, device=batch.lengths.device)
         visible = topology.ancestors[0]
         return row_mask(start, visible if nodes == topology.width else visible[-nodes:], length, dtype)

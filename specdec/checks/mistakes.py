@@ -108,10 +108,10 @@ class Place:
 
 def _laws(logits: Float[Tensor, " vocab"], ways: Sequence[SamplingParams], before: Sequence[int]) -> list[Row]:
     """The law of the next token by each of some requests."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given = {name: torch.tensor([getattr(how, name) for how in ways]) for name in names}
     seen = torch.zeros(len(ways), len(logits), dtype=torch.bool)
-    tensors = SamplingTensors.of(ways, **given, seen=seen)
+    tensors = SamplingTensors.of(ways, **given, tables={"seen": seen})
     scores = adjust(logits.cpu().expand(len(ways), 1, -1), tensors, torch.tensor(before).expand(len(ways), 1, -1))
     return [row / row.sum() for row in distribution(scores, tensors)[:, 0].double().numpy()]
 

@@ -22,7 +22,7 @@ from specdec.engine.processors import process
 from specdec.engine.slot_table import SlotTable
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import Request, SamplingParams
-from specdec.sampling import adjust, distribution
+from specdec.sampling import adjust, distribution, forbid_ends
 from specdec.types import Noise
 
 
@@ -45,9 +45,9 @@ def reference_decode(
     sequence, name = list(prompt_ids), cache_argument(signature(type(model).forward).parameters)
     for step in range(sampling.max_new_tokens):
         cache = cache_like(model, kv_cache)
-        logits = model(torch.tensor([sequence], device=model.device), **{name: cache}).logits[:, -1:]
-        state = _state(sequence, sampling, logits.shape[2], model.device)
-        p = distribution(_scores(logits, sequence, state)[None, None], state.sampling)
+        logits = model(torch.tensor([sequence], device=model.device), **{name: cache}).logits[0, -1]
+        state, scores = next_state(logits, sequence, sampling, prompt_length=len(prompt_ids), stop_ids=stop_ids)
+        p = distribution(scores[None, None], state.sampling)
         if noise is Noise.SHARED:
             here = torch.full_like(state.keys, len(sequence))[:, None]
             token = winners(p, shared_noise(state.keys, here, p.shape[2])).argmax()
@@ -61,27 +61,22 @@ def reference_decode(
     return sequence[len(prompt_ids) :]
 
 
-def next_scores(
-    logits: Float[Tensor, " vocab"], sequence: Sequence[int], sampling: SamplingParams
-) -> Float[Tensor, " vocab"]:
-    """Return the logits that follow a sequence with repetition penalty and processors applied, in float32."""
-    state = _state(sequence, sampling.seeded(0), len(logits), logits.device)
-    return _scores(logits[None, None], sequence, state)
-
-
-def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Batch:
-    """Return the state of a request that has come as far as the end of a sequence."""
-    table = SlotTable(1, len(sequence) + sampling.max_new_tokens, vocab_size, device)
-    table.admit(0, Request(id=0, prompt_ids=sequence, sampling=sampling, speculate=False, stop_ids=frozenset()))
-    return table.rows(np.zeros(1, dtype=np.int64))
-
-
-def _scores(
-    logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], state: Batch
-) -> Float[Tensor, " vocab"]:
-    tokens = torch.tensor([list(sequence)], device=logits.device)
-    scores = adjust(logits, state.sampling, tokens[:, None, -1:])
-    return process(state.processors[0], tokens, scores[:, 0])[0]
+def next_state(
+    logits: Float[Tensor, " vocab"],
+    sequence: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    prompt_length: int,
+    stop_ids: frozenset[int] = frozenset(),
+) -> tuple[Batch, Float[Tensor, " vocab"]]:
+    """Return a request's state behind prompt and output, and the logits there with all but the filters, in float32."""
+    table = SlotTable(1, len(sequence) + sampling.max_new_tokens, len(logits), logits.device)
+    prompt, output = sequence[:prompt_length], list(sequence[prompt_length:])
+    table.admit(0, Request(0, prompt, sampling.seeded(0), speculate=False, stop_ids=stop_ids, output_ids=output))
+    state, tokens = table.rows(np.zeros(1, dtype=np.int64)), torch.tensor([list(sequence)], device=logits.device)
+    scores = adjust(logits[None, None], state.sampling, tokens[:, None, -1:])
+    scores = process(state.processors[0], tokens, scores[:, 0])[:, None]
+    return state, forbid_ends(scores, state.sampling, torch.full_like(tokens[:, -1:], len(sequence) - 1))[0, 0]
 
 
 class RoundedCache(DynamicCache):

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.cache.transformers_cache import cache_argument
-from specdec.checks.reference import cache_like, next_scores
+from specdec.checks.reference import cache_like, next_state
 from specdec.execution.executor import evaluating
 from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams
@@ -83,7 +83,7 @@ def examine(
     """
     whole = _run_model(model, sequence, (), kv_cache)
     wide = None if kv_cache is not None or rounded_to(model) is not None else _run_in_float32(model, sequence)
-    scores = next_scores(whole if wide is None else wide, sequence, sampling)
+    _, scores = next_state(whole if wide is None else wide, sequence, sampling, prompt_length=prompt_length)
     watched = [*tokens, int(scores.argmax())]
     margin = float(scores.max() - scores[list(tokens)].min())
     if not math.isfinite(margin):
@@ -92,7 +92,8 @@ def examine(
         return Tie(margin, None)
 
     def watch(logits: Tensor) -> np.ndarray:
-        return next_scores(logits, sequence, sampling)[watched].double().cpu().numpy()
+        _, scores = next_state(logits, sequence, sampling, prompt_length=prompt_length)
+        return scores[watched].double().cpu().numpy()
 
     dtypes = (model.dtype, whole.dtype, torch.float32, rounded_to(model) or torch.float32)
     eps = max(torch.finfo(dtype).eps for dtype in dtypes)

@@ -10,7 +10,7 @@ from specdec.batch import Batch
 from specdec.drafting.calibration import Rater
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.random import Purpose, uniforms
-from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
+from specdec.sampling import SamplingTensors, adjust, distribution, forbid_ends, path_tokens, warmed
 from specdec.types import DraftSampling
 
 
@@ -46,9 +46,8 @@ class Drawing:
         leaves: bool = False,
         rater: Rater | None = None,
     ) -> "Drawing":
-        sampling = batch.sampling
-        if sampling.seen is not None:
-            sampling = replace(sampling, seen=vocabulary.columns(sampling.seen))
+        tables = {name: vocabulary.columns(table) for name, table in batch.sampling.tables.items()}
+        sampling = replace(batch.sampling, tables=tables) if tables else batch.sampling
         if temperature is not None and sampling.any_sampled:
             own = torch.where(sampling.temperature == 0, 0.0, temperature)
             sampling = replace(sampling, temperature=own)
@@ -65,7 +64,7 @@ class Drawing:
     @property
     def by_path(self) -> bool:
         """Whether the tokens above a node change its scores: there is a penalty, or a grammar masks drafts."""
-        return self.sampling.seen is not None or self.batch.masks_drafts
+        return self.sampling.by_path or self.batch.masks_drafts
 
     def uniforms(self, count: int) -> Float[Tensor, "batch draw"]:
         """Return the round's random numbers: number i belongs to node i + 1, in whichever order nodes are drawn."""
@@ -77,15 +76,18 @@ class Drawing:
         tokens: Int[Tensor, "batch node"] | None = None,
         above: Bool[Tensor, "batch some node"] | None = None,
     ) -> Float[Tensor, "batch some token"]:
-        """Return logits with penalties and grammars, of the columns that are tokens of the target.
+        """Return logits with bias, penalties, grammars and early ends, of the columns that are tokens of the target.
 
         ``above`` marks the nodes of the tree so far (``tokens``) above or at each scored node; needed if ``by_path``.
         """
         paths = None
-        if self.sampling.seen is not None:
+        if self.sampling.by_path:
             assert tokens is not None and above is not None, "a penalty needs the nodes above"
             paths = path_tokens(self.vocabulary.to_drafter(tokens), above)
-        return self.masked(adjust(logits[..., : self.vocabulary.common], self.sampling, paths), tokens, above)
+        scores = self.masked(adjust(logits[..., : self.vocabulary.common], self.sampling, paths), tokens, above)
+        if paths is None:
+            return scores
+        return forbid_ends(scores, self.sampling, self.batch.lengths[:, None] + (paths >= 0).sum(-1) - 1)
 
     def masked(
         self,

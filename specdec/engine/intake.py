@@ -101,9 +101,13 @@ class Intake:
         begin = time.perf_counter()  # other prompts of the call may have been before it
         target = self._target
         ids = encode(target.tokenizer, prompt)
-        wrong = [token for token in ids if not 0 <= token < target.vocab_size]
-        if wrong:
-            raise ValueError(f"token id {wrong[0]} is outside the target's vocabulary of {target.vocab_size}")
+        banned = (token for word in sampling.bad_words_ids for token in word)
+        for what, tokens in ("", ids), ("logit_bias: ", dict(sampling.logit_bias)), ("bad_words_ids: ", banned):
+            wrong = [token for token in tokens if not 0 <= token < target.vocab_size]
+            if wrong:
+                raise ValueError(f"{what}token id {wrong[0]} is outside the target's vocabulary of {target.vocab_size}")
+        if (least := sampling.min_new_tokens) > sampling.max_new_tokens:
+            raise ValueError(f"min_new_tokens={least}: give at most max_new_tokens={sampling.max_new_tokens}")
         if len(ids) + sampling.max_new_tokens > self._max_length:
             raise ValueError(
                 f"{len(ids)} prompt tokens + max_new_tokens={sampling.max_new_tokens} exceed the engine's "
@@ -130,7 +134,7 @@ class Intake:
             stop_ids=self._stop_ids(sampling),
             matcher=matcher,
             adapter=self.adapter(sampling),
-            detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop)),
+            detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop), least=least),
             arrived=arrived,
             ingestion=time.perf_counter() - begin,
         )

@@ -55,12 +55,15 @@ def process(
     """Returns the scores after all processors, one after the other.
 
     Raises:
-        ValueError: A processor returns scores of another shape. (Torch would repeat a single row for all of them.)
+        ValueError: A processor has counted its calls, or returns scores of another shape (Torch would repeat a row).
     """
     for processor in processors:
+        before = {key: value for key, value in getattr(processor, "__dict__", {}).items() if type(value) is int}
         processed = processor(input_ids, scores)
+        name = getattr(processor, "__name__", type(processor).__name__)
+        if any(vars(processor).get(key) != value for key, value in before.items()):
+            raise ValueError(f"the logits processor {name} counts: let it depend on nothing but tokens and scores")
         if processed.shape != scores.shape:
-            name = getattr(processor, "__name__", type(processor).__name__)
             raise ValueError(
                 f"the logits processor {name} returned scores of shape {list(processed.shape)} for "
                 f"{list(scores.shape)}: return one row per row"

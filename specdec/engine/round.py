@@ -22,7 +22,7 @@ from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants, bucket_o
 from specdec.interfaces import Drafter, Round, Session, Verifier
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request, SamplingParams
-from specdec.sampling import adjust, distribution, one_hot, path_tokens, warmed
+from specdec.sampling import adjust, distribution, forbid_ends, one_hot, path_tokens, warmed
 from specdec.target.parallel import Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
@@ -133,7 +133,7 @@ class Rounds:
             drafts = zip(requests, batch.on_host.drafting, strict=True)
             look(decision.seen(tree, tuple(request if drafting else None for request, drafting in drafts)))
         with self.timer.stage("commit"):
-            key = id(mode), in_line, prepared, rows.place, rows.sampling.seen is None
+            key = id(mode), in_line, prepared, rows.place, tuple(rows.sampling.tables)
             stage = partial(commit, session, rows, self._runner, table, in_line)
             shown = () if session is None else (tree.tokens, tree.valid, output.hidden_states, output.top_tokens)
             outcome = run("commit", key, stage, decision.verdict, decision.tokens, decision.valid, *shown)
@@ -194,7 +194,7 @@ def _why_not(mode: Mode, batch: Batch | None = None) -> str | None:
     """Return why a round is not recorded where others are; None if it is. A user's processors may do anything."""
     if mode.check is not None:
         return "check=True looks at every round"
-    if batch is not None and batch.has_processors:
+    if batch is not None and any(batch.processors):
         return "requests have logits processors"
     if not may_record(mode.verifier):
         return f"{type(mode.verifier).__name__} does not say that it is recordable"
@@ -270,7 +270,7 @@ def judge(
         tokens = tree.tokens.gather(1, nodes)
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
     peaks = logits.amax(-1) if peaks is None else peaks
-    if batch.has_processors:
+    if any(batch.processors):
         peaks = peaks.where(~scores.isnan().any(-1), torch.nan)
     valid, packed = pack(tree, verdict, nodes, tokens, logits, peaks, target_probs, batch.alternatives)
     return Decision(evidence, verdict, tokens, agreement.on_numbers(valid), agreement.on_numbers(packed))
@@ -340,17 +340,17 @@ def _processed(
     batch: Batch,
     masks: Int32[Tensor, "batch node word"] | None,
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with penalties, the user's own processors and grammars applied, from which p is computed.
+    """Returns the logits with bias, penalties, the user's processors, grammars and early ends applied: p's own.
 
     They are the logits themselves if there is none, in any dtype that float32 holds.
     """
     processed = any(batch.processors)
-    if batch.sampling.seen is None and not processed and masks is None and logits.dtype != torch.float64:
+    if not batch.sampling.tables and not processed and masks is None and logits.dtype != torch.float64:
         return logits
-    paths = path_tokens(tree.tokens, tree.ancestors) if batch.sampling.seen is not None else None
+    paths = path_tokens(tree.tokens, tree.ancestors) if batch.sampling.by_path else None
     scores = adjust(logits, batch.sampling, paths)
     if processed:
         scores = apply_processors(scores, tree, batch)
     if masks is not None:
         scores = scores.masked_fill(~batch.matchers.unpacked(masks), -torch.inf)
-    return scores
+    return forbid_ends(scores, batch.sampling, batch.lengths[:, None] + tree.depth)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from specdec.batch import Batch, HostBatch, Matchers
+from specdec.cache.token_tables import TokenTables, processors_of
 from specdec.forward import slot_index
 from specdec.random import request_key
 from specdec.requests import Request, SamplingParams
@@ -39,16 +40,15 @@ class SlotTable:
         count = max_batch_size + spare_slots(sizes)
         with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
             # Numbers of a kind stand together, so that rows are copied in three operations.
-            self._integers = torch.zeros(6, count, dtype=torch.long, device=device)
-            self._floats = torch.tensor([[0.0], [1.0], [0.0], [1.0]], device=device).repeat(1, count)
+            self._integers = torch.zeros(7, count, dtype=torch.long, device=device)
+            self._floats = torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0], [0.0]], device=device).repeat(1, count)
             self._drafting = torch.zeros(count, dtype=torch.bool, device=device)
             self._index = torch.full((max_batch_size,), -1, device=device)
             self._roots, self._lengths, self._max_depth = self._integers[:3]
         self._lengths[max_batch_size:] = 1
         self._index_on_host = np.full(max_batch_size, -1, dtype=np.int64)
         self._copies: dict[tuple[int, int], Tensor] = {}
-        self._seen: Bool[Tensor, "batch vocab"] | None = None  # None while no request is penalized
-        self._all_seen: Bool[Tensor, "batch vocab"] | None = None  # where it stands, once there was one
+        self._tables = TokenTables(count, vocab_size, device)
         self._host_tokens = np.zeros((max_batch_size, max_length + 1), dtype=np.int32)
         self._host_lengths, self._host_remaining = np.zeros((2, max_batch_size), dtype=np.int64)
         self._host_drafting = np.zeros(max_batch_size, dtype=bool)
@@ -80,22 +80,16 @@ class SlotTable:
         self._host_drafting[slot] = request.speculate
         self._cap[slot] = _NO_CAP
         self._drafting[slot] = request.speculate
-        key, penalty = request_key(sampling.seed, sampling.stream), sampling.repetition_penalty
+        key, first_end = request_key(sampling.seed, sampling.stream), len(request.prompt_ids) + sampling.min_new_tokens
+        penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
         top_k, *others = 0, 0.0, 1.0, 0.0
         if not sampling.greedy:
             top_k, *others = sampling.top_k, sampling.temperature, sampling.top_p, sampling.min_p
         # In the order in which the numbers of a kind stand.
-        self._integers[:, slot] = torch.tensor([tokens[0], 0, 0, request.rounds, key, top_k], device=self.device)
-        self._floats[:, slot] = torch.tensor([*others, penalty], device=self.device)
-        if penalty != 1.0 and self._seen is None:
-            if self._all_seen is None:
-                with torch.inference_mode(False):
-                    size = len(self._drafting), self.vocab_size
-                    self._all_seen = torch.zeros(size, dtype=torch.bool, device=self.device)
-            self._seen = self._all_seen.zero_()
-        if self._seen is not None:
-            self._seen[slot] = False
-            self._seen[slot, torch.tensor(tokens, device=self.device)] = True
+        integers = [tokens[0], 0, 0, request.rounds, key, top_k, first_end - 1]
+        self._integers[:, slot] = torch.tensor(integers, device=self.device)
+        self._floats[:, slot] = torch.tensor([*others, *penalties], device=self.device)
+        self._tables.admit(slot, request)
 
     def prefilled(self, slot: int, length: int) -> None:
         """Note that the cache holds ``length`` tokens of the slot's prompt."""
@@ -114,8 +108,7 @@ class SlotTable:
         """Free the slot, whose request has ended. The host's tokens of it can be read until it is taken again."""
         self._views.clear()
         self.by_slot[slot] = None
-        if all(request is None or request.sampling.repetition_penalty == 1.0 for request in self.by_slot):
-            self._seen = None
+        self._tables.keep_for(self.by_slot)
 
     @property
     def counts_by_itself(self) -> bool:
@@ -208,11 +201,12 @@ class SlotTable:
 
     def _tensors(self, take: _Take) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the tensors of a batch and of its sampling parameters, by name."""
-        names = ("roots", "lengths", "max_depth", "rounds", "keys", "top_k")
+        names = ("roots", "lengths", "max_depth", "rounds", "keys", "top_k", "first_end")
         state = dict(zip(names, take(self._integers, 1), strict=True))
-        names = ("temperature", "top_p", "min_p", "repetition_penalty")
-        sampling = dict(zip(names, take(self._floats, 1), strict=True))
-        sampling |= {"top_k": state.pop("top_k"), "seen": None if self._seen is None else take(self._seen, 0)}
+        names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        sampling: dict[str, Any] = dict(zip(names, take(self._floats, 1), strict=True))
+        sampling |= {name: state.pop(name) for name in ("top_k", "first_end")}
+        sampling["tables"] = {name: take(table, 0) for name, table in self._tables.by_name.items()}
         return state | {"drafting": take(self._drafting, 0)}, sampling
 
     def _make(self, host_index: np.ndarray, where: slice | np.ndarray, index: Tensor, take: _Take) -> Batch:
@@ -222,7 +216,7 @@ class SlotTable:
             slots=index,
             **state,
             sampling=SamplingTensors.of(params, **sampling),
-            processors=[param.processors for param in params],
+            processors=[processors_of(param) for param in params],
             faults={},
             matchers=self._matchers,
             vocab_size=self.vocab_size,
@@ -242,11 +236,8 @@ class SlotTable:
 
     def advance(self, rows: Batch, outcome: Outcome) -> None:
         """End a round on the device: the only place where lengths, roots and rounds move."""
-        emitted, root, seen = outcome.counts, outcome.next_tokens, rows.sampling.seen
-        if seen is not None:
-            # Where nothing was decided, these are tokens that the row has seen.
-            tokens = outcome.tokens.where((emitted > 0)[:, None], rows.roots[:, None])
-            seen.scatter_(1, torch.cat([tokens, root[:, None]], dim=1), True)
+        emitted, root = outcome.counts, outcome.next_tokens
+        self._tables.advance(rows.sampling.tables, rows.roots, outcome, copied=rows.first_slot is None)
         if rows.first_slot is not None:
             rows.lengths.add_(emitted)
             rows.roots.copy_(root)
@@ -256,9 +247,6 @@ class SlotTable:
             room = rows.max_depth - emitted * rows.drafting
             moved = torch.stack([root, rows.lengths + emitted, room, rows.rounds + 1])
             self._integers[:4].index_copy_(1, rows.slots, moved)
-            if seen is not None:
-                assert self._seen is not None
-                self._seen[rows.slots] = seen
             if len(self._drafting) > len(self):
                 self._lengths[len(self) :].fill_(1)  # what belongs to no request stays where it is
 
@@ -285,12 +273,9 @@ class SlotTable:
         self._host_remaining[slots] -= counts
 
 
-_FEW = 4
-
-
 def row_sizes(most: int) -> tuple[int, ...]:
     """Returns the numbers of rows that recorded rounds are padded to: 1, 2, 4, 8, 16, 24, 32, 48 …; all up to four."""
-    sizes = list(range(1, most + 1)) if most <= _FEW else [1, 2, 4, 8]
+    sizes = list(range(1, most + 1)) if most <= 4 else [1, 2, 4, 8]
     while sizes[-1] < most:
         sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 2)))
     return (*sizes[:-1], most)

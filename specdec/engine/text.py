@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 _REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 character decodes to
 _CONTEXT = 8  # prompt tokens decoded before the first new ones: some tokenizers treat a text's beginning in another way
 _WINDOW = 24  # tokens after which the window moves on
+Stop = tuple[str, ...]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> list[int]:
@@ -47,18 +48,20 @@ class Detokenizer:
 
     Attributes:
         stopped_at: The number of tokens up to and including the one that completed a stop string, counted over all
-            pushes; None while no stop string is complete.
+            pushes; None while no stop string is complete. One that ends in the text of the first ``least`` tokens
+            is none.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, prompt_ids: Sequence[int], *, stop: tuple[str, ...] = ()
+        self, tokenizer: PreTrainedTokenizerBase | None, prompt_ids: Sequence[int], *, stop: Stop = (), least: int = 0
     ):
         self.stopped_at: int | None = None
         self._tokenizer = tokenizer
         self._backend = _backend(tokenizer)
         self._stop = stop
         self._held = ""  # text that may be the beginning of a stop string
-        self._pushed = 0
+        self._early = 0  # characters of it in which none may end
+        self._pushed, self._least = 0, least
         self._window: list[int] = []
         self._seen = ""  # the window's text so far: the prompt's, and what was taken from it
         self._whole = 0  # number of the window's tokens after which the last character was complete
@@ -72,13 +75,17 @@ class Detokenizer:
         """
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
+        if self._stop and 0 < (early := self._least - self._pushed) < len(token_ids):
+            return self.push(token_ids[:early]) + self.push(token_ids[early:])
         before = (list(self._window), self._seen, self._whole)
         text = self._held + self._take(token_ids)
+        if self._pushed < self._least:
+            self._early = len(text)
         found = self._find(text)
         if found is None:
             self._pushed += len(token_ids)
             keep = len(text) - _beginning_of_any(text, self._stop)
-            self._held = text[keep:]
+            self._held, self._early = text[keep:], max(0, self._early - keep)
             return text[:keep]
         # A stop string is in these tokens. Go through them once more, one by one, to find the one that completes it.
         self._window, self._seen, self._whole = before
@@ -112,7 +119,8 @@ class Detokenizer:
 
     def _find(self, text: str) -> int | None:
         """Returns where in a text the stop string begins that ends first; of several that end together, the longest."""
-        found = [(begin + len(string), begin) for string in self._stop if (begin := text.find(string)) >= 0]
+        first = {string: text.find(string, max(0, self._early + 1 - len(string))) for string in self._stop}
+        found = [(begin + len(string), begin) for string, begin in first.items() if begin >= 0]
         return min(found)[1] if found else None
 
     def _take(self, token_ids: Sequence[int], *, final: bool = False) -> str:
@@ -174,7 +182,7 @@ def _common(first: str, second: str) -> int:
     return next(i for i, (a, b) in enumerate(zip(first + "\0", second + "\1", strict=False)) if a != b)
 
 
-def _beginning_of_any(text: str, stop: tuple[str, ...]) -> int:
+def _beginning_of_any(text: str, stop: Stop) -> int:
     """Returns the length of the longest end of the text that is the beginning of a stop string."""
     longest = max((len(string) for string in stop), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):

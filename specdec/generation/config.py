@@ -22,22 +22,19 @@ from specdec.target.target import Target
 
 Processor = Callable[..., Any]
 
-_KNOWN = frozenset(
-    [
-        "bos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache", "cache_config", "max_cache_len",
-        "early_stopping", "length_penalty", "output_attentions", "output_hidden_states", "output_scores",
-        "output_logits", "return_dict_in_generate", "transformers_version", "compile_config", "disable_compile",
-        "prefill_chunk_size", "low_memory", "continuous_batching_config", "num_assistant_tokens",
-        "num_assistant_tokens_schedule", "assistant_confidence_threshold", "max_matching_ngram_size",
-        "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens",
-        "use_mtp", "speculation_type", "do_sample", "temperature", "top_h", "top_k", "top_p", "min_p",
-        "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size",
-        "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id",
-        "forced_eos_token_id", "min_length", "min_new_tokens", "exponential_decay_length_penalty",
-        "remove_invalid_values", "renormalize_logits", "max_new_tokens", "max_length", "eos_token_id",
-        "stop_strings", "num_return_sequences",
-    ]
-)  # fmt: skip
+_KNOWN = frozenset([
+    "bos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache", "cache_config", "max_cache_len",
+    "early_stopping", "length_penalty", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+    "return_dict_in_generate", "transformers_version", "compile_config", "disable_compile", "prefill_chunk_size",
+    "low_memory", "continuous_batching_config", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind",
+    "target_lookbehind", "prompt_lookup_num_tokens", "use_mtp", "speculation_type", "do_sample", "temperature", "top_h",
+    "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens",
+    "forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens", "exponential_decay_length_penalty",
+    "remove_invalid_values", "renormalize_logits", "max_new_tokens", "max_length", "eos_token_id", "stop_strings",
+    "num_return_sequences",
+])  # fmt: skip
 """Fields without effect on the tokens of one sequence of plain sampling or greedy decoding, and those translated."""
 # The values that transformers gives to the other fields if they are None; with these they change nothing.
 _NEUTRAL: dict[str, Any] = {
@@ -62,7 +59,13 @@ _BUILT_IN: dict[type, tuple[str, str]] = {
     transformers_processors.MinPLogitsWarper: ("min_p", "min_p"),
 }
 # The order in which our engine applies them; "others" is where it runs the processors that it is given.
-_ORDER = ("repetition_penalty", "others", "temperature", "top_k", "top_p", "min_p")
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+_ORDER = ("logit_bias", "repetition_penalty", "bad_words_ids", "others", "min_new_tokens", *_FILTERS)
+# Of processors that forbid ends: attributes whose sum is a length, of which the first counts padding, too.
+_LENGTHS: dict[type, tuple[str, ...]] = {
+    transformers_processors.MinLengthLogitsProcessor: ("min_length",),
+    transformers_processors.MinNewTokensLengthLogitsProcessor: ("prompt_length_to_skip", "min_new_tokens"),
+}
 # Processors that are no function of tokens and scores, so that they cannot run at the nodes of a tree.
 _REFUSED: dict[type, str] = {
     transformers_processors.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs the model itself at each step",
@@ -101,8 +104,10 @@ def from_generation_config(
         length = limit - prompt_length
     length = DEFAULT_NEW_TOKENS if length is None else length
     eos = token_ids(config.eos_token_id)
+    processors = _processors(config, eos, length, prompt_length, device)
+    prompt = prompt_length if config.stop_strings is None else None  # in transformers, early stop strings count
     return SamplingParams(
-        **sampling_fields(_processors(config, eos, length, prompt_length, device), sample=bool(config.do_sample)),
+        **sampling_fields(processors, sample=bool(config.do_sample), prompt=prompt, ends=eos, most=length),
         max_new_tokens=length,
         stop=() if config.stop_strings is None else config.stop_strings,
         stop_token_ids=tuple(eos),
@@ -167,25 +172,39 @@ def _processors(
     return maker._get_logits_processor(settled, input_ids_seq_length=prompt, device=str(device))
 
 
-def sampling_fields(processors: Sequence[Processor], *, sample: bool) -> dict[str, Any]:
+def sampling_fields(
+    processors: Sequence[Processor], *, sample: bool, prompt: int | None = None, ends: Sequence[int] = (), most: int = 0
+) -> dict[str, Any]:
     """Return fields of ``SamplingParams`` that do what these processors do, one after the other; greedy or ``sample``.
 
     Built-in parameters take their place if the list has our engine's order, each kind at most once: they are faster.
+    One that forbids ends is replaced if it is for all ``ends`` of a row, behind so long a ``prompt`` and with at
+    ``most`` so many new tokens.
     """
     fields: dict[str, Any] = {"temperature": 1.0 if sample else 0.0}
-    found = [_built_in(processor) for processor in processors]
+    found = [_built_in(processor, prompt, ends) for processor in processors]
     places = [_ORDER.index(name) for name, _ in found]
-    built_in = [name for name, _ in found if name != "others"]
-    filters_greedy = not sample and set(built_in) - {"repetition_penalty"}
+    least = [min(value, most) for name, value in found if name == "min_new_tokens"]  # of new tokens, and of all
+    built_in = [name for name, _ in found if name not in ("others", "min_new_tokens")]
+    filters_greedy = not sample and set(built_in) & set(_FILTERS)
     if filters_greedy or places != sorted(places) or len(built_in) != len(set(built_in)):
         return fields | {"logits_processor": tuple(processors)}
     others = tuple(each for each, (name, _) in zip(processors, found, strict=True) if name == "others")
-    return fields | {name: value for name, value in found if name != "others"} | {"logits_processor": others or None}
+    fields |= {name: value for name, value in found if name != "others"} | {"logits_processor": others or None}
+    return fields | {"min_new_tokens": max(least)} if least else fields
 
 
-def _built_in(processor: Processor) -> tuple[str, Any]:
+def _built_in(processor: Any, prompt: int | None, ends: Sequence[int]) -> tuple[str, Any]:
     """Return the field and the value that replace a processor, or ("others", None)."""
-    name, attribute = _BUILT_IN.get(type(processor), ("others", ""))
+    kind = type(processor)
+    if kind in _LENGTHS and prompt is not None and {*token_ids(processor.eos_token_id)} == {*ends}:
+        return "min_new_tokens", max(0, sum(getattr(processor, name) for name in _LENGTHS[kind]) - prompt)
+    if kind is transformers_processors.NoBadWordsLogitsProcessor and processor.sequence_bias:
+        return "bad_words_ids", tuple(processor.sequence_bias)
+    if kind is transformers_processors.SequenceBiasLogitsProcessor:
+        values = {ids[0]: bias for ids, bias in processor.sequence_bias.items() if len(ids) == 1 and abs(bias) <= 100}
+        return ("logit_bias", values) if len(values) == len(processor.sequence_bias) else ("others", None)
+    name, attribute = _BUILT_IN.get(kind, ("others", ""))
     value = getattr(processor, attribute, None)
     replaceable = (
         getattr(processor, "prompt_ignore_length", None) is None
@@ -196,7 +215,7 @@ def _built_in(processor: Processor) -> tuple[str, Any]:
     return (name, value) if replaceable and attribute else ("others", None)
 
 
-def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " position"]) -> Processor:
+def for_row(processor: Any, row: int, rows: int, padding: Int[Tensor, " position"]) -> Processor:
     """Return a processor that does for one row, given without padding, what this one does for it in its batch.
 
     ``row`` counts samples of a prompt as rows, and ``padding`` is on its left. Refuses what is no function of tokens
@@ -209,6 +228,10 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
     for kind, reason in _REFUSED.items():
         if isinstance(processor, kind):
             raise ValueError(f"{type(processor).__name__} {reason}: leave it out, the nodes of a tree do not allow it")
+    if type(processor) in _LENGTHS:
+        made, (name, *_) = copy.copy(processor), _LENGTHS[type(processor)]
+        setattr(made, name, max(0, getattr(made, name) - len(padding)))
+        return made
     if isinstance(processor, transformers_processors.RepetitionPenaltyLogitsProcessor):
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, Tensor):
@@ -227,26 +250,22 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
         allowed, number = processor._prefix_allowed_tokens_fn, row // processor._num_beams
         processor = type(processor)(lambda _, tokens: allowed(number, tokens), num_beams=1)
     elif isinstance(processor, transformers_processors.EncoderRepetitionPenaltyLogitsProcessor):
-        processor = _encoder_penalty(processor, prompt_of(len(processor.encoder_input_ids)))
+        given: Any = copy.copy(processor)
+        prompt = prompt_of(len(given.encoder_input_ids))
+
+        def penalized(input_ids: Tensor, scores: Tensor, tokens: Tensor = given.encoder_input_ids[prompt]) -> Tensor:
+            given.encoder_input_ids = tokens.expand(len(scores), -1)
+            return given(input_ids, scores)
+
+        processor = penalized
     elif isinstance(processor, transformers_processors.EncoderNoRepeatNGramLogitsProcessor):
         prompt, processor = prompt_of(processor.batch_size), copy.copy(processor)
         processor.generated_ngrams, processor.batch_size = [processor.generated_ngrams[prompt]], 1
-    return _with_padding(processor, padding) if len(padding) else processor
+    if not len(padding):
+        return processor
 
-
-def _encoder_penalty(given: Any, prompt: int) -> Processor:
-    processor, tokens = copy.copy(given), given.encoder_input_ids[prompt : prompt + 1]
-
-    def penalized(input_ids: Tensor, scores: Tensor) -> Tensor:
-        processor.encoder_input_ids = tokens.expand(len(scores), -1)
-        return processor(input_ids, scores)
-
-    return penalized
-
-
-def _with_padding(processor: Processor, padding: Int[Tensor, " position"]) -> Processor:
     def padded(input_ids: Tensor, scores: Tensor) -> Tensor:
         before = padding.to(input_ids.device).expand(len(input_ids), -1)
-        return processor(torch.cat([before, input_ids], dim=1), scores)
+        return processor(torch.cat([before, input_ids], dim=1), scores)  # pyright: ignore[reportArgumentType]
 
     return padded

@@ -78,12 +78,7 @@ def left_padding(input_ids: Int[Tensor, "batch position"], kwargs: Mapping[str, 
 class Endings:
     """One call's ends; transformers finds stop strings, also from in the prompt; ``max_length`` counts padding, too."""
 
-    def __init__(
-        self,
-        criteria: Sequence[Any],
-        stop_strings: str | Sequence[str] | None = None,
-        tokenizer: Any = None,
-    ):
+    def __init__(self, criteria: Sequence[Any], stop_strings: str | Sequence[str] | None = None, tokenizer: Any = None):
         # By exact type: a subclass may do something else.
         known = MaxLengthCriteria, EosTokenCriteria, StopStringCriteria
         unknown = [type(c).__name__ for c in criteria if type(c) not in known]
@@ -98,10 +93,7 @@ class Endings:
         self._strings = [c for c in criteria if isinstance(c, StopStringCriteria)]
         if stop_strings:
             if tokenizer is None:
-                raise ValueError(
-                    f"stop_strings={stop_strings!r} need a tokenizer, and transformers does not pass its own argument "
-                    f"on: make this SpeculativeGenerate(..., tokenizer=tokenizer)"
-                )
+                raise ValueError(f"stop_strings={stop_strings!r} need a tokenizer: generate(..., tokenizer=tokenizer)")
             several = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
             self._strings.append(StopStringCriteria(tokenizer, several))
         self.has_strings = bool(self._strings)
@@ -128,8 +120,7 @@ class SpeculativeGenerate:
     they are given. What this engine does not have is refused with a ``ValueError``.
 
     ``streamer=`` and ``on_tokens=``, a function of an Int[position] tensor, get each round's tokens together, for a
-    batch of one row. transformers (as of 5.23) keeps ``tokenizer`` from a callable: with ``stop_strings=``, give it
-    here. Stop strings in a ``GenerationConfig`` do not work, because transformers then demands a tokenizer.
+    batch of one row. Stop strings in a ``GenerationConfig`` do not work, because transformers then demands a tokenizer.
 
     Args:
         drafter: None decodes plainly.
@@ -179,7 +170,7 @@ class SpeculativeGenerate:
         if _argument_of_generate("assistant_model") is not None:
             raise ValueError("assistant_model is not used: this engine drafts with its own drafter, so leave it out")
         pads = left_padding(input_ids, model_kwargs)
-        endings = Endings(stopping_criteria or [], stop_strings, self.tokenizer)
+        endings = Endings(stopping_criteria or [], stop_strings, self.tokenizer or _argument_of_generate("tokenizer"))
         rows, width = input_ids.shape
         streamer = streamer if streamer is not None else _argument_of_generate("streamer")
         for name, given in (("a streamer", streamer), ("on_tokens", on_tokens)):
@@ -191,8 +182,7 @@ class SpeculativeGenerate:
                 f"token: set eos_token_id, or call generate once per prompt"
             )
         common = {
-            # transformers looks at its criteria after a token: there is always one.
-            "max_new_tokens": max(1, endings.max_length - width),
+            "max_new_tokens": max(1, endings.max_length - width),  # transformers looks at its criteria after a token
             "stop_token_ids": endings.eos_ids,
             "ignore_eos": True,  # the criteria's EOS counts, and only that
             "seed": int(torch.randint(2**62, (), dtype=torch.long)),
@@ -200,31 +190,12 @@ class SpeculativeGenerate:
         sampling = []
         for row, pad in enumerate(pads):
             own = [for_row(processor, row, rows, input_ids[row, :pad]) for processor in logits_processor or []]
-            fields = sampling_fields(own, sample=bool(generation_config.do_sample))
+            counted = {"ends": endings.eos_ids, "most": common["max_new_tokens"], "prompt": width - pad}
+            fields = sampling_fields(own, sample=bool(generation_config.do_sample), **counted)
             sampling.append(SamplingParams(**common, **fields, stream=row))
-        listeners = [listen for listen in (on_tokens, getattr(streamer, "put", None)) if listen is not None]
-        self.completions = self._decode(model, input_ids.tolist(), pads, sampling, endings, listeners)
-        if streamer is not None:
-            streamer.end()
-        fill = [generation_config.pad_token_id, *token_ids(generation_config.eos_token_id), *endings.eos_ids, 0]
-        pad_id = int(next(token for token in fill if token is not None))
-        outputs = [torch.tensor(completion.token_ids) for completion in self.completions]  # int64, as in transformers
-        new = torch.nn.utils.rnn.pad_sequence(outputs, batch_first=True, padding_value=pad_id).to(input_ids.device)
-        sequences: Any = torch.cat([input_ids, new], dim=1)
-        return GenerateDecoderOnlyOutput(sequences) if generation_config.return_dict_in_generate else sequences
-
-    def _decode(
-        self,
-        model: PreTrainedModel,
-        padded: list[list[int]],
-        pads: list[int],
-        sampling: list[SamplingParams],
-        endings: Endings,
-        listeners: Sequence[Callable[[Tensor], object]],
-    ) -> list[Completion]:
+        padded = input_ids.tolist()
         prompts = [row[pad:] for row, pad in zip(padded, pads, strict=True)]
-        lengths = [len(prompt) + wanted.max_new_tokens for prompt, wanted in zip(prompts, sampling, strict=True)]
-        engine = self._engine_for(model, rows=len(prompts), length=max(lengths))
+        engine = self._engine_for(model, rows=rows, length=max(map(len, prompts)) + common["max_new_tokens"])
         outputs: list[list[int]] = [[] for _ in prompts]
         steps: list[list[Step]] = [[] for _ in prompts]
         row_of: dict[int, int] = {}
@@ -242,12 +213,12 @@ class SpeculativeGenerate:
                         step = replace(step.shortened(cut), finish_reason="stop")
                     outputs[row] += step.token_ids
                     steps[row].append(step)
-                    for listen in listeners:
+                    for listen in filter(None, (on_tokens, getattr(streamer, "put", None))):
                         listen(torch.tensor(step.token_ids))
         finally:
             for request in row_of:  # those that have ended are ignored
                 engine.abort(request)
-        return [
+        self.completions = [
             Completion(
                 prompt_ids=tuple(prompt),
                 token_ids=tuple(output),
@@ -257,6 +228,14 @@ class SpeculativeGenerate:
             )
             for prompt, output, played in zip(prompts, outputs, steps, strict=True)
         ]
+        if streamer is not None:
+            streamer.end()
+        fill = [generation_config.pad_token_id, *token_ids(generation_config.eos_token_id), *endings.eos_ids, 0]
+        pad_id = int(next(token for token in fill if token is not None))
+        tokens = [torch.tensor(completion.token_ids) for completion in self.completions]  # int64, as in transformers
+        new = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=pad_id).to(input_ids.device)
+        sequences: Any = torch.cat([input_ids, new], dim=1)
+        return GenerateDecoderOnlyOutput(sequences) if generation_config.return_dict_in_generate else sequences
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
         """Returns an engine with room for the call, kept for the next one; one that is too short grows twofold."""
@@ -282,11 +261,13 @@ class SpeculativeGenerate:
 def _argument_of_generate(name: str) -> Any:
     """Returns an argument that the running ``generate`` was called with and does not pass on to a callable.
 
-    It is a local variable of the function that calls ours; an ``assistant_model`` would be ignored in silence.
+    It is a local variable of the function that calls ours, or an argument of the ``torch.no_grad`` around that if
+    ``generate`` takes it out of its own (``tokenizer``). An ``assistant_model`` would be ignored in silence.
     """
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals:
-            return frame.f_locals.get(name)
+            around = frame.f_back.f_locals.get("kwargs") if frame.f_back is not None else None
+            return frame.f_locals.get(name, around.get(name) if isinstance(around, dict) else None)
         frame = frame.f_back
     return None

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process
 
+from specdec.engine.slot_table import SlotTable
 from specdec.filters import first_largest, keep_top, largest, nucleus
-from specdec.requests import GREEDY_BELOW, SamplingParams
-from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens
+from specdec.requests import GREEDY_BELOW, Request, SamplingParams
+from specdec.sampling import SamplingTensors, adjust, distribution, forbid_ends, path_tokens
 from tests.forwards import slots_of
 from tests.shapes import shapes_unchecked
 
@@ -24,7 +25,12 @@ WRONG: dict[str, list[Any]] = {
     "top_p": [0.0, 1.01, math.nan, None],
     "min_p": [-0.1, 1.1],
     "repetition_penalty": [0.0, math.inf, 1e-30, 1e39],
+    "presence_penalty": [2.1, "a", math.nan],
+    "frequency_penalty": [-2.1],
+    "logit_bias": [{1: 101}, {1: math.inf}, {-1: 1.0}, {1.5: 1.0}, {1: "a"}, 5, [5]],
+    "bad_words_ids": [5, "5", [5], [[]], [["a"]]],
     "max_new_tokens": [0, 2.0, "8"],
+    "min_new_tokens": [-1, 1.5],
     "n": [0, None],
     "stop": [("end", ""), "", (13,), 13],
     "stop_token_ids": [13, "13", [1.5]],
@@ -89,8 +95,9 @@ def tensors(params: list[SamplingParams], seen: torch.Tensor | None = None) -> S
         name: torch.tensor([off if p.greedy else getattr(p, name) for p in params])
         for name, off in (("temperature", 0.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
     }
-    penalties = torch.tensor([p.repetition_penalty for p in params])
-    return SamplingTensors.of(params, **columns, repetition_penalty=penalties, seen=seen)
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        columns[name] = torch.tensor([getattr(p, name) for p in params])
+    return SamplingTensors.of(params, **columns, tables={} if seen is None else {"seen": seen})
 
 
 def by_transformers(logits: torch.Tensor, params: SamplingParams, sequence: list[int]) -> torch.Tensor:
@@ -199,6 +206,31 @@ def test_the_repetition_penalty_follows_every_nodes_path() -> None:
     params[1] = SamplingParams(temperature=1.0)
     p = probs(values, tensors(params, seen), path_tokens(tokens, ancestors))
     torch.testing.assert_close(p[1], values[1].softmax(-1))
+
+
+def test_output_penalties_bias_and_early_ends_follow_every_nodes_path() -> None:
+    """OpenAI's formula, written token by token, over the tree of the test above; the prompt does not count."""
+    params = SamplingParams(
+        presence_penalty=0.7, frequency_penalty=-0.4, logit_bias={5: 2.5}, bad_words_ids=[[6], [1, 2]], min_new_tokens=5
+    )
+    prompt, output, ends = [4, 9, 12], [12, 7, 12, 11], frozenset([8, 13])
+    tokens, values = torch.tensor([[11, 11, 12, 8]]), logits(1, 4, seed=7)
+    ancestors = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]]).bool()
+    table = SlotTable(1, 20, VOCAB, torch.device("cpu"))
+    table.admit(0, Request(0, prompt, params.seeded(0), speculate=True, stop_ids=ends, output_ids=output))
+    rows = table.rows(np.zeros(1, dtype=np.int64))
+    scores = adjust(values, rows.sampling, path_tokens(tokens, ancestors))
+    scores = forbid_ends(scores, rows.sampling, torch.tensor([[6, 7, 8, 8]]))
+    assert len(rows.processors[0]) == 1, "the bad word of two tokens"
+    for node, path in enumerate([[], [1], [1, 2], [1, 3]]):
+        before = output + [int(tokens[0, above]) for above in path]
+        for token in range(VOCAB):
+            wanted = float(values[0, node, token]) + 2.5 * (token == 5) + 0.4 * before.count(token)
+            wanted -= 0.7 * (token in before)
+            gone = token == 6 or (token in ends and len(before) < 5)
+            assert scores[0, node, token] == pytest.approx(-math.inf if gone else wanted, abs=1e-5), (node, token)
+    only = torch.full((1, 1, VOCAB), -math.inf).index_fill(2, torch.tensor([8]), 1.0)
+    assert torch.equal(forbid_ends(only, rows.sampling, torch.tensor([[6]])), only), "nothing else is left"
 
 
 def by_sorting(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:

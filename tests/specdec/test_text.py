@@ -171,13 +171,15 @@ def test_stop_strings_cut_where_the_text_says(data: st.DataObject) -> None:
     stop = tuple(data.draw(st.lists(st.lists(piece, min_size=1, max_size=3).map("".join), min_size=1, max_size=3)))
     tokens = [byte_ids(p.encode()) for p in pieces]
     expected: tuple[str, int | None] = ("".join(pieces), None)
-    for count in range(1, len(pieces) + 1):
-        text = "".join(pieces[:count])
-        texts = [text[: text.find(string)] for string in stop if string in text]
+    early = data.draw(st.integers(0, len(pieces)))  # pieces in whose text none ends
+    for count in range(early + 1, len(pieces) + 1):
+        text, begin = "".join(pieces[:count]), len("".join(pieces[:early])) + 1
+        places = [text.find(string, max(0, begin - len(string))) for string in stop]
+        texts = [text[:place] for place in places if place >= 0]
         if texts:
             expected = (min(texts, key=len), sum(map(len, tokens[:count])))
             break
-    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=stop)
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=stop, least=len([*chain(*tokens[:early])]))
     found = "".join(pushes(detokenizer, list(chain(*tokens)), data.draw(sizes)))
     assert (found, detokenizer.stopped_at) == expected
 

@@ -16,7 +16,6 @@ from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.tables import Tables
-from specdec.coupling import coupled_acceptance
 from tests.verifiers.cases import (
     DIGITS,
     EXACT,
@@ -27,6 +26,7 @@ from tests.verifiers.cases import (
     SWOR,
     TOP,
     complete,
+    coupled_acceptance,
     expected_coupled,
     needs_tables,
     tables_of,

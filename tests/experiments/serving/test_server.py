@@ -185,8 +185,8 @@ def test_paths_and_metrics(server: Server, client: openai.OpenAI) -> None:
 
 def test_errors_have_openais_form(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(model="tiny", prompt="abc", presence_penalty=0.5)
-    assert refused.value.param == "presence_penalty" and "presence_penalty=0.5" in str(refused.value)
+        client.completions.create(model="tiny", prompt="abc", presence_penalty=2.5)
+    assert refused.value.param == "presence_penalty" and "presence_penalty=2.5" in str(refused.value)
     url = f"{server.url}/v1/completions"
     for body in (b"", b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 50_000):
         answer = httpx.post(url, content=body)
@@ -209,14 +209,15 @@ def understood(chat: bool = False, **body: Any) -> Any:
 
 
 WRONG: dict[str, list[Any]] = {
-    **{name: [0.5, -1] for name in ("presence_penalty", "frequency_penalty")},
+    **{name: [2.5, "much"] for name in ("presence_penalty", "frequency_penalty")},
     **{name: [True] for name in ("echo", "use_beam_search", "include_stop_str_in_output")},
     **{name: [{}, {"regex": "a*"}] for name in ("guided_json", "structured_outputs")},
-    "logit_bias": [{"5": 10}],
+    "logit_bias": [{"5": 101}, {"a": 1}, {"-5": 1}, [5]],
     "response_format": [{"type": "json_schema"}, {"type": "xml"}, "json", {"type": "json_schema", "json_schema": {}}],
     "grammar": ["[0-9]+", {"pattern": "a"}, {"regex": ""}],
     "tools": [[{"type": "function"}]],
-    "min_tokens": [5],
+    "min_tokens": [-1, 2.5],
+    "bad_words": [["a"]],
     "best_of": [2],
     "prompt_logprobs": [1],
     "temprature": [1],
@@ -281,6 +282,21 @@ def test_a_response_format_is_a_grammar() -> None:
     assert grammar_of(grammar={"regex": "a+"}) == Grammar(regex="a+")
     with pytest.raises(RequestError, match="leave one of them out"):
         grammar_of(grammar={"regex": "a+"}, response_format=asked)
+
+
+def test_penalties_bias_and_least_length_are_the_engines(client: openai.OpenAI, reference: Engine) -> None:
+    """An end that is as good as certain waits for ``min_tokens``; ids and lengths that do not fit are refused."""
+    ends = {"max_new_tokens": 12, "stop_token_ids": (5,), "min_new_tokens": 4, "presence_penalty": 0.5}
+    sampling = SamplingParams(temperature=1.0, seed=3, frequency_penalty=-0.5, logit_bias={5: 90, 7: -2.5}, **ends)
+    (expected,) = reference.generate(["abc"], sampling)
+    ask: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 12, "seed": 3, "temperature": 1.0}
+    ask |= {"presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"5": 90, "7": -2.5}}
+    more = {"stop_token_ids": [5], "min_tokens": 4, "return_token_ids": True}
+    (choice,) = client.completions.create(**ask, extra_body=more).choices
+    assert tuple(choice.token_ids) == expected.token_ids and len(expected.token_ids) == 5
+    for wrong, said in (({"min_tokens": 13}, "give at most"), ({"logit_bias": {"99999": 1}}, "outside the target's")):
+        with pytest.raises(openai.BadRequestError, match=said):
+            client.completions.create(**ask, extra_body=more | wrong)
 
 
 def test_every_choice_has_a_stream_of_its_own() -> None:

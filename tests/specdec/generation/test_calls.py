@@ -19,6 +19,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from drafters import NGramDrafter
+from specdec.cache.token_tables import processors_of
 from specdec.cache.transformers_cache import CACHE
 from specdec.engine.processors import process
 from specdec.generation import SpeculativeGenerate, from_generation_config, generate
@@ -258,14 +259,18 @@ MANY: dict[str, Any] = {
 def test_each_field_alone_makes_what_transformers_makes_of_it(model, prompt_length: int) -> None:
     """The built-in ones too: what stands for them has their values. A prompt of one token is special to `generate`."""
     prompt = PROMPT[:prompt_length]
-    built_in = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p"}
+    built_in = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p", "min_new_tokens", "min_length"}
     for name, value in (MANY | {"min_length": 8}).items():
         arguments = {"top_k": 0} | {name: value}
         config = GenerationConfig(**arguments, do_sample=True, eos_token_id=[2], max_new_tokens=9)
         ours = from_generation_config(config, prompt_length=prompt_length)
         theirs = of_transformers(model, config, prompt)
         if name in built_in:
-            assert getattr(ours, name) == value and not ours.processors and len(theirs) == 1
+            field = {"min_length": "min_new_tokens"}.get(name, name)
+            wanted = value - prompt_length if name == "min_length" else value
+            assert getattr(ours, field) == wanted and not ours.processors and len(theirs) in (1, 2)
+        elif name == "bad_words_ids":
+            assert ours.bad_words_ids == ((7,), (8, 9)) and not ours.processors and len(processors_of(ours)) == 1
         else:
             assert [described(p) for p in ours.processors] == [described(p) for p in theirs], name
             assert len(theirs) >= 1
@@ -274,9 +279,9 @@ def test_each_field_alone_makes_what_transformers_makes_of_it(model, prompt_leng
 def ours_of(fields: dict[str, Any], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The law that our engine draws from at the end of a sequence."""
     sampling = SamplingParams(**fields)
-    state = slots_of([ids[0].tolist()], vocab_size=VOCAB, params=[sampling]).sampling
-    scores = adjust(logits[None], state, ids[:, None, -1:])
-    return distribution(process(sampling.processors, ids, scores[:, 0])[:, None], state)[0, 0]
+    rows = slots_of([ids[0].tolist()], vocab_size=VOCAB, params=[sampling])
+    scores = adjust(logits[None], rows.sampling, ids[:, None, -1:])
+    return distribution(process(rows.processors[0], ids, scores[:, 0])[:, None], rows.sampling)[0, 0]
 
 
 PENALTY = RepetitionPenaltyLogitsProcessor(1.7)
