@@ -29,7 +29,7 @@ def _ends(*sources: Any) -> frozenset[int]:
         end = getattr(source, "eos_token_id", None)
         default = getattr(type(source), "eos_token_id", None) if isinstance(source, PreTrainedConfig) else None
         if end not in (None, default):
-            named.append(frozenset([end] if isinstance(end, int) else end))
+            named.append(frozenset(torch.as_tensor(end).flatten().tolist()))
     first = named[0] if named else frozenset[int]()
     if others := sorted(first.union(*named) - first):
         remedy = "give them as stop_token_ids if outputs are to end with them"

@@ -67,6 +67,9 @@ def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkey
     monkeypatch.setattr(model.generation_config, "eos_token_id", [VOCAB - 1, late])
     target = Target(model)
     assert target.eos_token_ids == {VOCAB - 1, late}
+    monkeypatch.setattr(model.generation_config, "eos_token_id", torch.tensor(late))
+    assert Target(model, None).eos_token_ids == {late}
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [VOCAB - 1, late])
     engine = make(target, "model_chain_iid")
     output = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0]
     assert (output.token_ids, output.finish_reason) == (whole[: whole.index(late) + 1], "stop")
