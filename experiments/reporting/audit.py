@@ -15,22 +15,18 @@ def plan_table(
 ) -> Table:
     """A row per mistake that there is a bet on, before anything is sampled; the others in a note."""
     best = {mistake: prompt.id for prompt in reversed(prompts) for mistake in prompt.best_for}
-    return Table.of(
-        powers,
-        [
-            words("mistake", "mistake"),
-            words("what it is", lambda power: MISTAKES[power.mistake][0]),
-            *(words("shows most after", lambda power: best[power.mistake]), Col("TV", "distance", ".3f")),
-            *(Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
-        ],
-        title=f"what an audit of {subject} with {target} can see",
-        notes=[
-            "TV: total variation between the laws of the next tokens, where it is largest; needed: outputs "
-            "over all prompts after which the e-value has seen the mistake with the wanted power (simulated audits); "
-            "power: within the outputs that are planned",
-            *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
-        ],
-    )
+    columns = [
+        *(words("mistake", "mistake"), words("what it is", lambda power: MISTAKES[power.mistake][0])),
+        *(words("shows most after", lambda power: best[power.mistake]), Col("TV", "distance", ".3f")),
+        *(Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
+    ]
+    seen = "outputs over all prompts after which the e-value has seen the mistake with the wanted power"
+    notes = [
+        "TV: total variation between the laws of the next tokens, where it is largest",
+        *(f"needed: {seen} (simulated audits)", "power: within the outputs that are planned"),
+        *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
+    ]
+    return Table.of(powers, columns, title=f"what an audit of {subject} with {target} can see", notes=notes)
 
 
 def plan_lines(running: Audit, level: float) -> list[str]:
@@ -52,20 +48,15 @@ def verdict_table(subject: str, powers: Sequence[Power], running: Audit, level: 
         return Cell(f"{logs[name]:+.1f}", emphasis=Emphasis.MISSED if alarm else Emphasis.NONE)
 
     said = "the chi-square test is of the planned number of outputs only" if p is None else f"chi-square p = {p:.2g}"
-    return Table.of(
-        list(logs),
-        [
-            words("bet on", str),
-            Col("TV", lambda name: f"{known[name].distance:.3f}" if name in known else ""),
-            Col("power", lambda name: f"{known[name].power:.3f}" if name in known else ""),
-            Col("log10 of wealth", wealth),
-        ],
-        title=f"{subject}: {running.outputs:,} outputs, {running.tokens:,} tokens",
-        notes=[
-            "an honest subject's wealth, averaged over the bets, ever reaches "
-            f"{2 / level:g} with a probability of at most {level / 2:g}; {said}"
-        ],
-    )
+    columns = [
+        *(words("bet on", str), Col("TV", lambda name: f"{known[name].distance:.3f}" if name in known else "")),
+        Col("power", lambda name: f"{known[name].power:.3f}" if name in known else ""),
+        Col("log10 of wealth", wealth),
+    ]
+    title = f"{subject}: {running.outputs:,} outputs, {running.tokens:,} tokens"
+    odds = f"reaches {2 / level:g} with a probability of at most {level / 2:g}"
+    notes = [f"an honest subject's wealth, averaged over the bets, ever {odds}", said]
+    return Table.of(list(logs), columns, title=title, notes=notes)
 
 
 def verdict(subject: str, running: Audit, ended: str | None, level: float) -> tuple[str, bool]:
@@ -83,10 +74,8 @@ def verdict(subject: str, running: Audit, ended: str | None, level: float) -> tu
 def _likeness(running: Audit) -> str:
     richest = running.wealth.bets[int(running.wealth.logs[0].argmax())]
     if running.impossible > running.outputs / 2:
-        return (
-            f"{running.impossible:,} of these outputs cannot come from the target: does the subject have the same "
-            f"model, tokenizer and sampling?"
-        )
+        bad = f"{running.impossible:,} of these outputs cannot come from the target"
+        return f"{bad}: does the subject have the same model, tokenizer and sampling?"
     if richest == ESTIMATE or running.wealth.logs[0].max() <= 0:  # a chi-square alarm alone
         return "it looks most like no mistake with a name"
     best, *others = running.wealth.likeliest

@@ -47,27 +47,15 @@ class Optimized:
     @property
     def pays(self) -> bool:
         """Whether the best tree is faster than plain decoding, as far as that is known."""
-        speedup = self.speedup(self.best)
-        return speedup is None or speedup > 1
-
-    @property
-    def advice(self) -> str:
-        """The tree to take, if one pays, in a sentence."""
-        at, speedup = f"at T={self.temperature:g}", self.speedup(self.best)
-        if not self.pays:
-            return f"none pays here: {at} the fastest tree is predicted at {speedup:.2f}x, so decode plainly"
-        predicted = "" if speedup is None else f", predicted at {speedup:.2f}x"
-        return f"best tree {at}, {self.best.nodes} nodes{predicted}:"
+        return (speedup := self.speedup(self.best)) is None or speedup > 1
 
 
 def written_shape(shape: TreeShape) -> str:
     """A shape as ``drafter.shape=`` takes it, in its shortest form."""
     if shape.is_chain:
         return str(shape.num_nodes)
-    widths: list[set[int]] = [set() for _ in range(shape.max_depth)]
-    for node, depth in enumerate(shape.depths):
-        if depth < shape.max_depth:
-            widths[depth].add(len(shape.children[node]))
+    nodes = list(zip(shape.depths, shape.children, strict=True))
+    widths = [{len(below) for at, below in nodes if at == depth} for depth in range(shape.max_depth)]
     alike = all(len(widths_at) == 1 for widths_at in widths)
     value = [min(widths_at) for widths_at in widths] if alike else [list(path) for path in shape.paths]
     return json.dumps(value, separators=(",", ":"))
@@ -96,10 +84,8 @@ def remarks(optimized: Optimized) -> list[str]:
     """Sentences that a reader of the tables needs: where a bound of the trace or of the search decided the tree."""
     best, rates, said = optimized.best, optimized.rates, []
     if not optimized.recorded.top_down:
-        said.append(
-            "The rule looks below a node before it decides about it, so rates depend on the tree that was recorded: "
-            "take the predictions as approximate."
-        )
+        why = "The rule looks below a node before it decides about it, so rates depend on the tree that was recorded"
+        said.append(f"{why}: take the predictions as approximate.")
     ranks = zip(best.shape.ranks[1:], best.shape.depths[1:], strict=True)
     if best.depth == rates.max_depth or any(rank + 1 == len(rates.at(depth)) for rank, depth in ranks):
         said.append("It is as deep or as wide as the recorded tree: a larger trace may show a better one.")
@@ -115,15 +101,24 @@ def remarks(optimized: Optimized) -> list[str]:
 def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
     """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures."""
     terminal.show(console, sizes_table(optimized))
-    name, shape, recorded = f"T{optimized.temperature:g}", optimized.best.shape, optimized.recorded
-    interval, noted = recorded.tokens_interval(shape, bootstrap), remarks(optimized)
+    at, name, speedup = (
+        f"at T={optimized.temperature:g}",
+        f"T{optimized.temperature:g}",
+        optimized.speedup(optimized.best),
+    )
+    recorded, best, shape = optimized.recorded, optimized.best, written_shape(optimized.best.shape)
+    interval, noted = recorded.tokens_interval(best.shape, bootstrap), remarks(optimized)
     over = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
-    tokens = f"{optimized.best.tokens:.2f}{over} tokens per round predicted at T={optimized.temperature:g}"
-    terminal.say(console, *noted, f"{tokens}; intervals at {bootstrap.confidence:.0%} over prompts", optimized.advice)
+    tokens = f"{best.tokens:.2f}{over} tokens per round predicted {at}"
+    advice = f"best tree {at}, {best.nodes} nodes" + ("" if speedup is None else f", predicted at {speedup:.2f}x")
+    if not optimized.pays:
+        advice = f"none pays here: {at} the fastest tree is predicted at {speedup:.2f}x, so decode plainly"
+    told = f"{advice}{':' * optimized.pays}"
+    terminal.say(console, *noted, f"{tokens}; intervals at {bootstrap.confidence:.0%} over prompts", told)
     if optimized.pays:
-        console.print(f"'drafter.shape={written_shape(shape)}'", highlight=False, markup=False, soft_wrap=True)
-    comments = [f"{about}; {tokens}.", f"{optimized.advice.rstrip(':')}.", f"--config-dir {out} tree={name} takes it."]
-    lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {written_shape(shape)}", ""]
+        console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
+    comments = [f"{about}; {tokens}.", f"{advice}.", f"--config-dir {out} tree={name} takes it."]
+    lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {shape}", ""]
     figures = {
         "about": about,
         "temperature": optimized.temperature,
@@ -132,8 +127,8 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
         "tokens_per_round_recorded": recorded.tokens,
         "rates": [optimized.rates.at(depth).tolist() for depth in range(1, optimized.rates.max_depth + 1)],
         "planned": [{"tokens": t.tokens, "shape": json.loads(written_shape(t.shape))} for t in optimized.planned],
-        "best": json.loads(written_shape(shape)),
-        "speedup": optimized.speedup(optimized.best),
+        "best": json.loads(shape),
+        "speedup": speedup,
         "pays": optimized.pays,
         "remarks": noted,
     }

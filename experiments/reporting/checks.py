@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from experiments.inspecting.acceptance import same_model
 from experiments.inspecting.mistakes import Inspection
 from experiments.measuring.exactness import SHARED_LAWS, Case
+from experiments.reporting.columns import T
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from specdec.checks.drafter import Finding
 from specdec.checks.draws import LEVEL
@@ -27,30 +28,27 @@ _ABOUT_USUAL = (
 def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
     """A row per case, narrow enough for 80 columns."""
     shared, mixture = rule.noise is Noise.SHARED, rule.exactness is Exactness.EXACT_WRT
-    columns = [words("draft", lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"), words("tables", "rows")]
-    columns.append(Col("T", "temperature", "g"))
-    if shared:
-        columns += [Col("differ", "differing", "d"), Col("p", "p_value", ".2g")]
-    else:
-        columns += [Col("TV", "tv", ".0e"), *([Col("TV to\np", "target_tv", ".3f")] if mixture else [])]
-    columns += [Col("this", "accepted", ".3f"), Col("rejec-\ntion", "rejection", ".3f")]
+    figures = [Col("TV", "tv", ".0e"), *([Col("TV to\np", "target_tv", ".3f")] if mixture else [])]
+    columns = [
+        *(words("draft", lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"), words("tables", "rows")),
+        *(T, *([Col("differ", "differing", "d"), Col("p", "p_value", ".2g")] if shared else figures)),
+        *(Col("this", "accepted", ".3f"), Col("rejec-\ntion", "rejection", ".3f")),
+    ]
     title = f"{type(rule).__name__} ({rule.exactness.value})"
     return Table.of(done, columns, title=title, notes=[_ABOUT_SHARED if shared else _ABOUT_USUAL])
 
 
 def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:
     """A row per check of a drafter, by the names of both: how it ended, and what was found."""
+    chance = f"at most {LEVEL * 100_000:.0f} of 100,000 right drafters have one, by chance"
     counted = any("p-value" in finding.detail for finding in findings)
-    by_chance = LEVEL * 100_000
-    note = (
-        f"p-values below the limit are mistakes: at most {by_chance:.0f} of 100,000 right drafters have one, by chance"
-    )
 
-    def verdict(finding: Finding) -> Cell:
+    def status(finding: Finding) -> Cell:
         return Cell(str(finding.status), emphasis=_EMPHASIS.get(finding.status, Emphasis.NONE))
 
-    columns = [words("check", "check"), words("verdict", verdict, min_width=9), words("what was found", "detail")]
-    return Table.of(findings, columns, title=f"{drafter}, tried with {target}", notes=[note] if counted else [])
+    columns = [words("check", "check"), words("verdict", status, min_width=9), words("what was found", "detail")]
+    notes = [f"p-values below the limit are mistakes: {chance}"] if counted else []
+    return Table.of(findings, columns, title=f"{drafter}, tried with {target}", notes=notes)
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
@@ -76,8 +74,10 @@ def tried_table(found: Inspection) -> Table:
     """A row per alternative to the way the drafter was loaded, best first."""
     marks = {True: Emphasis.MISSED, False: Emphasis.NONE}
     columns = [
-        words("with", lambda tried: tried.alternative.name),
-        Col("length", lambda tried: f"{tried.acceptance.length:.2f}"),
+        *(
+            words("with", lambda tried: tried.alternative.name),
+            Col("length", lambda tried: f"{tried.acceptance.length:.2f}"),
+        ),
         Col("gain", lambda tried: Cell(f"{tried.gain.tokens:+.2f}", emphasis=marks[bool(tried.gain.counts)])),
         Col("± (SE)", lambda tried: f"{tried.gain.error:.2f}"),
         words("would mean", lambda tried: str(tried.alternative.mistake)),

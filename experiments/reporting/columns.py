@@ -86,10 +86,7 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
     shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
     values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
-    counts = {
-        "INCOMPLETE": sum(not run.complete for run in runs),
-        "NOISY TIMINGS": sum(run.noisy for run in runs),
-    }
+    counts = {"INCOMPLETE": sum(not run.complete for run in runs), "NOISY TIMINGS": sum(run.noisy for run in runs)}
     return [
         *(" or ".join(sorted(texts)) for texts in values),
         *(f"{warning} in {count} of {len(runs)} runs" for warning, count in counts.items() if count),

@@ -1,5 +1,6 @@
 """A comparison of runs: its table, its remarks, its pictures, and the files that it leaves."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,21 +16,11 @@ from experiments.reporting.studies.two_way import report_two_way
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.terminal import short
 from experiments.reporting.verdicts import joint, say_verdict, sentence
-from experiments.results.comparison import (
-    Entry,
-    best_of,
-    commit_of,
-    differences,
-    entries_of,
-    paired_differences,
-    title,
-)
+from experiments.results.comparison import Entry, best_of, commit_of, differences, entries_of, paired_differences, title
 from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.rows import ALL, RUNS, Row, typed
 from experiments.results.runs import Run
-
-_TOO_LONG = {"cut": "were shortened", "skipped": "were left out"}
 
 
 class Note(NamedTuple):
@@ -69,12 +60,8 @@ def report_comparison(
     paired = paired_differences(entries, difference)  # refuses an unknown setting before anything is printed
     remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
     bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
-    notes = [
-        *(note.text for note in remarked),
-        *missing,
-        *joint([{**entry.row, "name": entry.name} for entry in entries], "name"),
-        *bad,
-    ]
+    good = joint([{**entry.row, "name": entry.name} for entry in entries], "name")
+    notes = [*(note.text for note in remarked), *missing, *good, *bad]
     subtitle = "; ".join([about, *(note.short for note in remarked if note.short)])
     table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)
@@ -101,12 +88,8 @@ def report_comparison(
 def pictures(entries: Sequence[Entry], out: Path, subtitle: str) -> list[Path]:
     """Draw the pictures of a comparison into a folder; none where nothing was drafted."""
     named = [(entry.name, entry.row) for entry in entries]
-    text = "Acceptance and speed over plain decoding"
-    drawn = [
-        length_and_speedup(named, out / "comparison.png", text, subtitle),
-        acceptance_lines(named, out / "acceptance.png", subtitle),
-    ]
-    return [path for path in drawn if path is not None]
+    both = length_and_speedup(named, out / "comparison.png", "Acceptance and speed over plain decoding", subtitle)
+    return [path for path in (both, acceptance_lines(named, out / "acceptance.png", subtitle)) if path is not None]
 
 
 def comparison_table(
@@ -122,13 +105,11 @@ def comparison_table(
         | dict.fromkeys(["best.mean_acceptance_length", "best.speedup"])
         for entry in entries
     ]
-    bold = False
-    for temperature in {entry.row["temperature"] for entry in entries} if show_best else ():
+    bold, temperatures = False, {entry.row["temperature"] for entry in entries} if show_best else ()
+    for temperature, figure in itertools.product(temperatures, ranked):
         places = [number for number, entry in enumerate(entries) if entry.row["temperature"] == temperature]
-        for figure in ranked:
-            best = best_of([entries[place] for place in places], figure)
-            if best is not None:
-                rows[places[best]][f"best.{figure}"] = bold = True
+        if (best := best_of([entries[place] for place in places], figure)) is not None:
+            rows[places[best]][f"best.{figure}"] = bold = True
     spreads = sorted({row["noise_spread"] for row in rows if row["noise_spread"]})
     varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spreads[:1], *spreads[-1:])))
     about = [
@@ -170,12 +151,9 @@ def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
 
 def remarks(runs: Sequence[Run]) -> list[Note]:
     """What a reader of the table needs to know: unfinished runs, different devices, failed prompts."""
-    notes = [
-        Note(f"INCOMPLETE: {short(run.folder)} has not finished its {run.rows[0]['planned']} prompts", "INCOMPLETE")
-        for run in runs
-        if not run.complete
-    ]
-    devices = sorted({run.manifest["device"] for run in runs})
+    unfinished, devices = [run for run in runs if not run.complete], sorted({run.manifest["device"] for run in runs})
+    left = "INCOMPLETE: {} has not finished its {} prompts"
+    notes = [Note(left.format(short(run.folder), run.rows[0]["planned"]), "INCOMPLETE") for run in unfinished]
     if len(devices) > 1:
         made = f"The runs were made on different devices ({', '.join(devices)})"
         notes.append(Note(f"{made}: compare no tokens/s across them."))
@@ -185,7 +163,8 @@ def remarks(runs: Sequence[Run]) -> list[Note]:
         listed = ", ".join([*noisy[:3], *(["…"] if noisy[3:] else [])])
         notes.append(Note(f"{head} ({listed}): repeat them on an idle machine before you rely on speeds.", head))
     for facts in filter(None, (run.manifest.get("too_long") for run in runs)):
-        done = " and ".join(f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key])
+        parts = {"cut": "were shortened", "skipped": "were left out"}
+        done = " and ".join(f"{facts[key]} {word}" for key, word in parts.items() if facts[key])
         room = f"(room for {facts['room']} tokens)"
         notes.append(Note(f"Prompts that were too long: of {facts['of']}, {done} {room}."))
     for licenses in filter(None, (run.manifest.get("licenses") for run in runs)):

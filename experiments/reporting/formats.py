@@ -26,8 +26,8 @@ def publish(
     said: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
     drawn: Callable[[], Iterable[Path]] = tuple,
-) -> None:
-    """Print tables and sentences, write a report's files, and list these.
+) -> list[Path]:
+    """Print tables and sentences, write a report's files, list these, and return them.
 
     ``figures`` become JSON, and ``document`` is the report in Markdown (empty for none); ``more`` has further texts, by
     the names of their files; ``drawn`` makes pictures and other files when the texts are written.
@@ -38,8 +38,9 @@ def publish(
     terminal.show(console, *tables)
     terminal.say(console, *said)
     texts = {f"{name}.md": document, f"{name}.json": figures, **(more or {})}
-    written = write_texts(out, {file: text for file, text in texts.items() if text})
-    terminal.list_written(console, [*written, *drawn()])
+    written = [*write_texts(out, {file: text for file, text in texts.items() if text}), *drawn()]
+    terminal.list_written(console, written)
+    return written
 
 
 def write_formats(

@@ -10,7 +10,7 @@ from experiments.load.run import LoadRun
 from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
 from experiments.reporting import style, terminal
 from experiments.reporting.columns import percent
-from experiments.reporting.formats import document, write_texts
+from experiments.reporting.formats import document, publish
 from experiments.reporting.style import Panel
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
 from experiments.results.comparison import commit_of
@@ -51,14 +51,10 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[Frame, lis
     frame = figures_of(runs, report.terms, report.bootstrap)
     rows = rows_of(frame, None)
     tables, said = [*load_tables(rows, report), *report.more], sentences(runs, frame, report)
-    console = terminal.console()
-    terminal.show(console, *tables)
-    terminal.say(console, *said)
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
-    texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": rows}}
-    written = [*write_texts(report.folder, texts), *draw(rows, report)]
-    terminal.list_written(console, written)
-    return frame, written
+    figures, pictures = {"title": report.title, "runs": rows}, lambda: draw(rows, report)
+    texts = {"tables": tables, "document": document(*parts, said), "figures": figures, "said": said}
+    return frame, publish(report.folder, "load", **texts, drawn=pictures)
 
 
 def report_studies(
@@ -115,10 +111,7 @@ _PAYS = [
 def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
     """What users felt, what stands beside goodput, whether speculation pays, and classes where there are several."""
     loop, limits = rows[0]["loop"], report.terms.limits
-    first = [
-        Col(RATES[loop].replace(" ", "\n"), "rate", ".3g"),
-        words("method", "method", min_width=10),
-    ]
+    first = [Col(RATES[loop].replace(" ", "\n"), "rate", ".3g"), words("method", "method", min_width=10)]
     notes = [
         f"limits: {limits}" if limits is not None else "no limits were given (sla.ttft, sla.tpot, sla.e2e)",
         "TTFT: time to first token, the queue included; TPOT: time per further token",
@@ -184,25 +177,29 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
 
 # ---------------------------------------------------------------- pictures
 
-_MS = (1.0, 1e3)
-PICTURES: dict[str, tuple[str, str, list[tuple[str, str, tuple[float, float]]]]] = {
+_MS = {"scale": (1.0, 1e3), "log_y": True}
+_OUT = {"x": "output_tokens_per_second"}
+PICTURES: dict[str, tuple[str, list[Panel]]] = {
     "load.png": (
         "Over the rate of arrivals, with intervals over requests",
-        "rate",
         [
-            *(("ttft.p50", "median TTFT (ms)", _MS), ("ttft.p99", "TTFT, p99 (ms)", _MS)),
-            *(("tpot.p99", "TPOT, p99 (ms)", _MS), ("goodput", "within all limits (per second)", (1.0, 1.0))),
-            ("times_tokens", "further tokens (times plain)", (1.0, 1.0)),
-            ("times_whole", "arrival to end (times plain)", (1.0, 1.0)),
+            Panel(x="rate", y="ttft.p50", labels=("", "median TTFT (ms)"), **_MS),
+            Panel(x="rate", y="ttft.p99", labels=("", "TTFT, p99 (ms)"), **_MS),
+            Panel(x="rate", y="tpot.p99", labels=("", "TPOT, p99 (ms)"), **_MS),
+            Panel(x="rate", y="goodput", labels=("", "within all limits (per second)")),
+            Panel(x="rate", y="times_tokens", labels=("", "further tokens (times plain)"), at=1.0),
+            Panel(x="rate", y="times_whole", labels=("", "arrival to end (times plain)"), at=1.0),
         ],
     ),
     "knee.png": (
         "Median latency over throughput",
-        "output_tokens_per_second",
-        [("ttft.p50", "median TTFT (ms)", _MS), ("e2e.p50", "median from arrival to end (ms)", _MS)],
+        [
+            Panel(**_OUT, y="ttft.p50", labels=("output tokens per second", "median TTFT (ms)"), **_MS),
+            Panel(**_OUT, y="e2e.p50", labels=("output tokens per second", "median from arrival to end (ms)"), **_MS),
+        ],
     ),
 }
-"""By file: the title, what is on the x axis, and the panels' columns with labels and factors."""
+"""By file: the title, and the panels. A rate's label depends on the loop."""
 
 
 def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
@@ -210,16 +207,14 @@ def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
     whole = sorted((row for row in rows if row["group"] == ALL), key=lambda row: row["rate"])
     if len({row["rate"] for row in whole}) < 2:
         return []
-    loop = whole[0]["loop"]
+    loop, made = whole[0]["loop"], []
     series = {name: [row for row in whole if row["method"] == name] for name in {row["method"]: 0 for row in rows}}
-    made = []
-    for file, (title, x, listed) in PICTURES.items():
-        panels, label_x = [], RATES[loop] if x == "rate" else "output tokens per second"
-        for y, label, scale in (panel for panel in listed if any(row.get(panel[0]) is not None for row in whole)):
-            limit = getattr(report.terms.limits, y.partition(".")[0], None)
-            lines: dict[str, Any] = {"limit": None if limit is None else scale[1] * limit, "log_y": scale == _MS}
-            lines["at"] = 1.0 if y.startswith("times_") else None
-            panels.append(Panel(x=x, y=y, labels=(label_x, label), scale=scale, **lines))
+    for file, (title, listed) in PICTURES.items():
+        panels = []
+        for panel in (panel for panel in listed if any(row.get(str(panel.y)) is not None for row in whole)):
+            limit = getattr(report.terms.limits, str(panel.y).partition(".")[0], None)
+            labels = panel.labels[0] or RATES[loop], panel.labels[1]
+            panels.append(replace(panel, labels=labels, limit=None if limit is None else panel.scale[1] * limit))
         subtitle = f"{report.title}; {LOOPS[loop]}"
         made.append(style.lines(report.folder / file, panels, series, about=title, subtitle=subtitle))
     return made

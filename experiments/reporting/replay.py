@@ -29,12 +29,7 @@ BOUND = (
 
 
 def report_replay(
-    done: Sequence[Row],
-    out: Path,
-    *,
-    baseline: str,
-    confidence: float,
-    manifests: Sequence[Mapping[str, Any]],
+    done: Sequence[Row], out: Path, *, baseline: str, confidence: float, manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json`` and ``.png``."""
     first = manifests[0]

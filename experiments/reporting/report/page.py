@@ -60,12 +60,8 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
     """A verdict for every method that drafts, in every run and at every temperature."""
-    return [
-        _finding(row, name, run)
-        for run, name in zip(runs, names_of(runs), strict=True)
-        for row in run.rows
-        if row["method"] != PLAIN
-    ]
+    named = list(zip(runs, names_of(runs), strict=True))
+    return [_finding(row, name, run) for run, name in named for row in run.rows if row["method"] != PLAIN]
 
 
 def _finding(row: Row, named: str, run: Run) -> Finding:
@@ -73,19 +69,20 @@ def _finding(row: Row, named: str, run: Run) -> Finding:
     if row["lossless"] is not None:
         said = evidence(row, run.of(row))
         return Finding(*_JUDGED[row["lossless"]], name, f"{said[0].upper()}{said[1:]}.")
+    kind, head, detail = "unknown", "not compared", "No output could be compared with plain decoding's."
     if of_another_target(row["exactness"]):
         detail = "Other weights, or another cache, than plain decoding's: its outputs follow another law."
-        return Finding("lossy", OTHER_TARGET, name, detail)
-    if row["exactness"] is not None and not promises_exact(row["exactness"]):
+        kind, head = "lossy", OTHER_TARGET
+    elif row["exactness"] is not None and not promises_exact(row["exactness"]):
         far = row["distance_tv"]
         distance = "" if far is None else f": total variation to p {far:.3f} per round"
-        return Finding("lossy", "lossy rule", name, f"The rule does not promise the target's distribution{distance}.")
-    if not row["finished"]:
-        return Finding("broken", "failed", name, "Every prompt failed.")
-    if row["temperature"] > 0:
+        kind, head, detail = "lossy", "lossy rule", f"The rule does not promise the target's distribution{distance}."
+    elif not row["finished"]:
+        kind, head, detail = "broken", "failed", "Every prompt failed."
+    elif row["temperature"] > 0:
         detail = "An exact rule. Sampled outputs differ from plain decoding's by chance: nothing to compare here."
-        return Finding("sampled", "exact rule, sampled", name, detail)
-    return Finding("unknown", "not compared", name, "No output could be compared with plain decoding's.")
+        kind, head = "sampled", "exact rule, sampled"
+    return Finding(kind, head, name, detail)
 
 
 def figures_table(runs: Sequence[Run]) -> Table:
@@ -158,9 +155,8 @@ def write_page(
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
     categories = [row["category"] for run in runs for row in run.all_rows]
     named = {output.record.category for own in outputs for output in own} | {*categories}
-    pages = Environment(
-        loader=FileSystemLoader(here.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    loader = FileSystemLoader(here.parent)
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     pages.filters["lines"] = lambda text: Markup("<br>").join(escape(text).split("\n"))
     page = pages.get_template("report/page.html").render(
         policy=_policy(style, code),
