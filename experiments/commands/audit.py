@@ -10,8 +10,7 @@ from experiments.config.kinds import did_you_mean
 from experiments.config.sections import build, locate, plain_whole
 from experiments.datasets.prompt import choose
 from experiments.measuring.gathered import SAMPLES, Audit, Subject, of_engine, of_function
-from experiments.reporting import terminal
-from experiments.reporting.audit import plan_lines, plan_table, verdict, verdict_table
+from experiments.reporting import checks, terminal
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
 from experiments.results.manifest import write_manifest
@@ -53,13 +52,13 @@ def audit(config: DictConfig) -> Row:
     target, subject, function = _sides(config)
     running, powers, unseen = _planned(config, names, target, function, sampling, horizon)
     console, folder = terminal.console(), Path(config.out)
-    terminal.show(console, plan_table(subject, target.name, powers, running.telling, unseen))
-    terminal.say(console, *plan_lines(running, config.level))
+    terminal.show(console, checks.power_table(subject, target.name, powers, running.telling, unseen))
+    terminal.say(console, *checks.audit_lines(running, config.level))
     if not (folder / SAMPLES).exists():
         write_manifest(folder, plain_whole(config))
     with steps_shown("outputs") as say:
         ended = running.gather(folder, advance=say)
-    said, bad = verdict(subject, running, ended, config.level)
+    said, bad = checks.audited(subject, running, ended, config.level)
     figures = {
         "subject": subject,
         "verdict": "not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict",
@@ -75,7 +74,7 @@ def audit(config: DictConfig) -> Row:
             for telling, share in zip(running.telling, running.question.shares, strict=True)
         ],
     }
-    publish(folder, "audit", tables=[verdict_table(subject, powers, running, config.level)], figures=figures)
+    publish(folder, "audit", tables=[checks.bets_table(subject, powers, running, config.level)], figures=figures)
     if bad or ended is not None:
         raise ValueError(said)
     terminal.say(console, said)

@@ -169,7 +169,7 @@ def _inspect(config: DictConfig) -> Any:
         checks.predictions_table(found),
         checks.tried_table(found) if found.tried or found.refused else None,
     )
-    terminal.say(terminal.console(), *checks.verdict(title, target.name, found, trained))
+    terminal.say(terminal.console(), *checks.inspected(title, target.name, found, trained))
     return found
 
 

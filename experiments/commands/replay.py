@@ -11,8 +11,7 @@ from experiments.config.kinds import did_you_mean
 from experiments.config.sections import bootstrap_of, build, listed, plain, sections
 from experiments.planning.drafting import drafter_class
 from experiments.reporting import terminal
-from experiments.reporting.best_tree import Optimized, report_found
-from experiments.reporting.replay import report_replay
+from experiments.reporting.replay import Optimized, report_found, report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.origin import difference, read_manifest
 from experiments.results.rows import Row

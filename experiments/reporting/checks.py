@@ -1,15 +1,20 @@
-"""Findings about a rule or a drafter: the tables of the commands that check and inspect."""
+"""Findings about a rule, a drafter or a whole decoder: tables and verdicts of the commands that check and audit."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from experiments.inspecting.acceptance import same_model
 from experiments.inspecting.mistakes import Inspection
 from experiments.measuring.exactness import SHARED_LAWS, Case
+from experiments.measuring.gathered import Audit
 from experiments.reporting.columns import T
 from experiments.reporting.table import Cell, Col, Emphasis, Table, words
+from specdec.checks.betting import ESTIMATE, Power
 from specdec.checks.drafter import Finding
 from specdec.checks.draws import LEVEL
+from specdec.checks.mistakes import MISTAKES
 from specdec.checks.playing import Status
+from specdec.checks.telling import Telling
 from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
 
@@ -87,7 +92,7 @@ def tried_table(found: Inspection) -> Table:
     return Table.of(found.tried, columns, title="what was tried instead, on the same prompts", notes=notes)
 
 
-def verdict(name: str, target: str, found: Inspection, trained_on: str | None = None) -> list[str]:
+def inspected(name: str, target: str, found: Inspection, trained_on: str | None = None) -> list[str]:
     """The likely mistakes, in sentences."""
     loaded, mistake = found.loaded, found.mistake
     lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}."]
@@ -110,3 +115,75 @@ def verdict(name: str, target: str, found: Inspection, trained_on: str | None = 
         other = f"say that it was trained on {trained_on}, and the target is {target}."
         lines.append(f"Its files {'name this target.' if same_model(trained_on, target) else other}")
     return lines
+
+
+def power_table(
+    subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling], unseen: Sequence[str]
+) -> Table:
+    """A row per mistake that there is a bet on, before anything is sampled; the others in a note."""
+    best = {mistake: prompt.id for prompt in reversed(prompts) for mistake in prompt.best_for}
+    columns = [
+        *(words("mistake", "mistake"), words("what it is", lambda power: MISTAKES[power.mistake][0])),
+        *(words("shows most after", lambda power: best[power.mistake]), Col("TV", "distance", ".3f")),
+        *(Col("needed", "samples", ",d"), Col("power", "power", ".3f")),
+    ]
+    seen = "outputs over all prompts after which the e-value has seen the mistake with the wanted power"
+    notes = [
+        "TV: total variation between the laws of the next tokens, where it is largest",
+        *(f"needed: {seen} (simulated audits)", "power: within the outputs that are planned"),
+        *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
+    ]
+    return Table.of(powers, columns, title=f"what an audit of {subject} with {target} can see", notes=notes)
+
+
+def audit_lines(running: Audit, level: float) -> list[str]:
+    """The plan in one sentence."""
+    return [
+        f"At most {len(running.order) * running.block:,} outputs of {running.sampling.max_new_tokens} tokens, over "
+        f"{len(running.prompts)} of the prompts; a lossless subject is accused with a probability of at most {level:g}."
+    ]
+
+
+def bets_table(subject: str, powers: Sequence[Power], running: Audit, level: float) -> Table:
+    """A row per bet, after the last output."""
+    logs = dict(zip(running.wealth.bets, running.wealth.logs[0] / math.log(10), strict=True))
+    known = {power.mistake: power for power in powers}
+    best, p = max(logs, key=lambda name: logs[name]), running.p_value
+
+    def wealth(name: str) -> Cell:
+        alarm = running.alarm and name == best
+        return Cell(f"{logs[name]:+.1f}", emphasis=Emphasis.MISSED if alarm else Emphasis.NONE)
+
+    said = "the chi-square test is of the planned number of outputs only" if p is None else f"chi-square p = {p:.2g}"
+    columns = [
+        *(words("bet on", str), Col("TV", lambda name: f"{known[name].distance:.3f}" if name in known else "")),
+        Col("power", lambda name: f"{known[name].power:.3f}" if name in known else ""),
+        Col("log10 of wealth", wealth),
+    ]
+    title = f"{subject}: {running.outputs:,} outputs, {running.tokens:,} tokens"
+    odds = f"reaches {2 / level:g} with a probability of at most {level / 2:g}"
+    notes = [f"an honest subject's wealth, averaged over the bets, ever {odds}", said]
+    return Table.of(list(logs), columns, title=title, notes=notes)
+
+
+def audited(subject: str, running: Audit, ended: str | None, level: float) -> tuple[str, bool]:
+    """The verdict in a sentence, and whether it is a bad one."""
+    exponent, p = running.wealth.log_e[0] / math.log(10), running.p_value
+    seen = f"{running.outputs:,} outputs ({running.tokens:,} tokens)"
+    if running.alarm or (p is not None and p <= level / 2):
+        tests = "" if p is None else f", chi-square p = {p:.2g}"
+        return f"{subject} is not lossless: e = 10^{exponent:.1f}{tests} after {seen}; {_likeness(running)}", True
+    if ended is not None:
+        return f"{subject}: no verdict yet, e = 10^{exponent:.1f} after {seen}; resume=true goes on ({ended})", False
+    return f"{subject} shows no sign of a mistake: e = 10^{exponent:.1f}, chi-square p = {p or 0:.2g}, {seen}", False
+
+
+def _likeness(running: Audit) -> str:
+    richest = running.wealth.bets[int(running.wealth.logs[0].argmax())]
+    if running.impossible > running.outputs / 2:
+        bad = f"{running.impossible:,} of these outputs cannot come from the target"
+        return f"{bad}: does the subject have the same model, tokenizer and sampling?"
+    if richest == ESTIMATE or running.wealth.logs[0].max() <= 0:  # a chi-square alarm alone
+        return "it looks most like no mistake with a name"
+    best, *others = running.wealth.likeliest
+    return f"it looks most like {best}: {MISTAKES[best][0]}" + (f" (or {', '.join(others)})" if others else "")

@@ -17,10 +17,8 @@ _EVERY = 30.0
 def duration(seconds: float) -> str:
     """A time in words: ``45 s``, ``3:07 min``, ``2:05 h``."""
     whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
     unit, words = (60, "min") if whole < 3600 else (3600, "h")
-    return f"{whole // unit}:{whole % unit * 60 // unit:02d} {words}"
+    return f"{whole} s" if whole < 60 else f"{whole // unit}:{whole % unit * 60 // unit:02d} {words}"
 
 
 _began = time.monotonic()
@@ -90,11 +88,7 @@ class Progress:
 
 
 class TrainingProgress(Progress):
-    """Shows how far a training is, in a ``with`` block, and a line for every measurement.
-
-    Attributes:
-        last: The newest value of every figure.
-    """
+    """Shows how far a training is, in a ``with`` block, and a line per measurement; ``last`` has the newest figures."""
 
     def __init__(self, total: int, *, title: str, shown: bool, curve: Callable[[int, Mapping[str, float]], None]):
         super().__init__(total, "steps", shown=shown)

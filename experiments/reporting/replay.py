@@ -1,19 +1,28 @@
-"""The report of a replay: its tables, its remarks, its pictures, and the files that it leaves."""
+"""The reports of a replay: rules on identical drafts, and the best tree; tables, remarks, a picture and files."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas
+from rich.console import Console
 
+from experiments.reporting import terminal
 from experiments.reporting.columns import T, lossiness
-from experiments.reporting.formats import csv_text, document, publish
+from experiments.reporting.formats import csv_text, document, publish, write_texts
 from experiments.reporting.studies.two_way import Shade, heat_map
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
 from experiments.results.comparison import Grid, commit_of
 from experiments.results.lossless import promises_exact
 from experiments.results.rows import Row, family
+from experiments.results.statistics import Bootstrap
+from experiments.tracing.rates import Recorded
+from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
+from specdec.drafting.costs import RoundCosts
+from specdec.shape import TreeShape
 
 CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
@@ -117,3 +126,123 @@ def gain_plot(rows: Sequence[Row], path: Path, subtitle: str, *, baseline: str) 
     shade = Shade("gain", label, lambda row: row["text"], middle=0.0)
     about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
     return heat_map(listed, path, "Expected accepted tokens per round, by rule and drafts", about, [shade])
+
+
+TREES = "tree"
+"""The folder of the written shapes; its name is that of the configuration group."""
+_SIZES = frozenset(2**power for power in range(13))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimized:
+    """The best tree at a temperature, and the trees it was chosen among: the best of every size.
+
+    Without ``costs`` it was chosen by its tokens alone.
+    """
+
+    temperature: float
+    recorded: Recorded
+    rates: AcceptanceRates
+    planned: Sequence[PlannedShape]
+    costs: RoundCosts | None
+    best: PlannedShape
+
+    def seconds(self, planned: PlannedShape) -> float | None:
+        """The time of a round with a tree; None without costs."""
+        return None if self.costs is None else self.costs.of(planned.nodes, planned.depth)
+
+    def speedup(self, planned: PlannedShape) -> float | None:
+        """The predicted speedup of a tree; None without costs."""
+        seconds = self.seconds(planned)
+        return None if self.costs is None or seconds is None else planned.tokens * self.costs.plain / seconds
+
+    @property
+    def pays(self) -> bool:
+        """Whether the best tree is faster than plain decoding, as far as that is known."""
+        return (speedup := self.speedup(self.best)) is None or speedup > 1
+
+
+def written_shape(shape: TreeShape) -> str:
+    """A shape as ``drafter.shape=`` takes it, in its shortest form."""
+    if shape.is_chain:
+        return str(shape.num_nodes)
+    nodes = list(zip(shape.depths, shape.children, strict=True))
+    widths = [{len(below) for at, below in nodes if at == depth} for depth in range(shape.max_depth)]
+    alike = all(len(widths_at) == 1 for widths_at in widths)
+    value = [min(widths_at) for widths_at in widths] if alike else [list(path) for path in shape.paths]
+    return json.dumps(value, separators=(",", ":"))
+
+
+def sizes_table(optimized: Optimized) -> Table:
+    """A row per size: the best tree with twice as many nodes as the row before, and the chosen one."""
+    best_of: dict[int, PlannedShape] = {}  # by tokens per second, without costs by tokens
+    for planned in sorted(optimized.planned, key=lambda planned: -planned.tokens / (optimized.seconds(planned) or 1.0)):
+        best_of.setdefault(planned.nodes, planned)
+    best_of[optimized.best.nodes] = optimized.best
+    rows = [
+        {"nodes": nodes, "depth": planned.depth, "tokens": planned.tokens, "seconds": optimized.seconds(planned)}
+        | {"speedup": optimized.speedup(planned), "best.nodes": planned is optimized.best}
+        for nodes, planned in sorted(best_of.items())
+        if nodes in _SIZES or nodes in (optimized.best.nodes, max(best_of))
+    ]
+    columns = [Col("nodes", "nodes", "d", best=True), Col("depth", "depth", "d")]
+    columns += [Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)]
+    columns.append(Col("speedup", "speedup", ".2fx"))
+    title = f"The best trees at T={optimized.temperature:g}"
+    return Table.of(rows, columns, title=title, notes=["predicted; bold: chosen"])
+
+
+def limits_of(optimized: Optimized) -> list[str]:
+    """Sentences that a reader of the tables needs: where a bound of the trace or of the search decided the tree."""
+    best, rates, said = optimized.best, optimized.rates, []
+    if not optimized.recorded.top_down:
+        why = "The rule looks below a node before it decides about it, so rates depend on the tree that was recorded"
+        said.append(f"{why}: take the predictions as approximate.")
+    ranks = zip(best.shape.ranks[1:], best.shape.depths[1:], strict=True)
+    if best.depth == rates.max_depth or any(rank + 1 == len(rates.at(depth)) for rank, depth in ranks):
+        said.append("It is as deep or as wide as the recorded tree: a larger trace may show a better one.")
+    most = max(planned.nodes for planned in optimized.planned)
+    if best.nodes == most:
+        said.append(f"It has as many nodes as were allowed or recorded ({most}): a larger max_nodes may help.")
+    if optimized.costs is not None and optimized.costs.largest_error > 0.1:
+        error = f"up to {optimized.costs.largest_error:.0%} away from the fitted ones"
+        said.append(f"The costs of single trees are {error}: measure them on an idle machine.")
+    return said
+
+
+def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
+    """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures."""
+    terminal.show(console, sizes_table(optimized))
+    at, name, speedup = (
+        f"at T={optimized.temperature:g}",
+        f"T{optimized.temperature:g}",
+        optimized.speedup(optimized.best),
+    )
+    recorded, best, shape = optimized.recorded, optimized.best, written_shape(optimized.best.shape)
+    interval, noted = recorded.tokens_interval(best.shape, bootstrap), limits_of(optimized)
+    over = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
+    tokens = f"{best.tokens:.2f}{over} tokens per round predicted {at}"
+    advice = f"best tree {at}, {best.nodes} nodes" + ("" if speedup is None else f", predicted at {speedup:.2f}x")
+    if not optimized.pays:
+        advice = f"none pays here: {at} the fastest tree is predicted at {speedup:.2f}x, so decode plainly"
+    told = f"{advice}{':' * optimized.pays}"
+    terminal.say(console, *noted, f"{tokens}; intervals at {bootstrap.confidence:.0%} over prompts", told)
+    if optimized.pays:
+        console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
+    comments = [f"{about}; {tokens}.", f"{advice}.", f"--config-dir {out} tree={name} takes it."]
+    lines = ["# @package drafter", *(f"# {comment}" for comment in comments), f"shape: {shape}", ""]
+    figures = {
+        "about": about,
+        "temperature": optimized.temperature,
+        "rounds": recorded.rounds,
+        "recorded_shape": json.loads(written_shape(recorded.shape)),
+        "tokens_per_round_recorded": recorded.tokens,
+        "rates": [optimized.rates.at(depth).tolist() for depth in range(1, optimized.rates.max_depth + 1)],
+        "planned": [{"tokens": t.tokens, "shape": json.loads(written_shape(t.shape))} for t in optimized.planned],
+        "best": json.loads(shape),
+        "speedup": speedup,
+        "pays": optimized.pays,
+        "remarks": noted,
+    }
+    written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines)})
+    terminal.list_written(console, [*written, *write_texts(out, {f"{name}.json": figures})])

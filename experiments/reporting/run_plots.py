@@ -48,11 +48,12 @@ def length_and_speedup(named: Named, path: Path, text: str, subtitle: str) -> Pa
             offset = 0.0 if len(series) == 1 else -0.3 + 0.6 * index / (len(series) - 1)
             known = {place + offset: row for place, row in rows.items() if row[field] is not None}
             values = [row[field] for row in known.values()]
-            axes.plot(values, list(known), label=about, linestyle="none", **style.looks(index))
+            look = style.looks(index)
+            axes.plot(values, list(known), label=about, linestyle="none", **look)
             for (y, row), value in zip(known.items(), values, strict=True):
                 low, high = interval(row, field) or (value, value)
-                axes.hlines(y, low, high, color=style.color(index), linewidth=1.3)
-                style.note(axes, three_digits(value), (max(value, high), y), color=style.color(index))
+                axes.hlines(y, low, high, color=look["color"], linewidth=1.3)
+                style.note(axes, three_digits(value), (max(value, high), y), color=look["color"])
         axes.axvline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1, label="plain decoding")
         axes.set_xlabel(label)
         axes.margins(x=0.18)  # room for the last number

@@ -45,14 +45,9 @@ def styled() -> Iterator[None]:
         yield
 
 
-def color(index: int) -> str:
-    """The colour of the series with this number."""
-    return COLORS[index % len(COLORS)]
-
-
 def looks(index: int) -> dict[str, Any]:
     """Colour and marker of the series with this number."""
-    return {"color": color(index), "marker": MARKERS[index % len(MARKERS)]}
+    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -159,7 +154,7 @@ def lines(
     alarm: str = "",
 ) -> Path:
     """Draw panels, a line for each series of rows, and one legend below."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     down = -(-len(panels) // 3)
     figure = new_figure(PAGE, 0.9 + 0.03 * len(series) + 2.5 * down)
@@ -183,24 +178,24 @@ def lines(
             axes.set_ylim(bottom=0)
         if panel.shares:
             axes.set_ylim(0, 1.04)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     legend(figure, *drawn[: len(panels)])
     return finish(figure, path, about, subtitle, alarm=alarm)
 
 
 def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: str) -> None:
-    strokes = ("-", ":", "--")
+    look, strokes = looks(index), ("-", ":", "--")
     for name, stroke in zip([panel.y] if isinstance(panel.y, str) else panel.y, strokes, strict=False):
         known = [row for row in rows if row.get(panel.x) is not None and row.get(name) is not None]
         xs, ys = ([scale * row[key] for row in known] for key, scale in zip((panel.x, name), panel.scale, strict=True))
-        axes.plot(xs, ys, label=label if known and stroke == strokes[0] else None, linestyle=stroke, **looks(index))
+        axes.plot(xs, ys, label=label if known and stroke == strokes[0] else None, linestyle=stroke, **look)
         for row, x, y in zip(known, xs, ys, strict=True):
             if row.get(f"{name}_low") is not None:
                 low, high = (panel.scale[1] * row[f"{name}_{end}"] for end in ("low", "high"))
-                axes.vlines(x, low, high, color=color(index), linewidth=1.0)
+                axes.vlines(x, low, high, color=look["color"], linewidth=1.0)
             if panel.beside is not None and row[panel.beside] is not None:
-                note(axes, f"{row[panel.beside]:g}", (x, y), (-7, 6), color=color(index), bbox=None)
+                note(axes, f"{row[panel.beside]:g}", (x, y), (-7, 6), color=look["color"], bbox=None)
             if panel.ring is not None and row[panel.ring]:
                 ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
                 axes.plot(x, y, linestyle="none", label=row[panel.ring], **ring)

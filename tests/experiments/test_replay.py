@@ -14,7 +14,7 @@ import yaml
 
 from experiments.config.sections import plain
 from experiments.replay import replay
-from experiments.reporting.best_tree import written_shape
+from experiments.reporting.replay import written_shape
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
 from experiments.tracing.scoring import figures, find_drafts, refusal, score, sibling_bound

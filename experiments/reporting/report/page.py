@@ -1,28 +1,50 @@
-"""The page: verdict first, then what made it, figures, pictures and outputs; style and code inside."""
+"""The page: verdict first, then what made it, figures, pictures and outputs; style, code and data inside.
+
+The token view is drawn when a reader asks for it, from the outputs of runs as compact data, which ``tokens.js`` reads:
+
+- ``runs``: for each run its ``name``, its ``texts`` (token id → text), its ``prompts``, and its ``outputs``.
+- A prompt is ``{id, category, turns}``.
+- An output names its prompt by number (``p``), and has ``method``, ``T`` (temperature), ``turn`` and ``sample``; the
+  ids of its tokens (``k``), and for each of them its round (``r``) and its source (``s``, a number: see ``SOURCES``);
+  the texts (``x``) of tokens that read differently in their context; ``rounds``; and what its record says.
+- A round is ``{a, d, n}`` (accepted, proposed depth, proposed nodes). With a trace it also has ``e``, the expected
+  number of accepted tokens, and the tree: for every node its token (``k``), parent (``up``), and p and q after its
+  parent (``p``, ``q``; null where unknown); the numbers of the accepted nodes (``path``); the token that followed
+  (``next``: id, p, q); and the likely tokens at the root and along the path (``likely``: lists of id, p, q).
+"""
 
 import base64
 import hashlib
+import json
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from experiments.reporting.columns import ACCEPTED, DISTINCT, EQUAL, LENGTH, METHOD, NODES, SPEEDUP, TOKENS, T
 from experiments.reporting.comparison import pictures, remarks
-from experiments.reporting.report.data import as_script, choose_prompts, run_data
 from experiments.reporting.run_tables import noise_notes
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.verdicts import evidence
 from experiments.results.comparison import commit_of, differences, distinguishing, entries_of, title
-from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, of_another_target, promises_exact
+from experiments.results.lossless import (
+    NOT_LOSSLESS,
+    OTHER_TARGET,
+    Verdict,
+    explained,
+    of_another_target,
+    promises_exact,
+)
 from experiments.results.origin import replace_text
-from experiments.results.records import PLAIN, RECORDS, read_records
+from experiments.results.records import PLAIN, RECORDS, Record, Source, read_records
 from experiments.results.rows import ALL, Row
 from experiments.results.runs import Run
-from experiments.tracing.rounds import Output, outputs_of
+from experiments.results.texts import in_context, read_prompts, text_of
+from experiments.tracing.rounds import DraftedRound, Odds, Output, outputs_of
 
 MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""
@@ -198,3 +220,110 @@ def _pictures(runs: Sequence[Run]) -> list[tuple[str, str]]:
 def _figure(path: Path, run: str) -> tuple[str, str]:
     address = f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
     return f"{path.stem.replace('_', ' ')}{f', {run}' if run else ''}", address
+
+
+SOURCES = tuple(Source)
+"""Sources by their numbers in the data."""
+LONGEST_PROMPT = 4000
+"""Characters of a prompt's turn that are shown; of a longer one, its end."""
+
+
+def choose_prompts(records: Sequence[Record], limit: int) -> list[str]:
+    """Ids of the prompts to show: those where an output differs from plain decoding's first, then from the start.
+
+    Returns:
+        At most ``limit`` of them, in the run's order.
+    """
+    differs = {record.prompt for record in records if record.equals_plain is False and not explained(record)}
+    ties = {record.prompt for record in records if record.equals_plain is False}
+    order = list(dict.fromkeys(record.prompt for record in records))
+    ranked = sorted(order, key=lambda prompt: (prompt not in differs, prompt not in ties))
+    chosen = set(ranked[:limit])
+    return [prompt for prompt in order if prompt in chosen]
+
+
+def tokens_of(outputs: Sequence[Output]) -> set[int]:
+    """Ids of all tokens that the token view of some outputs names."""
+    tokens = {token for output in outputs for token in output.record.token_ids}
+    return tokens | {odds.token for output in outputs for each in output.rounds for odds in each.tokens()}
+
+
+def as_script(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The data of all runs as the text of a script element: no character of it can end it or begin another."""
+    data = {"version": 1, "sources": [str(source) for source in SOURCES], "runs": runs}
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text.encode("utf-8", errors="replace").decode()  # lone surrogates would make the file unreadable
+
+
+def run_data(name: str, run: Run, outputs: Sequence[Output], texts: Mapping[int, bytes]) -> dict[str, Any]:
+    """The data of a run for the token view, as the module's text describes; ``name`` is empty for the only run."""
+    prompts = list(dict.fromkeys(output.record.prompt for output in outputs))
+    categories = {output.record.prompt: output.record.category for output in outputs}
+    turns, place = read_prompts(run.folder), {prompt: number for number, prompt in enumerate(prompts)}
+    return {
+        "name": name,
+        "texts": {str(token): text_of(token, texts) for token in sorted(tokens_of(outputs))},
+        "prompts": [
+            {"id": prompt, "category": categories[prompt], "turns": [_cut(turn) for turn in turns.get(prompt, ())]}
+            for prompt in prompts
+        ],
+        "outputs": [_output(output, place[output.record.prompt], texts) for output in outputs],
+    }
+
+
+def _cut(turn: str) -> str:
+    return turn if len(turn) <= LONGEST_PROMPT else "… " + turn[-LONGEST_PROMPT:]
+
+
+def _output(output: Output, prompt: int, texts: Mapping[int, bytes]) -> dict[str, Any]:
+    record = output.record
+    ids = [token.token for token in output.tokens]
+    words = in_context(ids, texts)
+    return {
+        "p": prompt,
+        "method": record.method,
+        "T": record.temperature,
+        "turn": record.turn,
+        "sample": record.sample,
+        "k": ids,
+        "r": [token.round for token in output.tokens],
+        "s": [SOURCES.index(token.source) for token in output.tokens],
+        "x": {str(i): word for i, (k, word) in enumerate(zip(ids, words, strict=True)) if word != text_of(k, texts)},
+        "rounds": [
+            {"a": a, "d": d, "n": n, **(_tree(output.rounds[number]) if output.rounds else {})}
+            for number, (a, d, n) in enumerate(
+                zip(record.accepted, record.proposed_depth, record.proposed_nodes, strict=True)
+            )
+        ],
+        "finish": record.finish_reason,
+        "error": record.error,
+        "promptTokens": record.prompt_tokens,
+        "equal": record.equals_plain,
+        "differs": record.divergence,
+        "margin": _short(record.margin),
+        "tie": explained(record) if record.equals_plain is False else None,
+    }
+
+
+def _tree(drafted: DraftedRound) -> dict[str, Any]:
+    return {
+        "e": _short(drafted.expected_accepted),
+        "k": [node.token for node in drafted.nodes],
+        "up": list(drafted.parents),
+        "p": [_short(node.p) for node in drafted.nodes],
+        "q": [_short(node.q) for node in drafted.nodes],
+        "path": list(drafted.path),
+        "next": _odds(drafted.next),
+        "likely": [[_odds(odds) for odds in likely] for likely in drafted.likely],
+    }
+
+
+def _odds(odds: Odds) -> list[Any]:
+    return [odds.token, _short(odds.p), _short(odds.q)]
+
+
+def _short(value: float | None) -> float | None:
+    """Three digits, which is what a reader takes in; None for what JSON cannot say."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.3g}")
