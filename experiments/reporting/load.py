@@ -81,9 +81,6 @@ def report_studies(
     return runs
 
 
-# ---------------------------------------------------------------- tables
-
-
 def _spread(heading: str, name: str) -> Col:
     return Col(f"{heading}, ms\np50; p99", f"{name}.p50", "3", 1e3, also=f"{name}.p99")
 
@@ -174,8 +171,6 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
             said.append(f"highest rate up to which {share:.0%} of requests keep all limits, {unit}: {', '.join(words)}")
     return said
 
-
-# ---------------------------------------------------------------- pictures
 
 _MS = {"scale": (1.0, 1e3), "log_y": True}
 _OUT = {"x": "output_tokens_per_second"}

@@ -135,10 +135,7 @@ _SIZES = frozenset(2**power for power in range(13))
 
 @dataclass(frozen=True, kw_only=True)
 class Optimized:
-    """The best tree at a temperature, and the trees it was chosen among: the best of every size.
-
-    Without ``costs`` it was chosen by its tokens alone.
-    """
+    """The best tree at a temperature (without ``costs`` by its tokens alone), and the best of every size."""
 
     temperature: float
     recorded: Recorded

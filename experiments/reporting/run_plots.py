@@ -93,9 +93,6 @@ def acceptance_lines(named: Named, path: Path, subtitle: str, *, conditional: bo
     return style.lines(path, panels, series, about=about, subtitle=subtitle, alarm=alarm_of(named))
 
 
-# ---------------------------------------------------------------- of one run
-
-
 def conditions(subtitle: str, run: Run) -> str:
     """The second line of a title: the run's conditions, the kind of rule, and whether the run is complete."""
     notes = [subtitle, rules_of(run.rows), "" if run.complete else "INCOMPLETE RUN", "NOISY TIMINGS" * run.noisy]

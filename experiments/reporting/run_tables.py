@@ -25,7 +25,8 @@ _TROUBLES = 5
 
 def run_table(run: Run, title: str) -> Table:
     """One run: a row per figure, a column per method."""
-    rows = run.rows
+    stages = stages_of(run.rows)
+    rows: list[Row] = [row | {f"stage_ms.{at}": stage_milliseconds(row, at) for at in stages} for row in run.rows]
     positions = range(1, 1 + max((len(family(row, "rounds_at")) for row in rows), default=0))
     lines = [
         cols.unless_plain(Col("mean acceptance length", "mean_acceptance_length")),
@@ -35,7 +36,7 @@ def run_table(run: Run, title: str) -> Table:
         *(cols.SPEEDUP, cols.TOKENS, Col("draft acceptance rate", "draft_acceptance_rate", ".0%")),
         Col("drafted depth; nodes per round", "proposed_depth_per_round", also="proposed_nodes_per_round"),
         *(_accepted_at(at) for at in positions),
-        *(_stage_time(stage) for stage in stages_of(rows)),
+        *(Col(f"{stage}, ms per token", f"stage_ms.{stage}", ".3f") for stage in stages),
         *(Col("distinct 4-grams", "distinct_4_gram_rate", ".0%"), Col("equal to plain decoding", cols.equality)),
         Col("prompts finished; failed", lambda row: f"{row['finished']} of {row['planned']}; {row['failed']}"),
         Col("tokens; rounds", "tokens", "d", also="rounds"),
@@ -58,10 +59,7 @@ def comparison_table(run: Run, title: str) -> Table:
 
 
 def category_table(run: Run) -> Table | None:
-    """A row per category, method and temperature, plain decoding left out; None if there is nothing to tell apart.
-
-    A category of one prompt gives no interval, and is left out; ``summary.json`` has them all.
-    """
+    """A row per category of several prompts, drafting method and temperature; None if there are fewer than two."""
     parts = [row for row in run.parts if row["method"] != PLAIN and row["mean_acceptance_length_low"] is not None]
     if len({part["category"] for part in parts}) < 2:
         return None
@@ -90,8 +88,6 @@ def errors_of(run: Run, row: Row) -> dict[str, int]:
     own = run.of(row)
     return dict(Counter(error or "unknown" for error in own.error[own.failed]))
 
-
-# ---------------------------------------------------------------- requests
 
 REQUESTS = "What a user feels"
 _ALWAYS = [
@@ -122,8 +118,6 @@ def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     columns = [*_ALWAYS, *(col for col in _WHERE_KNOWN if any(col.cell(row).text != NOTHING for row in known))]
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
-
-# ---------------------------------------------------------------- the device
 
 DEVICE = "Use of the device"
 
@@ -170,9 +164,6 @@ def memory_table(held: Mapping[str, Any]) -> Table:
     return Table.of([held], columns, title="Memory held, in MB")
 
 
-# ---------------------------------------------------------------- parts of the above
-
-
 def stages_of(rows: Sequence[Row]) -> list[str]:
     """The stages that were timed, in the order of a round."""
     known = dict.fromkeys(stage for row in rows for stage in family(row, "stage_seconds"))
@@ -186,14 +177,6 @@ def stage_milliseconds(row: Row, stage: str) -> float | None:
     return 1000 * seconds / tokens if tokens and seconds is not None else None
 
 
-def _stage_time(stage: str) -> Col:
-    def cell(row: Row) -> str:
-        value = stage_milliseconds(row, stage)
-        return NOTHING if value is None else f"{value:.3f}"
-
-    return Col(f"{stage}, ms per token", cell)
-
-
 def noise_notes(run: Run) -> list[str]:
     """The noise of a run's timings in words; a warning first where they are noisy."""
     return [*([NOISY] if run.noisy else []), *(noise_words(run.rows[0]) if run.rows else [])]
@@ -201,13 +184,8 @@ def noise_notes(run: Run) -> list[str]:
 
 def _notes(run: Run) -> list[str]:
     done = min((row["finished"] + row["failed"] for row in run.rows), default=0)
-    incomplete = bool(run.rows) and not run.complete
-    rules = cols.rules_of(run.rows)
-    return [
-        *([f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts"] if incomplete else []),
-        *([rules] if rules else []),
-        *noise_notes(run),
-    ]
+    incomplete = f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts" if run.rows and not run.complete else ""
+    return [*(note for note in (incomplete, cols.rules_of(run.rows)) if note), *noise_notes(run)]
 
 
 def _named(row: Row) -> Cell:

@@ -109,9 +109,6 @@ def plain_log(axis: "Axis", steps: Sequence[float] | None = None, *, base: float
     axis.set_minor_locator(NullLocator())
 
 
-# ---------------------------------------------------------------- kinds of pictures
-
-
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """A panel of lines: a line per series over ``x``, with intervals where its rows have them.

@@ -15,10 +15,7 @@ from experiments.results.runs import Run
 
 
 def print_verdicts(console: Console, run: Run) -> None:
-    """Say of exact methods whether their greedy outputs are plain decoding's: one line for all whose outputs are.
-
-    Ties are counted in that line. Nothing is said of sampled outputs.
-    """
+    """Say whether greedy outputs of exact methods are plain decoding's (one line for all that are), and who loses."""
     for line in joint(run.rows, "method"):
         say_verdict(console, line, bad=False)
     for row in run.rows:
@@ -33,11 +30,8 @@ def losses(rows: Sequence[Row]) -> list[str]:
     for row, label in zip(rows, labels_of(rows), strict=True):
         if (row["speedup_high"] or 1) < 1:
             same = (other for other in faster if other["temperature"] == row["temperature"])
-            pays = [
-                f"{other['label']} pays here ({other['speedup']:.2f}x)"
-                for other in same
-                if (other["speedup_low"] or 0) > 1
-            ]
+            sure = [other for other in same if (other["speedup_low"] or 0) > 1]
+            pays = [f"{other['label']} pays here ({other['speedup']:.2f}x)" for other in sure]
             text = f"{label} loses: {row['speedup']:.2f}x plain decoding"
             if (length := row["mean_acceptance_length"] or 0) > 1:
                 steps = f"{length / row['speedup']:.2f}"  # that a round takes

@@ -44,11 +44,7 @@ SPEEDUPS = Shade("speedup", f"{FIGURES['speedup']}; 1 is white", lambda row: SPE
 def report_two_way(
     entries: Sequence[Entry], out: Path, subtitle: str, console: Console, *, notes: Sequence[str] = ()
 ) -> list[Path]:
-    """Print and write the two-way tables and heat maps of a comparison, where its runs differ in two settings.
-
-    Returns:
-        The files that were written.
-    """
+    """Print and write a comparison's tables by two settings, with heat maps, if its runs differ in two; the files."""
     confidence, written = entries[0].row["confidence"], []
     for name, picture in (("two_way", "heat_map.png"), ("categories", "categories.png")):
         listed = grids(entries, by_category=name == "categories")
