@@ -10,9 +10,11 @@ from experiments.config.sections import build, component_of, listed, plain
 from experiments.measuring import calibrating
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.forwards import Forward, measure_forwards
+from experiments.measuring.meters import LoadMeter
 from experiments.reporting import costs as reports
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
+from experiments.reporting.run_tables import load_notes
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
 from specdec.interfaces import Drafter
@@ -33,14 +35,13 @@ def pays(config: DictConfig) -> TimedRounds:
     seconds = 20 if config.seconds is None else config.seconds
     target: Target = build(config, "target")
     if context + nodes[-1] > target.max_length:
-        raise ValueError(
-            f"context={context} and nodes of up to {nodes[-1]}: {target.name} has {target.max_length} "
-            f"positions, give at most so many together"
-        )
+        room = f"{target.name} has {target.max_length} positions, give at most so many together"
+        raise ValueError(f"context={context} and nodes of up to {nodes[-1]}: {room}")
     torch.manual_seed(config.seed)
     sizes = {"max_batch_size": batches[-1], "max_length": context + 1, "max_nodes": nodes[-1] - 1}
     runner = ModelRunner(target.model, **sizes, **_engine(config))
     points = [Forward(batch=batch, queries=count, context=context) for batch in batches for count in nodes]
+    meter = LoadMeter()
     with steps_shown("forwards") as say:
         timed = measure_forwards(runner, points, seconds=seconds, seed=config.seed, progress=say)
     found = {(each.forward.batch, each.forward.queries): each.seconds for each in timed}
@@ -54,7 +55,7 @@ def pays(config: DictConfig) -> TimedRounds:
         "pays",
         tables=[reports.lengths_table(rounds, batch, costs, about) for batch in batches],
         figures=reports.timed_figures(rounds, costs) | {"conditions": where, "context": context},
-        said=reports.verdict(rounds, costs, passes=min(each.passes for each in timed)),
+        said=[*load_notes(meter.stop(), timed), *reports.verdict(rounds, costs, passes=timed[0].passes)],
     )
     return rounds
 
@@ -71,16 +72,17 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
     plan = calibrating.Plan.within(target, drafter, plain(config, "grid"), plain(config, "held_out"), **options)
     prompt = [1] if target.tokenizer is None else target.tokenizer.encode(_TEXT)
     verifier, options = build(config, "verifier") if drafts else None, _engine(config)
+    meter = LoadMeter()
     with steps_shown("calibrating") as say:
         found = calibrating.calibrate(
             target, drafter, verifier, prompt, plan, sampling=build(config, "sampling"), progress=say, **options
         )
-    out = Path(config.out)
-    path = out / "costs.json"
-    out.mkdir(parents=True, exist_ok=True)
+    path = Path(config.out) / "costs.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
     tables = [reports.constants_table(found), reports.errors_table(found)]
-    publish(out, "calibration", tables=tables, said=reports.doubts(found), drawn=lambda: [path])
+    said = [*load_notes(meter.stop()), *reports.doubts(found)]
+    publish(path.parent, "calibration", tables=tables, said=said, drawn=lambda: [path])
     return found
 
 

@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 import torch
+from scipy import stats
 
 from experiments.measuring.rounds import now
 from specdec.drafting.costs import smallest
@@ -67,11 +68,12 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A point that was timed: the lower quartile of its times, and their number."""
+    """A point that was timed: the lower quartile of its times, their number, and how they vary (``noise_spread``)."""
 
     forward: Forward
     seconds: float
     passes: int
+    spread: float = 0.0
 
 
 def measure_forwards(
@@ -102,7 +104,8 @@ def measure_forwards(
                 times[point].append(now(runner.device) - start)
             passes += 1
             progress(f"forwards: pass {passes}, {max(0.0, seconds - time.perf_counter() + began):.0f} s left")
-    return [Timed(forward=point, seconds=smallest(took), passes=passes) for point, took in times.items()]
+    spread = {point: float(0.7413 * stats.iqr(took) / np.median(took)) for point, took in times.items()}
+    return [Timed(forward=p, seconds=smallest(took), passes=passes, spread=spread[p]) for p, took in times.items()]
 
 
 def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBatch:

@@ -32,14 +32,21 @@ def phase(text: str, *, shown: bool) -> None:
 
 @contextmanager
 def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
-    """Show which step a command is at, from the first: in one line of a terminal, elsewhere in a line for each step."""
-    screen, begin = Console(stderr=True), time.monotonic()
+    """Show which step a command is at, from the first: in one line of a terminal, elsewhere in a line for each step.
+
+    Of steps that begin alike (``pass 1``, ``pass 2``) one in five seconds has a line.
+    """
+    screen, begin, said = Console(stderr=True), time.monotonic(), dict[str, float]()
     if screen.is_terminal:
         with screen.status(first) as status:
             yield status.update
         return
 
     def say(step: str) -> None:
+        kind, now = step.partition(":")[0], time.monotonic()
+        if now - said.get(kind, 0.0) < 5:
+            return
+        said[kind] = now
         screen.print(f"{time.monotonic() - begin:.0f} s: {step}", highlight=False, markup=False)
 
     say(first)

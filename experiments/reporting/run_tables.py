@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
+from experiments.measuring.forwards import Timed
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.columns import labels_of, method_cell, percent
@@ -16,7 +18,7 @@ from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
-from experiments.results.timing import MODEL_STAGES, STAGES, noise_words
+from experiments.results.timing import MODEL_STAGES, STAGES, noise_verdict, noise_words
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
 _TROUBLES = 5
@@ -175,6 +177,13 @@ def stage_milliseconds(row: Row, stage: str) -> float | None:
     """The wall time of a stage per emitted token; None where it was not timed."""
     tokens, seconds = (row["tokens_per_second"] or 0.0) * row["seconds"], row.get(f"stage_seconds.{stage}")
     return 1000 * seconds / tokens if tokens and seconds is not None else None
+
+
+def load_notes(load: Mapping[str, float], timed: Sequence[Timed] = ()) -> list[str]:
+    """The same of forwards that were timed, judged as a run's timings are."""
+    spread = float(np.median([each.spread for each in timed])) if timed else None
+    noise = noise_verdict(spread, load.get("own"), load.get("others"), round(load.get("cores", 0)))
+    return [*([NOISY] if noise["noisy"] else []), *noise_words(noise, "passes")]
 
 
 def noise_notes(run: Run) -> list[str]:

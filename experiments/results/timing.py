@@ -210,18 +210,20 @@ def noise_of(outputs: Outputs, baseline: str) -> dict[str, Any]:
     means = [load[name].dot(calls.seconds.to_numpy()) / (calls.seconds.sum() or np.nan) for name in ("own", "others")]
     own, others = (None if np.isnan(mean) else max(0.0, float(mean)) for mean in means)
     cores = round(load.cores.max()) if len(load) else 0
-    busy = (
-        own is not None and others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores
-    )
-    noise = {"noise_spread": spread, "own_cores": own, "other_cores": others, "cores": cores or None}
-    known = spread is not None or others is not None
-    return noise | {"noisy": busy or (spread or 0.0) > SPREAD_LIMIT if known else None}
+    return noise_verdict(spread, own, others, cores)
 
 
-def noise_words(noise: Mapping[str, Any]) -> list[str]:
+def noise_verdict(spread: float | None, own: float | None, others: float | None, cores: int) -> dict[str, Any]:
+    """The noise by how much times vary, and by the cores that this process and others used, as columns."""
+    busy = (others or 0.0) > OTHERS_LIMIT * cores and (own or 0.0) + (others or 0.0) > BUSY_LIMIT * cores
+    noisy = None if spread is None and others is None else busy or (spread or 0.0) > SPREAD_LIMIT
+    return {"noise_spread": spread, "own_cores": own, "other_cores": others, "cores": cores or None, "noisy": noisy}
+
+
+def noise_words(noise: Mapping[str, Any], between: str = "batches") -> list[str]:
     """The spread and the load in words, as far as they are known."""
     spread, others = noise["noise_spread"], noise["other_cores"]
-    said = [] if spread is None else [f"timings vary by ±{spread:.0%} between batches"]
+    said = [] if spread is None else [f"timings vary by ±{spread:.0%} between {between}"]
     return said + ([] if others is None else [f"other processes used {others:.1f} of {noise['cores']:.0f} cores"])
 
 

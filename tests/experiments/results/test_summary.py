@@ -19,7 +19,7 @@ from experiments.results.records import Record
 from experiments.results.rows import positions, rows_of
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import Lead, gain_over, speedup, timed_calls, winner
+from experiments.results.timing import Lead, gain_over, noise_verdict, speedup, timed_calls, winner
 from experiments.session.measurement import NotLosslessError, check_lossless
 from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
@@ -249,6 +249,12 @@ def test_a_method_that_loses_says_what_its_rounds_lack_and_what_pays() -> None:
     assert losses([slow, fast | {"label": "less", "speedup": 1.3}, fast]) == [f"{said}; fast pays here (1.50x)"]
     (alone,) = losses([slow, slow | {"speedup_high": 1.1}, fast | {"speedup_low": 0.9}, fast | {"competes": False}])
     assert alone == f"{said}; nothing measured here pays: decode without drafts"
+
+
+def test_timings_are_noisy_by_their_spread_or_beside_a_load() -> None:
+    cases = {(0.2, 1.0, 0.0): True, (0.1, 1.0, 0.0): False, (None, 1.0, 0.9): True, (0.1, 0.1, 0.3): False}
+    assert {case: noise_verdict(*case, 2)["noisy"] for case in cases} == cases
+    assert noise_verdict(None, None, None, 0)["noisy"] is None
 
 
 def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
