@@ -1,339 +1,26 @@
 """Random programs of the engine: whatever is asked of it in whatever order, an output is that of its request alone.
 
-Drafters, rules, trees, models, schedulers and faults are drawn together. A search of its own takes another number of
-programs from the environment: ``SPECDEC_PROGRAMS=10000 make test-full ARGS="-k outputs_are_those"``.
+Drafters, rules, trees, models, schedulers, faults and interrupts are drawn together, and drafts that make NaN. A search
+of its own takes another number of programs from the environment:
+``SPECDEC_PROGRAMS=10000 make test-full ARGS="-k outputs_are_those"``.
 """
 
 import os
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from specdec import Drafter, Engine, Noise, Paging, SamplingParams, Scheduler, Session, Step, Target, Verifier
-from specdec.engine.scheduler import Deadline, FirstCome, PrefillFirst, Priority, ShortestRemaining, Tiers, TokenBudget
-from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS
-from tests.models import tiny_model
-from tests.sessions import Wrapped, Wrapping
-from tests.specdec.test_pages import Fitting
-from tests.specdec.test_schedules import NET, Drawn, SameDepth, count_anew
+from specdec.engine.read_back import ReadBack
+from specdec.engine.running import RunningRequests
+from tests.random_programs import POISONED, Program, play, programs
+from tests.specdec.test_schedules import NET, count_anew
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-ARCHITECTURES = {"llama": 2, "mistral_sliding": 2, "gpt2": 2, "gemma2": 2}
-"""Models, and how many layers they have: the fewest that show what is special about them."""
-WITHOUT_HEADS = ("gpt2",)
-"""Architectures that tiny heads are not made for."""
-
-REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
-    ([1, 2, 3, 4, 5, 6, 7], SamplingParams(max_new_tokens=7)),
-    ([4], SamplingParams(max_new_tokens=6, stop_token_ids=(3, 7), min_new_tokens=3)),
-    ([9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3], SamplingParams(max_new_tokens=4, presence_penalty=1.5, logit_bias={3: 0.5})),
-    ([5, 6, 5, 6, 5], SamplingParams(max_new_tokens=8, repetition_penalty=1.3)),
-    ([3, 3, 3], SamplingParams(max_new_tokens=8, temperature=1.0, seed=1)),
-    ([8, 1], SamplingParams(max_new_tokens=1, temperature=1.0, seed=2)),
-    ([2, 4, 6, 8, 10, 12, 14], SamplingParams(max_new_tokens=6, temperature=0.7, seed=3, stop_token_ids=(5,))),
-    ([7], SamplingParams(max_new_tokens=7, temperature=1.3, top_k=5, seed=4)),
-    ([1, 2, 1, 2, 1], SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.8, seed=5, frequency_penalty=1.0)),
-)
-METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
-SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
-    "first come": FirstCome,
-    "budget": partial(TokenBudget, 24, least=3),
-    "prefill first": PrefillFirst,
-    "priority": partial(Priority, 32, least=3, ageing=0.01),
-    "shortest": partial(ShortestRemaining, 32, least=3, preempts=True, ageing=0.01),
-    "deadline": partial(Deadline, 32, least=3, patience=0.05),
-    "tiers": partial(Tiers, 32, least=3, batch_rows=1),
-}
-RANDOM: dict[str, type[Drawn]] = {"random": SameDepth, "random depth": Drawn, "fitting": Fitting}
-"""Schedulers that are made of a program's seed; the last one looks for free pages."""
-LONGEST = 48
-MEMORIES = {
-    "rows": None,
-    "shared rows": Paging(shared=True),
-    "pages": Paging(page_size=4),
-    "packed": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0),
-    "packed and shared": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0, shared=True),
-    "packed and swapped": Paging(page_size=2, pages=LONGEST // 2, reserve=0.3, swap=2**20),
-    "packed, shared and swapped": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0, shared=True, swap=2**20),
-    "reserved and shared": Paging(page_size=4, pages=LONGEST // 4, shared=True),
-    "reserved, shared and swapped": Paging(page_size=4, pages=LONGEST // 4, shared=True, swap=2**20),
-}
-"""Where keys and values are. Of what is packed there is room for two or three requests."""
-
 FEW, MANY = (int(os.environ.get("SPECDEC_PROGRAMS", count)) for count in (200, 300))
 """Programs by default, and in the full matrix."""
-
-
-class SessionError(Exception):
-    """What a session's method fails with."""
-
-
-class Failing(Wrapped):
-    """A session one of whose methods fails at one of its calls."""
-
-    def __init__(self, inner: Session, faults: Sequence[tuple[str, int]]):
-        super().__init__(inner)
-        self._faults, self._calls = set(faults), dict[str, int].fromkeys(METHODS, 0)
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return partial(self._counted, name, found) if name in METHODS else found
-
-    def _counted(self, method: str, call: Callable[..., Any], *given: Any) -> Any:
-        result = call(*given) if method == "release" else None  # what it gives up, it has given up when it fails
-        number, self._calls[method] = self._calls[method], self._calls[method] + 1
-        if (method, number) in self._faults:
-            raise SessionError(method)
-        return result if method == "release" else call(*given)
-
-
-@cache
-def target_of(architecture: str, drafter: str = "") -> Target:
-    """In float64 for marginals: among 64 continuations a round, one is soon drawn next to float32's rounding."""
-    model = tiny_model(architecture, vocab_size=24, layers=ARCHITECTURES[architecture])
-    return Target(model.double() if drafter == "marginals" else model)
-
-
-@cache
-def drafter_of(architecture: str, name: str) -> Drafter:
-    return DRAFTERS[name](target_of(architecture, name).model)
-
-
-@cache
-def rules_for(architecture: str, drafter: str) -> tuple[str, ...]:
-    """The rules that take a drafter's drafts."""
-    return tuple(name for name, kind in VERIFIERS.items() if takes(kind(), drafter_of(architecture, drafter)))
-
-
-def takes(verifier: Verifier, drafter: Drafter) -> bool:
-    try:
-        verifier.check(drafter)
-    except ValueError:
-        return False
-    return True
-
-
-@cache
-def lonely(architecture: str, drafter: str | None, rule: str) -> Engine:
-    """An engine for one request at a time, plain without a drafter."""
-    model = None if drafter is None else drafter_of(architecture, drafter)
-    return Engine(target_of(architecture, drafter or ""), model, VERIFIERS[rule](), max_length=LONGEST, recording="off")
-
-
-@cache
-def alone(architecture: str, drafter: str | None, rule: str, index: int) -> tuple[int, ...]:
-    """The output of a request by itself, its prompt in one piece."""
-    prompt, sampling = REQUESTS[index]
-    (output,) = lonely(architecture, drafter, rule).generate([prompt], replace(sampling, stream=index))
-    return output.token_ids
-
-
-@dataclass(frozen=True)
-class Program:
-    """An engine and what is asked of it."""
-
-    architecture: str
-    drafter: str
-    plain: bool
-    verifier: int
-    scheduler: str
-    memory: str
-    seed: int
-    slots: int
-    prefill_chunk: int
-    recording: str
-    check: bool
-    faults: tuple[tuple[str, int], ...]
-    actions: tuple[tuple[str, int], ...]
-
-    @property
-    def rule(self) -> str:
-        rules = rules_for(self.architecture, self.drafter)
-        return rules[self.verifier % len(rules)]
-
-    def policy(self) -> Scheduler:
-        if self.scheduler in SCHEDULERS:
-            return SCHEDULERS[self.scheduler]()
-        return RANDOM[self.scheduler](
-            np.random.default_rng(self.seed), turns=240
-        )  # 60 turns at random, then on to the end
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> Program:
-    architecture = draw(st.sampled_from(list(ARCHITECTURES)))
-    number = st.integers(0, 50)
-    heads = ("eagle", "peagle", "mtp", "medusa", "block")
-    names = [name for name in DRAFTERS if not (architecture in WITHOUT_HEADS and name.startswith(heads))]
-    kinds = ("submit", "submit", "plain", "stream", "stream", "next", "next", "close", "abort", "step", "step", "step")
-    action = st.tuples(st.sampled_from(kinds), number)
-    fault = st.tuples(st.sampled_from(METHODS), st.integers(0, 12))
-    memory = draw(st.sampled_from(("rows", *MEMORIES)))
-    return Program(
-        architecture,
-        draw(st.sampled_from(names)),
-        plain=draw(st.sampled_from((False, False, False, False, True))),
-        verifier=draw(number),
-        scheduler=draw(st.sampled_from((*SCHEDULERS, *(RANDOM if memory == "rows" else ("fitting",))))),
-        memory=memory,
-        seed=draw(st.integers(0, 2**32 - 1)),
-        slots=draw(st.integers(1, 4)),
-        prefill_chunk=draw(st.sampled_from((1, 3, 5, 64))),
-        recording=draw(st.sampled_from(("off", "decisions", "rounds", "auto"))),
-        check=draw(st.sampled_from((False, False, False, False, True))),
-        faults=tuple(draw(st.one_of(st.just([]), st.lists(fault, max_size=3)))),
-        actions=tuple(draw(st.lists(action, min_size=6, max_size=25))),
-    )
-
-
-@dataclass
-class Asked:
-    """A request of a program."""
-
-    index: int
-    speculate: bool
-    steps: list[Step]
-    dropped: bool = False
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return tuple(token for step in self.steps for token in step.token_ids)
-
-
-class Player:
-    """Plays a program, and keeps everything that comes of it."""
-
-    def __init__(self, program: Program):
-        self.program, self.asked, self.faults = program, list[Asked](), 0
-        target, drafter = target_of(program.architecture, "" if program.plain else program.drafter), None
-        if not program.plain:
-            drafter = drafter_of(program.architecture, program.drafter)
-            drafter = Wrapping(drafter, partial(Failing, faults=program.faults))
-        self.engine = Engine(
-            target,
-            drafter,
-            VERIFIERS[program.rule](),
-            max_batch_size=program.slots,
-            max_length=LONGEST,
-            prefill_chunk=program.prefill_chunk,
-            recording=program.recording,
-            check=program.check,
-            scheduler=program.policy(),
-            cache=MEMORIES[program.memory],
-        )
-        self._submitted: dict[int, Asked] = {}
-        self._streams: list[tuple[Asked, Generator[Step, None, None]]] = []
-
-    def run(self) -> None:
-        for action, number in self.program.actions:
-            getattr(self, f"_{action}")(number)
-        for _ in range(3000):
-            if not (self.engine.unfinished or self._streams):
-                break
-            self._step(0)
-            self._next(0)
-        self._step(0)  # the last steps after a fault
-
-    def _ask(self, number: int, speculate: bool = True) -> tuple[Asked, list[int], SamplingParams]:
-        index = number % len(REQUESTS)
-        speculate &= not self.program.plain
-        self.asked.append(Asked(index, speculate, []))
-        prompt, sampling = REQUESTS[index]
-        asked = {"priority": number % 3 - 1, "deadline": (None, 0.1, 0.01)[number % 3]}
-        return self.asked[-1], prompt, replace(sampling, stream=index, **asked)
-
-    def _submit(self, number: int, speculate: bool = True) -> None:
-        asked, prompt, sampling = self._ask(number, speculate)
-        self._submitted[self.engine.submit(prompt, sampling, speculate=asked.speculate)] = asked
-
-    def _plain(self, number: int) -> None:
-        self._submit(number, speculate=False)
-
-    def _stream(self, number: int) -> None:
-        asked, prompt, sampling = self._ask(number)
-        stream = self.engine.stream([prompt], sampling, speculate=asked.speculate)
-        assert isinstance(stream, Generator)
-        self._streams.append((asked, stream))
-
-    def _next(self, number: int) -> None:
-        """Take a step of a stream."""
-        if self._streams:
-            place = number % len(self._streams)
-            asked, stream = self._streams[place]
-            try:
-                asked.steps.append(next(stream))
-            except StopIteration:
-                del self._streams[place]
-            except SessionError:
-                self.faults += 1
-                asked.dropped = True
-                del self._streams[place]
-
-    def _close(self, number: int) -> None:
-        if self._streams:
-            asked, stream = self._streams.pop(number % len(self._streams))
-            asked.dropped = True
-            self._tried(stream.close)
-
-    def _abort(self, number: int) -> None:
-        if self._submitted:
-            chosen = list(self._submitted)[number % len(self._submitted)]
-            self._submitted[chosen].dropped = True
-            self._tried(partial(self.engine.abort, chosen))
-
-    def _step(self, number: int) -> None:
-        for step in self._tried(self.engine.step) or ():
-            self._submitted[step.request].steps.append(step)
-
-    def _tried(self, call: Any) -> Any:
-        try:
-            return call()
-        except SessionError:
-            self.faults += 1
-            return None
-
-
-def differences(player: Player) -> list[str]:
-    """What is wrong with the requests of a program that has been played."""
-    program, found = player.program, list[str]()
-    if player.engine.unfinished:
-        found.append(f"{player.engine.unfinished} requests do not end")
-    for number, asked in enumerate(player.asked):
-        sampling = REQUESTS[asked.index][1]
-        drafter = program.drafter if asked.speculate and not sampling.greedy else None
-        ended = [step.finish_reason for step in asked.steps if step.finish_reason is not None]
-        if not asked.dropped and len(ended) != 1:
-            found.append(f"request {number} ended {len(ended)} times")
-        rounds = [step.round for step in asked.steps if step.token_ids]
-        if rounds != sorted(set(rounds)):
-            found.append(f"the rounds of request {number} are not counted one by one")
-        # At a temperature, another draft may be another output of the same law.
-        adapts = drafter is not None and drafter_of(program.architecture, drafter).adapts
-        if adapts or (drafter is not None and program.scheduler == "random depth"):
-            continue
-        rule = program.rule
-        if drafter is None and VERIFIERS[rule].noise is Noise.FRESH:
-            rule = EVERYWHERE  # plain decoding is the same with every rule of this kind
-        expected = alone(program.architecture, drafter, rule, asked.index)
-        whole = not asked.dropped and ended != ["error"]
-        if asked.tokens != (expected if whole else expected[: len(asked.tokens)]):
-            found.append(f"request {number} ({REQUESTS[asked.index]}): {asked.tokens}, alone {expected}")
-        if ended == ["error"] and not player.faults:
-            found.append(f"request {number} ended with {asked.steps[-1].error}")
-    return found
-
-
-def play(program: Program) -> list[str]:
-    player = Player(program)
-    player.run()
-    return differences(player)
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
@@ -346,9 +33,41 @@ def test_outputs_are_those_of_requests_alone(count: int) -> None:
     search()
 
 
-def test_a_request_that_draws_its_numbers_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    actions = tuple(("submit", number) for number in range(4, 9)) + (("step", 0),) * 9
-    program = Program("llama", "ngram", True, 0, "random", "rows", 3, 3, 5, "off", False, (), actions)
+def lose_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail = RunningRequests.fail
+    monkeypatch.setattr(RunningRequests, "fail", lambda *given: fail(*given)[1:])
+
+
+def take_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpack = ReadBack.unpack
+
+    def valid(*given: Any) -> ReadBack:
+        read = unpack(*given)
+        read.valid[:] = True
+        return read
+
+    monkeypatch.setattr(ReadBack, "unpack", valid)
+
+
+MANY_STEPS = (*(("submit", number) for number in range(4, 9)), *(("step", 0),) * 9)
+REJECTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Program]] = {
+    "numbers drawn again": (
+        count_anew, Program("llama", "ngram", True, 0, "random", "rows", 3, 3, 5, "off", False, (), MANY_STEPS),
+    ),
+    "last steps that an interrupt loses": (
+        lose_last_steps,
+        Program("lfm2", "ngram", False, 0, "deadline", "rows", 3, 3, 5, "off", False, (("forward", 3, 2),), MANY_STEPS),
+    ),
+    "rounds that are not finite": (
+        take_what_is_not_finite,
+        Program("llama", POISONED, False, 0, "first come", "rows", 3, 3, 5, "rounds", False, (), MANY_STEPS),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REJECTED)
+def test_mutants_of_every_kind_are_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, program = REJECTED[kind]
     assert play(program) == []
-    count_anew(monkeypatch)
+    change(monkeypatch)
     assert play(program) != []
