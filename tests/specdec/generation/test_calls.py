@@ -1,6 +1,8 @@
 """Calls of transformers' generate: random ones give its own tokens with our engine inside; its configs are ours."""
 
 import os
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,18 +186,39 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     return arguments | {name: min(arguments[name], most) for name, most in limits.items() if name in arguments}
 
 
+def breaks(after: int, kind: type[BaseException], input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A user's processor that raises behind so many tokens."""
+    if input_ids.shape[1] >= after:
+        raise kind("broken off")
+    return scores
+
+
 @pytest.mark.parametrize("drafter", [complete("ngram", strong=False), complete("model_tree_iid", strong=True)])
-@given(arguments=calls())
-@settings(max_examples=CALLS, suppress_health_check=list(HealthCheck))
-def test_random_calls_return_what_transformers_own_loop_does(model, drafter: str, arguments: dict[str, Any]) -> None:
+def test_random_calls_return_what_transformers_own_loop_does(model, drafter: str) -> None:
+    """One object serves them all, also behind calls that failed or were interrupted, and beside a user's hook."""
     made = NGramDrafter() if drafter == "ngram" else DRAFTERS[drafter](model)
-    try:
-        wanted = model.generate(**arguments)
-    except ValueError:  # options that contradict each other, which transformers refuses
-        reject()
-    found = model.generate(**arguments, custom_generate=SpeculativeGenerate(made, RejectionVerifier()))
-    assert found.dtype == wanted.dtype
-    assert torch.equal(found, wanted)
+    ours = SpeculativeGenerate(made, RejectionVerifier())
+
+    @given(calls(), st.sampled_from([None, None, ValueError, KeyboardInterrupt]), st.integers(1, 12))
+    @settings(max_examples=CALLS, deadline=None, suppress_health_check=list(HealthCheck))
+    def search(arguments: dict[str, Any], kind: type[BaseException] | None, after: int) -> None:
+        try:
+            wanted = model.generate(**arguments)
+        except ValueError:  # options that contradict each other, which transformers refuses
+            reject()
+        if kind is not None:
+            processors = [*arguments.get("logits_processor", ()), partial(breaks, after, kind)]
+            with suppress(BaseException):
+                model.generate(
+                    **arguments | {"logits_processor": LogitsProcessorList(processors)}, custom_generate=ours
+                )
+        found = model.generate(**arguments, custom_generate=ours)
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+    hook = model.model.register_forward_pre_hook(lambda module, given: None)
+    search()
+    hook.remove()
 
 
 PROMPT = [5, 6, 7, 8, 9, 5]
