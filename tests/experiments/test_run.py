@@ -148,6 +148,8 @@ def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: 
     assert all(m["equal_to_plain"] == 1 for m in summary["methods"] if m["temperature"] == 0 and m["method"] != "plain")
     shown = capsys.readouterr().out
     assert shown.count("mean acceptance") == 1, "one table"
+    assert shown.index("drafted and accepted") < shown.index("mean acceptance"), "both outputs come first"
+    assert "6 target forwards" in shown and re.search(r"[«±]", shown), "marks stand for colors in a pipe"
     assert (tmp_path / "out" / "speedup.png").exists() and "speedup.png" in shown and str(tmp_path / "out") in shown
 
 
