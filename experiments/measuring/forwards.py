@@ -92,9 +92,8 @@ def measure_forwards(
     with runner.executor.at_first_sight():
         calls = {point: _call(runner, point) for point in points}
         for number, point in enumerate(points):
-            for _ in range(2):  # captures it, chooses kernels
-                calls[point]()
             progress(f"warming up: forward {number + 1} of {len(points)}")
+            calls[point]()  # captures it, chooses kernels; a quartile of times leaves out what is slow once more
         passes = 0
         while passes < LEAST_PASSES or time.perf_counter() - began < seconds:
             for index in random.permutation(len(points)):
