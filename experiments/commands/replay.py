@@ -53,7 +53,7 @@ def replay_runs(
     done.sort(key=lambda row: row["temperature"])
     if all(row["refused"] for row in done):
         raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0]['refused']}")
-    report_replay(done, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
+    report_replay(done, out, confidence=bootstrap.confidence, manifests=manifests)
     return done
 
 

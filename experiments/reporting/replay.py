@@ -1,4 +1,4 @@
-"""The reports of a replay: rules on identical drafts, and the best tree; tables, remarks, a picture and files."""
+"""The reports of a replay: rules on identical drafts, and the best tree; tables, remarks and files."""
 
 import json
 import re
@@ -13,10 +13,8 @@ from rich.console import Console
 from experiments.reporting import terminal
 from experiments.reporting.columns import T, lossiness
 from experiments.reporting.formats import csv_text, document, publish, write_texts
-from experiments.reporting.studies.two_way import Shade, heat_map
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
-from experiments.results.comparison import Grid, commit_of
-from experiments.results.lossless import promises_exact
+from experiments.results.comparison import commit_of
 from experiments.results.rows import Row, family
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
@@ -28,8 +26,6 @@ CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
     "met other contexts."
 )
-_SAME = 0.005
-"""A smaller gain would not be seen in the figures."""
 BOUND = (
     "Bound: the largest probability with which a lossless rule can accept one of the root's sampled siblings (optimal "
     "transport), averaged over their draws. It is for the first position only. A rule's own figure is for the drafts "
@@ -37,10 +33,8 @@ BOUND = (
 )
 
 
-def report_replay(
-    done: Sequence[Row], out: Path, *, baseline: str, confidence: float, manifests: Sequence[Mapping[str, Any]]
-) -> None:
-    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json`` and ``.png``."""
+def report_replay(done: Sequence[Row], out: Path, *, confidence: float, manifests: Sequence[Mapping[str, Any]]) -> None:
+    """Print a replay's tables, and write ``replay.md``, ``.csv`` and ``.json``."""
     first = manifests[0]
     title = f"{first['target']['name']} ({first['dtype']}) on {first['device']}, {first['prompts']} prompts"
     notes, asked = [CONTEXTS, BOUND, *remarks(done)], [row for row in done if row["refused"] is None]
@@ -55,7 +49,6 @@ def report_replay(
         figures={"title": title, "notes": notes, "rows": done},
         said=notes,
         more={"replay.csv": csv_text(pandas.DataFrame(asked))},
-        drawn=lambda: [gain_plot(asked, out / "replay.png", title, baseline=baseline)],
     )
 
 
@@ -103,29 +96,6 @@ def remarks(done: Sequence[Row]) -> list[str]:
             f"in a single round the difference is at most {max(row['log_error_most'] for row in known):.1g}."
         )
     return notes
-
-
-def gain_plot(rows: Sequence[Row], path: Path, subtitle: str, *, baseline: str) -> Path:
-    """Expected accepted tokens per round: a cell per rule and drafts, a panel per temperature.
-
-    The colour of an exact rule's cell is its gain over the baseline on the same drafts, starred where the paired
-    interval excludes zero. Rules that are not exact have no colour: what they accept does not compare.
-    """
-    cells: dict[float, dict[tuple[str, str], Row]] = {}
-    for row in sorted(rows, key=lambda row: (row["temperature"], not promises_exact(row["exactness"]))):
-        exact, gain = promises_exact(row["exactness"]), row["gain"] or 0.0
-        sure = exact and (row["gain_low"] or 0.0) * (row["gain_high"] or 0.0) > 0 and abs(gain) >= _SAME
-        place = row["rule"] if exact else f"{row['rule']} (not exact)", row["drafts"].replace("drafter.shape=", "")
-        shown = {"gain": gain if exact else None, "text": f"{row['accepted']:.2f}{'*' if sure else ''}"}
-        cells.setdefault(row["temperature"], {})[place] = row | shown
-    names, drafts = (
-        tuple(dict.fromkeys(parts)) for parts in zip(*(p for of in cells.values() for p in of), strict=True)
-    )
-    listed = [Grid("rule", "drafts", names, drafts, {"T": f"{at:g}"}, of) for at, of in cells.items()]
-    label = f"gain over {baseline} (accepted tokens per round); 0 is white"
-    shade = Shade("gain", label, lambda row: row["text"], middle=0.0)
-    about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
-    return heat_map(listed, path, "Expected accepted tokens per round, by rule and drafts", about, [shade])
 
 
 TREES = "tree"

@@ -163,7 +163,7 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     more += [f"drafter.name={saved / 'drafter'}", "drafter.shape=2,[2,1]", "sampling.temperature=1"]
     more += ["drafter.sampling=iid,without_replacement", "dataset.count=2", "engine.max_length=200"]
     assert launched("experiment=verifiers", *kept, *more, monkeypatch=monkeypatch) == 0
-    assert {"comparison.md", "replay.md", "replay.png"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert {"comparison.md", "replay.md", "replay.csv"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
     content = json.loads((tmp_path / "sweep" / "replay.json").read_text())
     assert len({(row["drafts"], row["temperature"]) for row in content["rows"]}) == 4
     block = [row["gain"] for row in content["rows"] if row["rule"] == "block" and not row["refused"]]

@@ -4,11 +4,11 @@ Every cell of a heat map is coloured and has its value and interval printed in i
 any kind of colour vision, and in grey the values are still there.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from experiments.reporting import style, terminal
@@ -27,26 +27,16 @@ _SHOWN = 4
 """Tables on a terminal; the file has them all."""
 
 
-@dataclass(frozen=True)
-class Shade:
-    """The colours and texts of a heat map's cells: a field of their rows; ``middle`` is white, where there is one."""
-
-    field: str
-    label: str
-    text: Callable[[Row], str]
-    middle: float | None = None
-
-
-LENGTHS = Shade("mean_acceptance_length", FIGURES["mean_acceptance_length"], lambda row: LENGTH.cell(row).stacked)
-SPEEDUPS = Shade("speedup", f"{FIGURES['speedup']}; 1 is white", lambda row: SPEEDUP.cell(row).stacked, middle=1.0)
+_SHADES = {"mean_acceptance_length": (LENGTH, ""), "speedup": (SPEEDUP, "; 1 is white")}
+"""What the panels of a heat map show."""
 
 
 def report_two_way(
     entries: Sequence[Entry], out: Path, subtitle: str, console: Console, *, notes: Sequence[str] = ()
 ) -> list[Path]:
-    """Print and write a comparison's tables by two settings, with heat maps, if its runs differ in two; the files."""
+    """Print and write a comparison's tables by two settings, and by category, with a heat map."""
     confidence, written = entries[0].row["confidence"], []
-    for name, picture in (("two_way", "heat_map.png"), ("categories", "categories.png")):
+    for name in ("two_way", "categories"):
         listed = grids(entries, by_category=name == "categories")
         if not listed:
             continue
@@ -57,8 +47,9 @@ def report_two_way(
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
         parts = [part for table in tables for part in (f"{table.title} ({'; '.join(table.notes)})", table)]
         written += write_texts(out, {f"{name}.md": document(*parts)})
-        title = f"{listed[0].down} by {listed[0].across}, with {confidence:.0%} intervals"
-        written.append(heat_map(listed, out / picture, title, subtitle))
+        if name == "two_way":
+            title = f"{listed[0].down} by {listed[0].across}, with {confidence:.0%} intervals"
+            written.append(heat_map(listed, out / "heat_map.png", title, subtitle))
     return written
 
 
@@ -117,7 +108,7 @@ def report_lengths(
         "lengths",
         tables=tables,
         document=document(f"{about}. {made}.", f"In a cell: {'; '.join(notes)}.", *parts),
-        drawn=lambda: [heat_map(listed, picture, title, made, [LENGTHS])],
+        drawn=lambda: [heat_map(listed, picture, title, made, ["mean_acceptance_length"])],
     )
 
 
@@ -152,40 +143,45 @@ def two_way_table(
 
 @style.styled()
 def heat_map(
-    listed: Sequence[Grid], path: Path, title: str, subtitle: str, shades: Sequence[Shade] = (LENGTHS, SPEEDUPS)
+    listed: Sequence[Grid], path: Path, title: str, subtitle: str, fields: Sequence[str] = tuple(_SHADES)
 ) -> Path:
-    """Draw a panel per shade, a line of panels per grid, all grids in the same colours.
+    """Draw a panel per field, a line of panels per grid, all grids in the same colours.
 
-    Above and below a shade's middle are scales of their own, each to its largest value, so that one cell far below
-    leaves colours for the differences among the others. A cell without a value is grey.
+    Above and below plain decoding's speed are scales of their own, each to its largest value, so that one cell far
+    below leaves colours for the differences among the others. A cell without a value is grey.
     """
     from matplotlib.colors import Normalize, TwoSlopeNorm
 
     rows = [row for grid in listed for row in grid.cells.values()]
-    known = {shade.field: [row[shade.field] for row in rows if row[shade.field] is not None] for shade in shades}
-    shown = [shade for shade in shades if known[shade.field]] or shades[:1]
+    known = {field: [row[field] for row in rows if row[field] is not None] for field in fields}
+    shown = [field for field in fields if known[field]] or fields[:1]
     width = 1.4 + 0.07 * max(map(len, listed[0].rows)) + max(2.4, 0.95 * len(listed[0].columns))
     height = 1.0 + (0.8 + 0.39 * len(listed[0].rows)) * len(listed)
     figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
     panels = figure.subplots(len(listed), len(shown), squeeze=False)
-    for place, shade in enumerate(shown):
-        low, high = min(known[shade.field], default=0.0), max(known[shade.field], default=0.0)
-        norm = Normalize(low, high if high > low else low + 1)
-        if (middle := shade.middle) is not None:
-            norm = TwoSlopeNorm(middle, min(low, middle - 0.1), max(high, middle + 0.1))
+    for place, field in enumerate(shown):
+        low, high = min(known[field], default=0.0), max(known[field], default=0.0)
+        norm, colors = Normalize(low, high if high > low else low + 1), "cividis"
+        if field == "speedup":
+            norm, colors = TwoSlopeNorm(1.0, min(low, 0.9), max(high, 1.1)), "PuOr"
+        column, more = _SHADES[field]
         for grid, axes in zip(listed, panels[:, place], strict=True):
-            cells = [[grid.cells.get((down, across), {}) for across in grid.columns] for down in grid.rows]
-            values = [
-                [math.nan if (value := row.get(shade.field)) is None else value for row in line] for line in cells
-            ]
-            image = axes.imshow(values, cmap="cividis" if middle is None else "PuOr", norm=norm, aspect="auto")
-            for y, x in ((y, x) for y, line in enumerate(cells) for x, row in enumerate(line) if row):
-                color, value = style.FAINT, values[y][x]
-                if value == value:  # black or white, whichever has the stronger contrast (relative luminance by WCAG 2)
-                    parts = zip((0.2126, 0.7152, 0.0722), image.cmap(float(norm(value))), strict=False)
-                    color = "black" if sum(weight * part**2.2 for weight, part in parts) > 0.179 else "white"
+            cells = {
+                (x, y): row
+                for y, down in enumerate(grid.rows)
+                for x, across in enumerate(grid.columns)
+                if (row := grid.cells.get((down, across))) is not None
+            }
+            values = np.full((len(grid.rows), len(grid.columns)), np.nan)
+            for (x, y), row in cells.items():
+                values[y, x] = np.nan if row[field] is None else row[field]
+            image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto")
+            for (x, y), row in cells.items():
+                # Black or white, whichever has the stronger contrast (relative luminance by WCAG 2).
+                light = np.power(image.cmap(float(norm(values[y, x])))[:3], 2.2) @ (0.2126, 0.7152, 0.0722)
+                color = style.FAINT if row[field] is None else "black" if light > 0.179 else "white"
                 looks = {"ha": "center", "va": "center", "fontsize": style.SMALLEST, "color": color}
-                axes.text(x, y, shade.text(cells[y][x]), **looks)
+                axes.text(x, y, column.cell(row).stacked, **looks)
             axes.set_facecolor("#e8e8e8")
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
@@ -194,5 +190,5 @@ def heat_map(
             axes.set_yticks(range(len(grid.rows)), [style.wrapped(name, 24) for name in grid.rows])
             axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
         bar = figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40)
-        bar.set_label(shade.label)
+        bar.set_label(FIGURES[field] + more)
     return style.finish(figure, path, title, subtitle)
