@@ -43,14 +43,13 @@ class LoadReport:
     title: str
     notes: Sequence[str] = ()
     spare: float | None = None
-    more: Sequence[Table] = ()
 
 
 def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[Frame, list[Path]]:
     """Print tables, and write them with pictures and figures; returns the figures, and the files."""
     frame = figures_of(runs, report.terms, report.bootstrap)
     rows = rows_of(frame, None)
-    tables, said = [*load_tables(rows, report), *report.more], sentences(runs, frame, report)
+    tables, said = load_tables(rows, report), sentences(runs, frame, report)
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
     figures, pictures = {"title": report.title, "runs": rows}, lambda: draw(rows, report)
     texts = {"tables": tables, "document": document(*parts, said), "figures": figures, "said": said}
@@ -67,16 +66,12 @@ def report_studies(
         missing: Sentences about jobs without results, to be listed.
     """
     notes = [*check_alike(studies, allow_mixed=allow_mixed), *remarks(studies), *missing]
+    for study in studies:
+        made = ", ".join(map(str, (study.machine, study.fact("device"), study.fact("dtype"))))
+        notes.append(f"{terminal.short(study.folder)}: {made}, commit {commit_of(study.manifest)}")
     terms, bootstrap = terms_of(studies)
     runs = merged(studies)
-    columns = [
-        *(words("folder", lambda study: terminal.short(study.folder)), words("machine", "machine")),
-        *(words(name, lambda study, name=name: study.fact(name)) for name in ("device", "dtype")),
-        words("commit", lambda study: commit_of(study.manifest)),
-        Col("runs", lambda study: str(len(study.runs))),
-    ]
-    more = [Table.of(studies, columns, title="Where runs were made")]
-    about = {"title": title_of(studies), "notes": notes, "more": more}
+    about = {"title": title_of(studies), "notes": notes}
     report_load(runs, LoadReport(folder=out, terms=terms, bootstrap=bootstrap, **about))
     return runs
 
@@ -172,44 +167,28 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
     return said
 
 
-_MS = {"scale": (1.0, 1e3), "log_y": True}
-_OUT = {"x": "output_tokens_per_second"}
-PICTURES: dict[str, tuple[str, list[Panel]]] = {
-    "load.png": (
-        "Over the rate of arrivals, with intervals over requests",
-        [
-            Panel(x="rate", y="ttft.p50", labels=("", "median TTFT (ms)"), **_MS),
-            Panel(x="rate", y="ttft.p99", labels=("", "TTFT, p99 (ms)"), **_MS),
-            Panel(x="rate", y="tpot.p99", labels=("", "TPOT, p99 (ms)"), **_MS),
-            Panel(x="rate", y="goodput", labels=("", "within all limits (per second)")),
-            Panel(x="rate", y="times_tokens", labels=("", "further tokens (times plain)"), at=1.0),
-            Panel(x="rate", y="times_whole", labels=("", "arrival to end (times plain)"), at=1.0),
-        ],
-    ),
-    "knee.png": (
-        "Median latency over throughput",
-        [
-            Panel(**_OUT, y="ttft.p50", labels=("output tokens per second", "median TTFT (ms)"), **_MS),
-            Panel(**_OUT, y="e2e.p50", labels=("output tokens per second", "median from arrival to end (ms)"), **_MS),
-        ],
-    ),
-}
-"""By file: the title, and the panels. A rate's label depends on the loop."""
+_MS = {"x": "rate", "scale": (1.0, 1e3), "log_y": True}
+PANELS = [
+    Panel(y="ttft.p50", labels=("", "median TTFT (ms)"), **_MS),
+    Panel(y="ttft.p99", labels=("", "TTFT, p99 (ms)"), **_MS),
+    Panel(y="tpot.p99", labels=("", "TPOT, p99 (ms)"), **_MS),
+    Panel(x="rate", y="goodput", labels=("", "within all limits (per second)")),
+    Panel(x="rate", y="times_tokens", labels=("", "further tokens (times plain)"), at=1.0),
+    Panel(x="rate", y="times_whole", labels=("", "arrival to end (times plain)"), at=1.0),
+]
+"""Those of the picture. A rate's label depends on the loop."""
 
 
 def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
-    """Draw the pictures; none with a single rate."""
+    """Draw the picture; none with a single rate."""
     whole = sorted((row for row in rows if row["group"] == ALL), key=lambda row: row["rate"])
     if len({row["rate"] for row in whole}) < 2:
         return []
-    loop, made = whole[0]["loop"], []
+    loop, panels = whole[0]["loop"], []
     series = {name: [row for row in whole if row["method"] == name] for name in {row["method"]: 0 for row in rows}}
-    for file, (title, listed) in PICTURES.items():
-        panels = []
-        for panel in (panel for panel in listed if any(row.get(str(panel.y)) is not None for row in whole)):
-            limit = getattr(report.terms.limits, str(panel.y).partition(".")[0], None)
-            labels = panel.labels[0] or RATES[loop], panel.labels[1]
-            panels.append(replace(panel, labels=labels, limit=None if limit is None else panel.scale[1] * limit))
-        subtitle = f"{report.title}; {LOOPS[loop]}"
-        made.append(style.lines(report.folder / file, panels, series, about=title, subtitle=subtitle))
-    return made
+    for panel in (panel for panel in PANELS if any(row.get(str(panel.y)) is not None for row in whole)):
+        limit = getattr(report.terms.limits, str(panel.y).partition(".")[0], None)
+        limit = None if limit is None else panel.scale[1] * limit
+        panels.append(replace(panel, labels=(RATES[loop], panel.labels[1]), limit=limit))
+    about, subtitle = "Over the rate of arrivals, with intervals over requests", f"{report.title}; {LOOPS[loop]}"
+    return [style.lines(report.folder / "load.png", panels, series, about=about, subtitle=subtitle)]

@@ -281,7 +281,7 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
     terms = Terms(limits=Limits(ttft=0.5, tpot=0.1))
     report = LoadReport(folder=tmp_path, terms=terms, bootstrap=BOOTSTRAP, title="T", notes=["A note."], spare=0.5)
     found, written = report_load(loads(OPEN, 1.0, 4.0), report)
-    assert {"knee.png", "load.png"} < {path.name for path in written}
+    assert {"load.md", "load.png"} < {path.name for path in written}
     assert all(path.is_file() and path.stat().st_size > 500 for path in written)
     text = (tmp_path / "load.md").read_text()
     assert text.count("open loop: ") == text.count("## ") == 4, "under every table"
@@ -296,7 +296,7 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
 def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     runs = loads(CLOSED, 3.0)
     _, written = report_load(runs, LoadReport(folder=tmp_path, terms=Terms(), bootstrap=BOOTSTRAP, title="T"))
-    assert not {path.name for path in written} & {"knee.png", "load.png"}, "one rate is no line"
+    assert not {path.name for path in written} & {"load.png"}, "one rate is no line"
     text = (tmp_path / "load.md").read_text()
     assert "no limits were given" in text and "closed loop: " in text and "open loop" not in text
     runs[0].save(tmp_path / "run")

@@ -132,7 +132,7 @@ def test_studies_of_several_machines_are_one_table(study: Path, tmp_path: Path) 
     assert [(rate.strip(), name.strip()) for rate, name in rows] == [(r, n) for r in ("100", "200") for n in names]
     text = "\n".join(lines)
     assert "made on different devices" in text and "made by different code (commit " in text
-    assert "| host-1 | Another GPU | float32 | ffffffffff |" in text, "where runs were made"
+    assert "host-1, Another GPU, float32, commit ffffffffff" in text, "where runs were made"
     rows = json.loads((tmp_path / "out" / "load.json").read_text())["runs"]
     own = {(row["method"], row["rate"]): row for row in json.loads((study / "load.json").read_text())["runs"]}
     assert len(rows) == 8
