@@ -166,7 +166,6 @@ def _inspect(config: DictConfig) -> Any:
         checks.facts_table(
             f"{title}, inspected with {target.name}", facts_of(found.drafter, target, found.loaded.frequencies)
         ),
-        checks.predictions_table(found),
         checks.tried_table(found) if found.tried or found.refused else None,
     )
     terminal.say(terminal.console(), *checks.inspected(title, target.name, found, trained))

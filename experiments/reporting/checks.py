@@ -62,19 +62,6 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     return Table.of(list(facts.items()), columns, title=title)
 
 
-def predictions_table(found: Inspection) -> Table:
-    """A row per depth."""
-    loaded = found.loaded
-    notes = ["acceptance: the mean of Σ min(p, q), given that all before was accepted; reached: its product so far"]
-    rows = [
-        {"depth": depth, "acceptance": rate, "reached": reached}
-        for depth, (rate, reached) in enumerate(zip(loaded.acceptance, loaded.unconditional, strict=True), 1)
-    ]
-    columns = [Col("depth", "depth", "d"), Col("acceptance", "acceptance"), Col("reached", "reached")]
-    title = f"acceptance in {len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1"
-    return Table.of(rows, columns, title=title, notes=notes)
-
-
 def tried_table(found: Inspection) -> Table:
     """A row per alternative to the way the drafter was loaded, best first."""
     marks = {True: Emphasis.MISSED, False: Emphasis.NONE}
@@ -95,7 +82,10 @@ def tried_table(found: Inspection) -> Table:
 def inspected(name: str, target: str, found: Inspection, trained_on: str | None = None) -> list[str]:
     """The likely mistakes, in sentences."""
     loaded, mistake = found.loaded, found.mistake
-    lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}."]
+    known = f"{len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1, all before accepted"
+    rates = ", ".join(f"{rate:.2f}" for rate in loaded.acceptance)
+    lines = [f"Acceptance by depth (mean of Σ min(p, q) in {known}): {rates}."]
+    lines.append(f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}.")
     if mistake is not None:
         change = mistake.alternative
         lines.append(
