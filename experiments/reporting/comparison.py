@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas
 from rich.console import Console
@@ -21,13 +20,6 @@ from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.rows import ALL, RUNS, Row, typed
 from experiments.results.runs import Run
-
-
-class Note(NamedTuple):
-    """A remark below a table: the text, and what a picture's subtitle says of it (empty: nothing)."""
-
-    text: str
-    short: str = ""
 
 
 def report_comparison(
@@ -58,17 +50,17 @@ def report_comparison(
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     entries, about = entries_of(runs), title(runs)
     paired = paired_differences(entries, difference)  # refuses an unknown setting before anything is printed
-    remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
+    remarked = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs)]
     bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
     good = joint([{**entry.row, "name": entry.name} for entry in entries], "name")
-    notes = [*(note.text for note in remarked), *missing, *good, *bad]
-    subtitle = "; ".join([about, *(note.short for note in remarked if note.short)])
+    notes = [*remarked, *missing, *good, *bad]
+    subtitle = "; ".join([about, *(note.partition(": ")[0] for note in remarked if note[:2].isupper())])
     table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)
     rows = [{"name": entry.name, "folder": str(entry.run.folder), **entry.row} for entry in entries]
     written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
     written += report_differences(entries, *paired, out, console)
-    noise = [note.text for note in remarked if note.text.startswith("NOISY")]
+    noise = [note for note in remarked if note.startswith("NOISY")]
     written += report_two_way(entries, out, subtitle, console, notes=noise)
     for note in notes:
         say_verdict(console, note, bad=NOT_LOSSLESS in note)
@@ -149,30 +141,21 @@ def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     return document(f"{title(runs)}; intervals at {runs[0].rows[0]['confidence']:.0%}.", table, notes, made)
 
 
-def remarks(runs: Sequence[Run]) -> list[Note]:
-    """What a reader of the table needs to know: unfinished runs, different devices, failed prompts."""
-    unfinished, devices = [run for run in runs if not run.complete], sorted({run.manifest["device"] for run in runs})
+def remarks(runs: Sequence[Run]) -> list[str]:
+    """What a reader of the table needs to know: unfinished runs, different devices, noise, failed prompts."""
+    devices, noisy = sorted({run.manifest["device"] for run in runs}), [run for run in runs if run.noisy]
     left = "INCOMPLETE: {} has not finished its {} prompts"
-    notes = [Note(left.format(short(run.folder), run.rows[0]["planned"]), "INCOMPLETE") for run in unfinished]
+    notes = [left.format(short(run.folder), run.rows[0]["planned"]) for run in runs if not run.complete]
     if len(devices) > 1:
-        made = f"The runs were made on different devices ({', '.join(devices)})"
-        notes.append(Note(f"{made}: compare no tokens/s across them."))
-    noisy = [short(run.folder) for run in runs if run.noisy]
+        notes.append(
+            f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
+        )
     if noisy:
-        head = f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs"
-        listed = ", ".join([*noisy[:3], *(["…"] if noisy[3:] else [])])
-        notes.append(Note(f"{head} ({listed}): repeat them on an idle machine before you rely on speeds.", head))
-    for facts in filter(None, (run.manifest.get("too_long") for run in runs)):
-        parts = {"cut": "were shortened", "skipped": "were left out"}
-        done = " and ".join(f"{facts[key]} {word}" for key, word in parts.items() if facts[key])
-        room = f"(room for {facts['room']} tokens)"
-        notes.append(Note(f"Prompts that were too long: of {facts['of']}, {done} {room}."))
-    for licenses in filter(None, (run.manifest.get("licenses") for run in runs)):
-        listed = "; ".join(f"{name} ({count})" for name, count in licenses.items())
-        notes.append(Note(f"Licences of the prompts: {listed}."))
-    failed = sum(row["failed"] for run in runs for row in run.rows)
-    if failed:
-        notes.append(Note(f"{failed} prompts failed, and count nowhere: see the runs' own tables."))
+        listed = ", ".join([*(short(run.folder) for run in noisy[:3]), *(["…"] if noisy[3:] else [])])
+        repeat = "repeat them on an idle machine before you rely on speeds"
+        notes.append(f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs: {repeat} ({listed}).")
+    if failed := sum(row["failed"] for run in runs for row in run.rows):
+        notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")
     return list(dict.fromkeys(notes))
 
 

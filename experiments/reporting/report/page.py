@@ -186,7 +186,7 @@ def write_page(
         code=code,
         title=title(runs),
         verdicts=findings(runs),
-        remarks=[*mixed, *(note.text.rstrip(".") + "." for note in remarks(runs))],
+        remarks=[*mixed, *(note.rstrip(".") + "." for note in remarks(runs))],
         figures=figures_table(runs),
         categories=categories,
         made_by=[(name, facts_of(run)) for name, run in zip(names, runs, strict=True)],
