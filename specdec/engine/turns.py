@@ -37,7 +37,7 @@ class Turns:
         prefill_chunk: int,
         reserve: float,
     ):
-        self.waiting: dict[int, Request] = {}  # those without a slot by id, in the order in which they came
+        self.waiting: dict[int, Request] = {}  # those without a slot by id, which is the order in which they came
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
         self._running, self._rounds = running, rounds
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
@@ -82,7 +82,7 @@ class Turns:
         pages = self._running.pages
         return View(
             now=time.perf_counter(),
-            waiting=list(self.waiting.values()),
+            waiting=[request for _, request in sorted(self.waiting.items())],  # preempted ones in their place
             running=running,
             free_slots=len(self._slots) - len(running),
             free_pages=pages.free,
@@ -103,8 +103,6 @@ class Turns:
         for request in work.preempt:
             self.waiting[request.id] = request  # before its slot is taken away, which may fail
             self._running.preempt(request)
-        for waiting in sorted(self.waiting) if work.preempt else ():  # others may be submitted meanwhile
-            self.waiting[waiting] = self.waiting.pop(waiting)
         for request, _ in work.prefill:
             if request.id in self.waiting:
                 try:
