@@ -160,7 +160,8 @@ class Engine:
         parts = self._plain, self._speculative, self._running, self._rounds
         self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting
-        self._closed, self._turn, self._aborted = False, threading.Lock(), set[int]()  # these leave at a turn's end
+        self._closed, self._busy, self._aborted = False, False, set[int]()  # these leave at a turn's end
+        self._turn = threading.RLock()  # of the turn that is played, or of an abort between turns
         if target.num_parameters > _LARGE:  # loading, quantizing and packing have freed a multiple of it
             give_back()
 
@@ -330,6 +331,7 @@ class Engine:
         try:
             with self._turn, torch.inference_mode():
                 try:
+                    self._busy = True
                     self._turns.play(self.on_round, self.on_turn, steps)
                 except BaseException as error:
                     self._end_all(error, steps)
@@ -337,6 +339,8 @@ class Engine:
                     if not ran_out(error) or self.runner.agreement.shared:
                         raise
                     self._rounds.recorder.make_room(error)
+                finally:
+                    self._busy = False
         finally:
             for step in steps:
                 self._inboxes.get(step.request, self._steps).append(step)
@@ -375,16 +379,21 @@ class Engine:
             self._abort(ids)
 
     def _abort(self, ids: set[int]) -> None:
-        self._aborted |= ids
+        self._aborted.update(ids)
         for request in ids:
             self._inboxes.pop(request, None)
-        if not self._turn.locked():  # otherwise at its end
-            self._steps = deque(step for step in self._steps if step.request not in self._aborted)
-            ids, self._aborted = self._aborted, set()
+        if self._busy or not self._turn.acquire(blocking=False):
+            return  # at the turn's end
+        try:
+            ids = set(self._aborted)  # others may come meanwhile
+            self._aborted.difference_update(ids)
+            self._steps = deque(step for step in self._steps if step.request not in ids)
             self._turns.abort(ids)
+        finally:
+            self._turn.release()
 
     def _check_open(self, *, between_turns: bool = False) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
-        if between_turns and self._turn.locked():
+        if between_turns and self._busy:
             raise RuntimeError(_BUSY)

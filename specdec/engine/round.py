@@ -340,10 +340,7 @@ def _processed(
     batch: Batch,
     masks: Int32[Tensor, "batch node word"] | None,
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with bias, penalties, the user's processors, grammars and early ends applied: p's own.
-
-    They are the logits themselves if there is none, in any dtype that float32 holds.
-    """
+    """Returns p's own logits: with bias, penalties, the user's processors, grammars and early ends, if any."""
     processed = any(batch.processors)
     if not batch.sampling.tables and not processed and masks is None and logits.dtype != torch.float64:
         return logits

@@ -66,10 +66,7 @@ class SlotTable:
         return [slot for slot, request in enumerate(self.by_slot[: self._spare]) if request is None]
 
     def admit(self, slot: int, request: Request) -> None:
-        """Give a slot to a request. It has its seed and stream, and nothing of it is in the cache yet.
-
-        Its rounds go on counting, so that a request that was preempted draws the same numbers as one that was not.
-        """
+        """Give a slot to a request with seed and stream; a preempted one goes on counting rounds, same draws."""
         tokens, sampling = request.tokens, request.sampling
         assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
         assert self.by_slot[slot] is None, f"slot {slot} is taken"

@@ -179,4 +179,4 @@ class HostEngine(Engine):
             self._running, self._rounds, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
         )  # fmt: skip
         self._waiting, self._closed = self._turns.waiting, False
-        self._turn, self._aborted = threading.Lock(), set()
+        self._turn, self._busy, self._aborted = threading.RLock(), False, set()

@@ -178,6 +178,34 @@ def test_an_engine_in_a_turn_refuses_other_calls_takes_requests_and_drops_them_a
     assert found == wanted[1:]
 
 
+def test_a_turn_begins_when_an_abort_from_another_thread_is_done(target: Target, wanted: list[tuple[int, ...]]) -> None:
+    begun, goes_on, order = threading.Event(), threading.Event(), []
+
+    class Slow(NGramDrafter):
+        def release(self, slot: int) -> None:
+            begun.set()
+            assert goes_on.wait(30)
+            order.append("released")
+
+    engine = Engine(target, Slow(), RejectionVerifier(), max_batch_size=2, max_length=64)
+    first, second = (engine.submit(prompt, SAMPLING) for prompt in PROMPTS[:2])
+    steps = engine.step()
+    engine.on_round = lambda seen: order.append("round")
+    threads = [
+        threading.Thread(target=call) for call in (lambda: engine.abort(first), lambda: steps.extend(engine.step()))
+    ]
+    threads[0].start()
+    assert begun.wait(30)
+    threads[1].start()
+    threads[1].join(0.5)
+    goes_on.set()
+    for thread in threads:
+        thread.join()
+    assert order[:2] == ["released", "round"]
+    steps += played(engine)[0]
+    assert tuple(chain.from_iterable(s.token_ids for s in steps if s.request == second)) == wanted[1]
+
+
 def test_a_call_that_failed_leaves_no_steps_to_the_next_one(target: Target, wanted: list[tuple[int, ...]]) -> None:
     engine = Engine(target, NGramDrafter(), RejectionVerifier(), max_length=64)
     engine.on_round = lambda seen: 1 / 0
