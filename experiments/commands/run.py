@@ -3,7 +3,7 @@
 from omegaconf import DictConfig
 
 from experiments.config.sections import build, plain
-from experiments.reporting.run_plots import RUN_PLOTS, nodes_plot, speedup_plot
+from experiments.reporting.run_plots import RUN_PLOTS, speedup_plot
 from experiments.reporting.run_tables import category_table, comparison_table, requests_table, run_table
 from experiments.results.rows import Row
 from experiments.results.runs import Run
@@ -20,7 +20,7 @@ def run(config: DictConfig) -> Run | list[Row]:
         return accuracy(config)
     methods = drafters_of(config)
     main = comparison_table if config.labels or config.methods or len(methods) > 1 else run_table
-    plots: dict[str, Plot] = {"methods.png": speedup_plot, "nodes.png": nodes_plot} if config.labels else RUN_PLOTS
+    plots: dict[str, Plot] = {"methods.png": speedup_plot} if config.labels else RUN_PLOTS
     asked = config.requests_table
     if asked is None:  # by default where there are limits or a price
         asked = config.price is not None or any(limit is not None for limit in plain(config, "sla").values())

@@ -61,7 +61,7 @@ def report_comparison(
     written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
     written += report_differences(entries, *paired, out, console)
     noise = [note for note in remarked if note.startswith("NOISY")]
-    written += report_two_way(entries, out, subtitle, console, notes=noise)
+    written += report_two_way(entries, out, console, notes=noise)
     for note in notes:
         say_verdict(console, note, bad=NOT_LOSSLESS in note)
     written += write_formats(

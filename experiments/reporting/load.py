@@ -12,7 +12,7 @@ from experiments.reporting import style, terminal
 from experiments.reporting.columns import percent
 from experiments.reporting.formats import document, publish
 from experiments.reporting.style import Panel
-from experiments.reporting.table import Cell, Col, Emphasis, Table, words
+from experiments.reporting.table import Col, Table, words
 from experiments.results.comparison import commit_of
 from experiments.results.frame import Frame
 from experiments.results.limits import Terms
@@ -95,8 +95,11 @@ _BESIDE = [
     *(Col("slots\nunused", "unused", ".0%"), Col("gener-\nator\nlate, ms", "late", ".1f", 1e3)),
 ]
 _PAYS = [
-    *(Col("further\ntokens", "times_tokens", ".2fx"), Col("arrival\nto end", "times_whole", ".2fx")),
-    *(Col("tokens/s\nout", "times_throughput", ".2fx"), Col("regret", "regret", ".1%")),
+    *(
+        Col("further\ntokens", "times_tokens", ".2fx", best=True),
+        Col("arrival\nto end", "times_whole", ".2fx", best=True),
+    ),
+    *(Col("tokens/s\nout", "times_throughput", ".2fx", best=True), Col("regret", "regret", ".1%")),
 ]
 
 
@@ -122,30 +125,25 @@ def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
         "regret: the share of the oracle's speed of further tokens that is missed",
     ]
     whole = [row for row in rows if row["group"] == ALL]
-    compared = [row for row in whole if row.get("times_throughput") is not None]
+    sure = [f"times_{name}" for name in ("tokens", "whole", "throughput")]
+    compared = [
+        row | {f"best.{name}": (row.get(f"{name}_low") or 0.0) > 1 for name in sure}
+        for row in whole
+        if row.get("times_throughput") is not None
+    ]
     classes = [row for row in rows if row["group"] != ALL]
     by_class = [words("class", "group"), *_FELT, _spread("queue", "queue"), *_KEPT]
     shown: list[tuple[str, Sequence[Row], Sequence[Any], list[str]]] = [
         (f"Under load: {report.title}", whole, [*_FELT, *_RATES], notes),
         ("Beside goodput", whole, _BESIDE, wasted),
         ("By class", classes, by_class, ["long requests delay those behind them"]),
-        ("Does it pay: as fast as plain decoding under the same load, times", compared, [*map(_pays, _PAYS)], times),
+        ("Does it pay: as fast as plain decoding under the same load, times", compared, _PAYS, times),
     ]
     return [
         Table.of(own, [*first, *columns], title=title, notes=[LOOPS[loop], *said], section=lambda row: row["rate"])
         for title, own, columns, said in shown
         if own
     ]
-
-
-def _pays(column: Col) -> Col:
-    """A column of ratios; one that is above 1 whatever chance did stands out."""
-
-    def cell(row: Row) -> Cell:
-        sure = (row.get(f"{column.field}_low") or 0.0) > 1
-        return replace(column.cell(row), emphasis=Emphasis.BEST if sure else Emphasis.NONE)
-
-    return replace(column, field=cell)
 
 
 def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list[str]:
@@ -186,8 +184,8 @@ def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
         return []
     loop, panels = whole[0]["loop"], []
     series = {name: [row for row in whole if row["method"] == name] for name in {row["method"]: 0 for row in rows}}
-    for panel in (panel for panel in PANELS if any(row.get(str(panel.y)) is not None for row in whole)):
-        limit = getattr(report.terms.limits, str(panel.y).partition(".")[0], None)
+    for panel in (panel for panel in PANELS if any(row.get(panel.y) is not None for row in whole)):
+        limit = getattr(report.terms.limits, panel.y.partition(".")[0], None)
         limit = None if limit is None else panel.scale[1] * limit
         panels.append(replace(panel, labels=(RATES[loop], panel.labels[1]), limit=limit))
     about, subtitle = "Over the rate of arrivals, with intervals over requests", f"{report.title}; {LOOPS[loop]}"

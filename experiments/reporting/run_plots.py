@@ -1,17 +1,16 @@
 """Pictures of runs, readable without the code: titles, units, what a mark means, what the verifier promises."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reporting import style
-from experiments.reporting.columns import FAMILY, labels_of, rules_of
+from experiments.reporting.columns import labels_of, rules_of
 from experiments.reporting.run_tables import stage_milliseconds, stages_of
 from experiments.reporting.style import Panel
 from experiments.reporting.table import three_digits
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
-from experiments.results.rows import Row, ends, family, interval, positions
+from experiments.results.rows import Row, family, interval, positions
 from experiments.results.runs import Run
 
 STAGE_COLORS = {
@@ -32,7 +31,9 @@ def _temperature(row: Row) -> str:
 
 
 @style.styled()
-def length_and_speedup(named: Named, path: Path, text: str, subtitle: str) -> Path | None:
+def length_and_speedup(
+    named: Named, path: Path, text: str, subtitle: str, figures: Sequence[str] = tuple(FIGURES)
+) -> Path | None:
     """Draw mean acceptance length and speedup, a line per name and a mark per temperature; None without any rounds."""
     drawn = [(name, row) for name, row in named if row["mean_acceptance_length"] is not None]
     names = list(dict.fromkeys(name for name, _ in drawn))
@@ -42,8 +43,8 @@ def length_and_speedup(named: Named, path: Path, text: str, subtitle: str) -> Pa
     if not names:
         return None
     figure = style.new_figure(style.PAGE, 1.1 + (0.12 + 0.13 * len(series)) * len(names))
-    panels = figure.subplots(1, len(FIGURES), sharey=True, squeeze=False)[0]
-    for axes, (field, label) in zip(panels, FIGURES.items(), strict=True):
+    panels = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
+    for axes, field in zip(panels, figures, strict=True):
         for index, (about, rows) in enumerate(series.items()):
             offset = 0.0 if len(series) == 1 else -0.3 + 0.6 * index / (len(series) - 1)
             known = {place + offset: row for place, row in rows.items() if row[field] is not None}
@@ -54,8 +55,8 @@ def length_and_speedup(named: Named, path: Path, text: str, subtitle: str) -> Pa
                 low, high = interval(row, field) or (value, value)
                 axes.hlines(y, low, high, color=look["color"], linewidth=1.3)
                 style.note(axes, three_digits(value), (max(value, high), y), color=look["color"])
-        axes.axvline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1, label="plain decoding")
-        axes.set_xlabel(label)
+        axes.axvline(1.0, color="black", label="plain decoding", **style.BASELINE)
+        axes.set_xlabel(FIGURES[field])
         axes.margins(x=0.18)  # room for the last number
     style.name_rows(panels[0], names, 34)
     style.legend(figure, panels[0])
@@ -68,28 +69,21 @@ def alarm_of(named: Named) -> str:
     return warning(list(dict.fromkeys(name for name, row in named if row["not_lossless"])))
 
 
-def acceptance_lines(named: Named, path: Path, subtitle: str, *, conditional: bool = False) -> Path | None:
-    """Acceptance by draft position, a panel per temperature and a line per name; None if nothing was drafted.
-
-    With ``conditional``, a dotted line has the same of the rounds that accepted everything before.
-    """
+def acceptance_lines(named: Named, path: Path, subtitle: str) -> Path | None:
+    """Acceptance by draft position, a panel per temperature and a line per name; None if nothing was drafted."""
     named = [(name, row) for name, row in named if family(row, "rounds_at")]
     if not named:
         return None
-    kinds = {"": "acceptance", **({"dotted": "conditional_acceptance"} if conditional else {})}
     series: dict[str, list[Row]] = {}
     for name, row in named:
         points = series.setdefault(name, [])
-        shares = {kind: positions(row, f"{kind}_at") for kind in kinds.values()}
-        for place in range(len(shares["acceptance"])):
-            points.append({"position": place + 1})
-            points[-1] |= {f"{kind}, T={row['temperature']:g}": values[place] for kind, values in shares.items()}
+        points += [{"position": at, f"T={row['temperature']:g}": share} for at, share in enumerate(positions(row), 1)]
     axes = ("position in the draft", "rounds that accepted so far,\nof those that drafted so far")
     panels = [
-        Panel(x="position", y=[f"{kind}, T={t:g}" for kind in kinds.values()], labels=axes, title=title, shares=True)
+        Panel(x="position", y=f"T={t:g}", labels=axes, title=title, shares=True)
         for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
     ]
-    about = "Acceptance by position in the draft" + "; dotted: if all before was accepted" * conditional
+    about = "Acceptance by position in the draft"
     return style.lines(path, panels, series, about=about, subtitle=subtitle, alarm=alarm_of(named))
 
 
@@ -105,7 +99,7 @@ def _named(run: Run) -> list[tuple[str, Row]]:
 
 def acceptance_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Acceptance by draft position; None if nothing was drafted."""
-    return acceptance_lines(_named(run), path, conditions(subtitle, run), conditional=True)
+    return acceptance_lines(_named(run), path, conditions(subtitle, run))
 
 
 def speedup_plot(run: Run, path: Path, subtitle: str) -> Path | None:
@@ -136,32 +130,6 @@ def time_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     style.legend(figure, axes)
     alarm = alarm_of(_named(run))
     return style.finish(figure, path, "Where the time goes", conditions(subtitle, run), alarm=alarm)
-
-
-def nodes_plot(run: Run, path: Path, subtitle: str) -> Path | None:
-    """Draw tokens per round by drafted nodes per round, a panel per temperature; None if nothing was drafted.
-
-    Methods whose labels differ in numbers alone are one line, and the numbers stand beside its points: ``EAGLE-3: chain
-    of 4``, ``EAGLE-3: chain of 8``.
-    """
-    named = [(label, row) for label, row in _named(run) if row["proposed_nodes_per_round"]]
-    if not named:
-        return None
-    series: dict[str, list[Row]] = {}
-    for label, row in sorted(named, key=lambda pair: pair[1]["proposed_nodes_per_round"]):
-        size = re.search(r"\d+$", label.partition(FAMILY)[2])
-        name = f"{label[: -len(size[0])]}…" if size else label
-        y, bounds = f"T={row['temperature']:g}", interval(row, "mean_acceptance_length")
-        point = {"nodes": row["proposed_nodes_per_round"], y: row["mean_acceptance_length"], **ends(y, bounds)}
-        series.setdefault(name, []).append(point | {"size": int(size[0]) if size else None})
-    axes = ("drafted nodes per round", "tokens per round")
-    panels = [
-        Panel(x="nodes", y=f"T={t:g}", labels=axes, title=title, beside="size", at=1.0)
-        for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
-    ]
-    about = f"What drafted nodes bring, with {run.rows[0]['confidence']:.0%} intervals"
-    told = conditions(subtitle, run)
-    return style.lines(path, panels, series, about=about, subtitle=told, alarm=alarm_of(named))
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}

@@ -12,8 +12,6 @@ from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.columns import labels_of, method_cell, percent
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
-from experiments.reporting.verdicts import place
-from experiments.results.lossless import divergences_of, explained
 from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
@@ -22,7 +20,7 @@ from experiments.results.timing import MODEL_STAGES, STAGES, noise_verdict, nois
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
 _TROUBLES = 5
-"""Places, and reasons, that are said of a method."""
+"""Reasons that are said of a method."""
 
 
 def run_table(run: Run, title: str) -> Table:
@@ -56,7 +54,8 @@ def comparison_table(run: Run, title: str) -> Table:
     notes += [] if over is None else [f"difference: from {over} on the same prompts, given the drafts"]
     columns = [cols.T, words("method", _named), cols.unless_plain(cols.LENGTH)]
     columns += [] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]
-    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED, cols.DISTINCT, cols.EQUAL]
+    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED]
+    columns += [cols.NODES, cols.DISTINCT, cols.EQUAL]
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
@@ -73,14 +72,10 @@ def category_table(run: Run) -> Table | None:
 
 
 def print_troubles(console: Console, run: Run) -> None:
-    """Say where outputs leave plain decoding's and no tie explains it, and what went wrong: the first of each."""
-    lists = []
+    """Say what went wrong: of each method, the first reasons."""
     for row in run.rows:
-        places = [place(parted) for parted in divergences_of(run.of(row)) if not explained(parted)]
-        lists.append([f"{row['method']} leaves plain decoding {where}" for where in places if row["not_lossless"]])
-        failed = f"{row['method']} failed on"
-        lists.append([f"{failed} {n} of {row['planned']} prompts: {error}" for error, n in errors_of(run, row).items()])
-    for lines in lists:
+        failed, errors = f"{row['method']} failed on", errors_of(run, row)
+        lines = [f"{failed} {count} of {row['planned']} prompts: {error}" for error, count in errors.items()]
         more = [f"… and {len(lines) - _TROUBLES} more, listed in records.jsonl"] if len(lines) > _TROUBLES else []
         terminal.say(console, *lines[:_TROUBLES], *more)
 
@@ -107,16 +102,14 @@ _WHERE_KNOWN = [
 
 def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
     """A row per method and temperature; None if no engine told when anything happened."""
-    timed = [row for row in run.rows if row["requests"] is not None]
-    known = [row for row in timed if row.get("ttft.p50") is not None]
+    known = [row for row in run.rows if row.get("ttft.p50") is not None]
     if not known:
         return None
-    silent = ", ".join(row["label"] for row in timed if row not in known)
     notes = [cols.CLOSED, "TTFT: time to first token; TPOT: time per further token"]
     notes += [f"limits: {known[0]['limits']}"] if known[0]["limits"] else []
+    silent = ", ".join(row["label"] for row in run.rows if row["requests"] is not None and row not in known)
     notes += [f"left out, because they do not tell when tokens come: {silent}"] if silent else []
-    if any(row.get("attainment_low") is not None for row in known):
-        notes.append(f"intervals: {known[0]['confidence']:.0%}, over prompts")
+    notes.append(f"intervals: {known[0]['confidence']:.0%}, over prompts")
     columns = [*_ALWAYS, *(col for col in _WHERE_KNOWN if any(col.cell(row).text != NOTHING for row in known))]
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 

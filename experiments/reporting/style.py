@@ -32,6 +32,8 @@ FAINT, WRONG = "#606060", "#d00000"
 """For what is not the point of a picture, and for what a reader must not miss."""
 TITLES: ContextVar[bool] = ContextVar("titles", default=True)
 """Whether pictures have titles. A paper's have none: its captions say the same. Alarms stay."""
+BASELINE = {"linewidth": 0.9, "linestyle": "--", "zorder": 1}
+"""The look of a line at a value to compare with."""
 _CHARACTERS_PER_INCH = 16.5
 """At 8 points, on average."""
 
@@ -93,11 +95,6 @@ def note(axes: "Axes", text: str, at: tuple[float, float], place: tuple[float, f
     axes.annotate(text, at, xytext=place, **{**settings, **more})
 
 
-def baseline(axes: "Axes", at: float = 1.0, label: str = "plain decoding", **more: Any) -> None:
-    """Draw a line at a value to compare with: plain decoding's 1, or a limit."""
-    axes.axhline(at, label=label, **{"color": "black", "linewidth": 0.9, "linestyle": "--", "zorder": 1, **more})
-
-
 def plain_log(axis: "Axis", steps: Sequence[float] | None = None, *, base: float = 10) -> None:
     """Make an axis logarithmic, labelled with plain numbers: 1, 2, 5 and 10, or the given ones."""
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
@@ -114,7 +111,6 @@ class Panel:
     """A panel of lines: a line per series over ``x``, with intervals where its rows have them.
 
     Attributes:
-        y: One column, or several in different strokes.
         labels: Those of the axes.
         scale: Factors of x and y.
         at: A value of y to compare with: plain decoding's.
@@ -127,7 +123,7 @@ class Panel:
     """
 
     x: str
-    y: str | Sequence[str]
+    y: str
     labels: tuple[str, str]
     title: str = ""
     scale: tuple[float, float] = (1.0, 1.0)
@@ -161,10 +157,9 @@ def lines(
     for axes, panel in zip(drawn, panels, strict=False):
         for index, (label, rows) in enumerate(series.items()):
             _line(axes, panel, rows, index, wrapped(label, 40))
-        if panel.at is not None:
-            baseline(axes, panel.at)
-        if panel.limit is not None:
-            baseline(axes, panel.limit, "limit", color=WRONG)
+        for at, label, color in ((panel.at, "plain decoding", "black"), (panel.limit, "limit", WRONG)):
+            if at is not None:
+                axes.axhline(at, label=label, color=color, **BASELINE)
         axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1], title=panel.title)
         axes.margins(0.12)
         if panel.log:
@@ -182,20 +177,19 @@ def lines(
 
 
 def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: str) -> None:
-    look, strokes = looks(index), ("-", ":", "--")
-    for name, stroke in zip([panel.y] if isinstance(panel.y, str) else panel.y, strokes, strict=False):
-        known = [row for row in rows if row.get(panel.x) is not None and row.get(name) is not None]
-        xs, ys = ([scale * row[key] for row in known] for key, scale in zip((panel.x, name), panel.scale, strict=True))
-        axes.plot(xs, ys, label=label if known and stroke == strokes[0] else None, linestyle=stroke, **look)
-        for row, x, y in zip(known, xs, ys, strict=True):
-            if row.get(f"{name}_low") is not None:
-                low, high = (panel.scale[1] * row[f"{name}_{end}"] for end in ("low", "high"))
-                axes.vlines(x, low, high, color=look["color"], linewidth=1.0)
-            if panel.beside is not None and row[panel.beside] is not None:
-                note(axes, f"{row[panel.beside]:g}", (x, y), (-7, 6), color=look["color"], bbox=None)
-            if panel.ring is not None and row[panel.ring]:
-                ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
-                axes.plot(x, y, linestyle="none", label=row[panel.ring], **ring)
+    look, places = looks(index), (panel.x, panel.y)
+    known = [row for row in rows if None not in (row.get(panel.x), row.get(panel.y))]
+    xs, ys = ([scale * row[key] for row in known] for key, scale in zip(places, panel.scale, strict=True))
+    axes.plot(xs, ys, label=label if known else None, **look)
+    for row, x, y in zip(known, xs, ys, strict=True):
+        if row.get(f"{panel.y}_low") is not None:
+            low, high = (panel.scale[1] * row[f"{panel.y}_{end}"] for end in ("low", "high"))
+            axes.vlines(x, low, high, color=look["color"], linewidth=1.0)
+        if panel.beside is not None:
+            note(axes, f"{row[panel.beside]:g}", (x, y), (-7, 6), color=look["color"], bbox=None)
+        if panel.ring is not None and row[panel.ring]:
+            ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
+            axes.plot(x, y, linestyle="none", label=row[panel.ring], **ring)
 
 
 def name_rows(axes: "Axes", names: Sequence[str], width: int) -> None:

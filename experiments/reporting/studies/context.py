@@ -6,10 +6,10 @@ import pandas
 
 from experiments.reporting.columns import LENGTH, SPEEDUP, TOKENS, T
 from experiments.reporting.study import SERIES, Panel, Study
-from experiments.reporting.table import NOTHING, Col, words
+from experiments.reporting.table import Col, words
 from experiments.results.comparison import commit_of, dataset_name
 from experiments.results.frame import Frame
-from experiments.results.rows import Row, ends, interval, positions, rows_of
+from experiments.results.rows import Row, ends, interval, rows_of
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 from experiments.results.timing import gain_over
@@ -49,13 +49,6 @@ def sentences(frame: Frame) -> list[str]:
     return said
 
 
-def _accepted(row: Row) -> str:
-    """The acceptance at the first positions, powers of two, and the deepest."""
-    shares = positions(row)
-    places = [place for place in (1, 2, 4, 8, 16) if place < len(shares)] + ([len(shares)] if shares else [])
-    return " ".join(f"{shares[place - 1]:.2f}" for place in places) or NOTHING
-
-
 report = Study(
     name="context",
     title="Acceptance and speed by length of the context",
@@ -63,8 +56,7 @@ report = Study(
     give="dataset.tokens=128,512 (with dataset=context or dataset=joined, whose prompts have one length)",
     columns=[
         *(words("method", "name"), T, Col("context,\ntokens", CONTEXT, ",d"), LENGTH),
-        *(Col("since the\nshortest", "change", "+.2f"), Col("accepted at 1,\n2, 4, …, last", _accepted)),
-        *(TOKENS, SPEEDUP),
+        *(Col("since the\nshortest", "change", "+.2f"), TOKENS, SPEEDUP),
     ],
     panels=[
         Panel(x=CONTEXT, y="mean_acceptance_length", labels=(AXIS, "tokens per round"), at=1.0, log=True),

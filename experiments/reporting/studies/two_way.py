@@ -1,20 +1,15 @@
-"""Two-way tables, one setting down and another across, and their heat maps: of a comparison, and of labelled runs.
-
-Every cell of a heat map is coloured and has its value and interval printed in it. The colours can be told apart with
-any kind of colour vision, and in grey the values are still there.
-"""
+"""Two-way tables, one setting down and another across: of a comparison, and of labelled runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
-from experiments.reporting import style, terminal
+from experiments.reporting import terminal
 from experiments.reporting.columns import BOLD, FAMILY, LENGTH, NODES, SPEEDUP, conditions_of
 from experiments.reporting.formats import document, publish, write_texts
-from experiments.reporting.run_plots import FIGURES
+from experiments.reporting.run_plots import length_and_speedup
 from experiments.reporting.table import NOTHING, Cell, Col, Emphasis, Table, words
 from experiments.results.comparison import Entry, Grid, commit_of, dataset_name, grids
 from experiments.results.records import PLAIN
@@ -27,29 +22,18 @@ _SHOWN = 4
 """Tables on a terminal; the file has them all."""
 
 
-_SHADES = {"mean_acceptance_length": (LENGTH, ""), "speedup": (SPEEDUP, "; 1 is white")}
-"""What the panels of a heat map show."""
-
-
-def report_two_way(
-    entries: Sequence[Entry], out: Path, subtitle: str, console: Console, *, notes: Sequence[str] = ()
-) -> list[Path]:
-    """Print and write a comparison's tables by two settings, and by category, with a heat map."""
+def report_two_way(entries: Sequence[Entry], out: Path, console: Console, *, notes: Sequence[str] = ()) -> list[Path]:
+    """Print and write a comparison's tables by two settings, and by category, where its runs differ in these."""
     confidence, written = entries[0].row["confidence"], []
     for name in ("two_way", "categories"):
-        listed = grids(entries, by_category=name == "categories")
-        if not listed:
-            continue
         told = ["mean acceptance length, then speedup", *notes]
+        listed = grids(entries, by_category=name == "categories")
         tables = [two_way_table(grid, confidence, notes=told) for grid in listed]
         terminal.show(console, *tables[:_SHOWN])
         if tables[_SHOWN:]:
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
         parts = [part for table in tables for part in (f"{table.title} ({'; '.join(table.notes)})", table)]
-        written += write_texts(out, {f"{name}.md": document(*parts)})
-        if name == "two_way":
-            title = f"{listed[0].down} by {listed[0].across}, with {confidence:.0%} intervals"
-            written.append(heat_map(listed, out / "heat_map.png", title, subtitle))
+        written += write_texts(out, {f"{name}.md": document(*parts)} if tables else {})
     return written
 
 
@@ -62,7 +46,7 @@ def report_lengths(
     columns: Mapping[str, str] = {},
     missing: Sequence[str] = (),
 ) -> None:
-    """Print tokens per round, a table per temperature, and write ``lengths.md`` and the heat map ``lengths.png``.
+    """Print tokens per round, a table per temperature, and write ``lengths.md`` and ``lengths.png``.
 
     Args:
         runs: One whose labels are "column: row", or a sweep's, of which each is a column.
@@ -102,13 +86,14 @@ def report_lengths(
     facts = (dataset_name, lambda run: f"{run.manifest['config']['sampling']['max_new_tokens']} new tokens")
     made = ", ".join(conditions_of(runs, *facts, lambda run: f"commit {commit_of(run.manifest)}"))
     parts = [part for table in tables for part in (table.title, table)]
-    title, picture = f"{about}, with {bootstrap.confidence:.0%} intervals", folder / "lengths.png"
+    named = [(f"{head}: {name}".removeprefix(": "), row) for grid in listed for (name, head), row in grid.cells.items()]
+    path, length = folder / "lengths.png", ["mean_acceptance_length"]
     publish(
         folder,
         "lengths",
         tables=tables,
         document=document(f"{about}. {made}.", f"In a cell: {'; '.join(notes)}.", *parts),
-        drawn=lambda: [heat_map(listed, picture, title, made, ["mean_acceptance_length"])],
+        drawn=lambda: filter(None, [length_and_speedup(named, path, about, made, length)]),
     )
 
 
@@ -139,56 +124,3 @@ def two_way_table(
             made[grid.best] = replace(made[grid.best], emphasis=Emphasis.BEST)
         table.add(down, *(made.get((down, across), Cell(NOTHING)) for across in grid.columns))
     return table
-
-
-@style.styled()
-def heat_map(
-    listed: Sequence[Grid], path: Path, title: str, subtitle: str, fields: Sequence[str] = tuple(_SHADES)
-) -> Path:
-    """Draw a panel per field, a line of panels per grid, all grids in the same colours.
-
-    Above and below plain decoding's speed are scales of their own, each to its largest value, so that one cell far
-    below leaves colours for the differences among the others. A cell without a value is grey.
-    """
-    from matplotlib.colors import Normalize, TwoSlopeNorm
-
-    rows = [row for grid in listed for row in grid.cells.values()]
-    known = {field: [row[field] for row in rows if row[field] is not None] for field in fields}
-    shown = [field for field in fields if known[field]] or fields[:1]
-    width = 1.4 + 0.07 * max(map(len, listed[0].rows)) + max(2.4, 0.95 * len(listed[0].columns))
-    height = 1.0 + (0.8 + 0.39 * len(listed[0].rows)) * len(listed)
-    figure = style.new_figure(max(style.PAGE, 0.8 * width * len(shown)), height)
-    panels = figure.subplots(len(listed), len(shown), squeeze=False)
-    for place, field in enumerate(shown):
-        low, high = min(known[field], default=0.0), max(known[field], default=0.0)
-        norm, colors = Normalize(low, high if high > low else low + 1), "cividis"
-        if field == "speedup":
-            norm, colors = TwoSlopeNorm(1.0, min(low, 0.9), max(high, 1.1)), "PuOr"
-        column, more = _SHADES[field]
-        for grid, axes in zip(listed, panels[:, place], strict=True):
-            cells = {
-                (x, y): row
-                for y, down in enumerate(grid.rows)
-                for x, across in enumerate(grid.columns)
-                if (row := grid.cells.get((down, across))) is not None
-            }
-            values = np.full((len(grid.rows), len(grid.columns)), np.nan)
-            for (x, y), row in cells.items():
-                values[y, x] = np.nan if row[field] is None else row[field]
-            image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto")
-            for (x, y), row in cells.items():
-                # Black or white, whichever has the stronger contrast (relative luminance by WCAG 2).
-                light = np.power(image.cmap(float(norm(values[y, x])))[:3], 2.2) @ (0.2126, 0.7152, 0.0722)
-                color = style.FAINT if row[field] is None else "black" if light > 0.179 else "white"
-                looks = {"ha": "center", "va": "center", "fontsize": style.SMALLEST, "color": color}
-                axes.text(x, y, column.cell(row).stacked, **looks)
-            axes.set_facecolor("#e8e8e8")
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            axes.grid(visible=False)
-            axes.set_xticks(range(len(grid.columns)), [style.wrapped(name, 16) for name in grid.columns])
-            axes.set_yticks(range(len(grid.rows)), [style.wrapped(name, 24) for name in grid.rows])
-            axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "", xlabel=grid.across)
-        bar = figure.colorbar(image, ax=list(panels[:, place]), location="bottom", shrink=0.8, aspect=40)
-        bar.set_label(FIGURES[field] + more)
-    return style.finish(figure, path, title, subtitle)

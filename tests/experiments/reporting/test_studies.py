@@ -132,7 +132,7 @@ def test_contexts_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = " ".join(capsys.readouterr().out.split())
     assert "fast, T=0: 2.67 tokens per round at 128 tokens of context, 1.33 at 4,096: less (paired -1.33" in said
     assert "NO RESULT of job 7" in said
-    line = "| fast | 0 | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 |"
+    line = "| fast | 0 | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] |"
     assert line in (tmp_path / "context.md").read_text()
     assert {path.name for path in tmp_path.glob("context.*")} == {
         f"context.{end}" for end in ("md", "json", "png", "svg")
@@ -259,8 +259,8 @@ def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     assert marks == {Emphasis.NONE}, "not the one that is not lossless, which is faster"
 
     out = Console(width=120, file=io.StringIO(), record=True)
-    written = report_two_way(found, tmp_path, "conditions", out)
-    assert [path.name for path in written] == ["two_way.md", "heat_map.png"]
+    written = report_two_way(found, tmp_path, out)
+    assert [path.name for path in written] == ["two_way.md"]
     assert all(path.stat().st_size for path in written) and "a by b" in out.export_text()
     assert (tmp_path / "two_way.md").read_text().count("| a \\ b | x | y |") == 1
-    assert report_two_way(found[:1], tmp_path, "", out) == []
+    assert report_two_way(found[:1], tmp_path, out) == []
