@@ -19,17 +19,9 @@ _LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 31, 63)
 
 def constants_table(fitted: CalibratedRounds) -> Table:
     """The constants of every part, in microseconds; those that are 0 are left out."""
-    rows: list[tuple[str, str, float]] = []
-    for part, step in {"target's forward": fitted.target, "prefill, no logits": fitted.prefill}.items():
-        if step is not None:
-            rows += _ranges(part, step.ranges, "\u03b4, any forward", "\u03b3, per token")
-            rows += [(part, "\u03b1, per position read", step.per_position)]
-            rows += [(part, "\u03b2, per query and position", step.per_pair)]
-    for part, cost in {"drafting": fitted.drafting, "acceptance and commit": fitted.judging}.items():
-        if cost is not None:
-            rows += [(part, "any such round", cost.fixed)]
-            rows += _ranges(part, cost.levels, "per level", "per drafted token")
-            rows += [(part, "per level and position", cost.per_position)]
+    parts = {"target's forward": fitted.target, "prefill, no logits": fitted.prefill}
+    parts |= {"drafting": fitted.drafting, "acceptance and commit": fitted.judging}
+    rows = [(part, *named) for part, cost in parts.items() if cost is not None for named in _constants(cost)]
     rows.append(("host", "per round, what no stage has", fitted.host))
     known = [row for row in rows if row[2] or row[1].startswith("any")]
     where, box, peaks = fitted.conditions, fitted.box, fitted.peaks
@@ -46,13 +38,19 @@ def constants_table(fitted: CalibratedRounds) -> Table:
     return Table.of(known, columns, title=title, notes=notes, section=lambda row: row[0])
 
 
-def _ranges(part: str, ranges: Sequence[TokenRange], fixed: str, per_token: str) -> list[tuple[str, str, float]]:
-    """Two rows per range, with its numbers of tokens where there are several."""
-    rows = []
+def _constants(cost: Any) -> list[tuple[str, float]]:
+    """The constants of a part by their names, those of ranges with the numbers of tokens where there are several."""
+    named = {
+        "fixed": "any such round",
+        "per_position": "\u03b1, per position",
+        "per_pair": "\u03b2, per query and position",
+    }
+    ranges: Sequence[TokenRange] = getattr(cost, "ranges", None) or cost.levels
+    rows = [(named[name], value) for name, value in vars(cost).items() if name in named]
     for tokens in ranges:
         upto = "more" if tokens.upto is None else f"up to {tokens.upto}"
         at = f", {upto} tokens" if len(ranges) > 1 else ""
-        rows += [(part, f"{fixed}{at}", tokens.fixed), (part, f"{per_token}{at}", tokens.per_token)]
+        rows += [(f"\u03b4, any forward{at}", tokens.fixed), (f"\u03b3, per token{at}", tokens.per_token)]
     return rows
 
 
@@ -116,12 +114,11 @@ def verdict(rounds: TimedRounds, costs: Sequence[float], *, passes: int) -> list
 
 def timed_figures(rounds: TimedRounds, costs: Sequence[float]) -> dict[str, Any]:
     """All figures of timed forwards, for JSON."""
-    lengths = range(1, rounds.nodes[-1])
-    rows = [
-        {"batch": batch, "seconds": seconds}
-        | {"costs": [{"share": s, "break_even": {k: break_even(rounds, batch, k, s) for k in lengths}} for s in costs]}
-        for batch, seconds in rounds.seconds.items()
-    ]
+    rows = []
+    for batch, seconds in rounds.seconds.items():
+        pays = {s: {k: break_even(rounds, batch, k, s) for k in range(1, rounds.nodes[-1])} for s in costs}
+        shares = [{"share": share, "break_even": rates} for share, rates in pays.items()]
+        rows.append({"batch": batch, "seconds": seconds, "costs": shares})
     return {"nodes": rounds.nodes, "rows": rows}
 
 

@@ -115,13 +115,11 @@ class TrainingProgress(Progress):
         self._curve(done, figures)
         names = ("simulated_length", "simulated_length_greedy", "served_length", "calibration_error")
         shown = {name.removeprefix("held_out/"): value for name, value in figures.items()}
-        parts, simulated, why = [], shown.get("simulated_length"), ""
+        parts = []
         for name in (name for name in shown if name.startswith(names) and not name.endswith(("/low", "/high"))):
             low, high = shown.get(f"{name}/low"), shown.get(f"{name}/high")
             text = f"{name.replace('_', ' ')} {shown[name]:.3f}"
             if low is not None and high is not None:
                 text += f" [{low:.2f}, {high:.2f}]"
-                if simulated is not None and not low <= simulated <= high:
-                    why = "; simulated drafts follow the text's own tokens, and served ones the head's"
             parts.append(text)
-        self.line(f"after step {done}: {', '.join(parts)}{' (best so far)' if best else ''}{why}")
+        self.line(f"after step {done}: {', '.join(parts)}{' (best so far)' if best else ''}")

@@ -77,16 +77,12 @@ def replay_table(rows: Sequence[Row], title: str, confidence: float) -> Table:
 
 def remarks(done: Sequence[Row]) -> list[str]:
     """Sentences that a reader of the table needs: refusals, and the compression's effect."""
-    notes = []
-    refused: dict[tuple[str, str], dict[str, str]] = {}
+    refused: dict[tuple[str, str], tuple[str, dict[str, int]]] = {}
     for row in done:
         if row["refused"] is not None:  # one sentence for all that differ in a row's number or a vocabulary's size
-            kind = re.sub(r"[\d,]+", "", row["refused"])
-            refused.setdefault((row["rule"], kind), {}).setdefault(row["drafts"], row["refused"])
-    for (rule, _), reasons in refused.items():
-        everywhere = reasons.keys() == {row["drafts"] for row in done}
-        where = "any of the drafts" if everywhere else "; ".join(reasons)
-        notes.append(f"Not asked: {rule}, about {where}: {next(iter(reasons.values()))}")
+            kind = row["rule"], re.sub(r"[\d,]+", "", row["refused"])
+            refused.setdefault(kind, (row["refused"], {}))[1][row["drafts"]] = 1
+    notes = [f"Not asked: {rule}, about {'; '.join(where)}: {why}" for (rule, _), (why, where) in refused.items()]
     known = [row for row in done if row["log_error"] is not None]
     if known:
         worst = max(known, key=lambda row: abs(row["log_error"]))
@@ -180,11 +176,8 @@ def limits_of(optimized: Optimized) -> list[str]:
 def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
     """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures."""
     terminal.show(console, sizes_table(optimized))
-    at, name, speedup = (
-        f"at T={optimized.temperature:g}",
-        f"T{optimized.temperature:g}",
-        optimized.speedup(optimized.best),
-    )
+    name, speedup = f"T{optimized.temperature:g}", optimized.speedup(optimized.best)
+    at = f"at T={optimized.temperature:g}"
     recorded, best, shape = optimized.recorded, optimized.best, written_shape(optimized.best.shape)
     interval, noted = recorded.tokens_interval(best.shape, bootstrap), limits_of(optimized)
     over = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)

@@ -3,7 +3,6 @@
 import io
 import sys
 from collections.abc import Iterable
-from enum import Enum
 from pathlib import Path
 
 import rich.table
@@ -19,15 +18,6 @@ PIPE_WIDTH = 120
 _STYLES = {Emphasis.NONE: "", Emphasis.BEST: "bold", Emphasis.LOSSY: "yellow", Emphasis.MISSED: "red"}
 
 
-class Frame(Enum):
-    """How much room a table takes."""
-
-    FULL = "full"
-    """Lines around every cell, all parts of a cell on one line."""
-    NARROW = "narrow"
-    """Lines between sections only, a cell's parts below each other: many columns fit in 120 characters."""
-
-
 def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
     """The terminal in its own width; a file or pipe in the given one."""
     if not shown:
@@ -41,12 +31,11 @@ def say(out: Console, *lines: str) -> None:
         out.print(line, highlight=False, markup=False)
 
 
-def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> None:
-    """Print those tables that there are: full ones as narrow ones where only these fit."""
+def show(out: Console, *tables: Table | None, stacked: bool = True) -> None:
+    """Print those tables that there are; cells that are not to be stacked are where the table is too wide otherwise."""
     for table in filter(None, tables):
-        options, kinds = out.options.update(width=1_000), (frame, Frame.NARROW)
-        wide, narrow = (out.measure(render(table, kind), options=options).maximum for kind in kinds)
-        out.print(render(table, Frame.NARROW if wide > out.width >= narrow else frame))
+        wide = out.measure(render(table, stacked=False), options=out.options.update(width=1_000)).maximum
+        out.print(render(table, stacked=stacked or wide > out.width))
 
 
 def list_written(out: Console, paths: Iterable[Path | None]) -> None:
@@ -64,29 +53,27 @@ def short(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def render(table: Table, frame: Frame = Frame.FULL) -> rich.table.Table:
-    """The table for ``Console.print``."""
+def render(table: Table, *, stacked: bool) -> rich.table.Table:
+    """The table for ``Console.print``; ``stacked``: a cell's parts stand below each other, not on one line."""
     made = rich.table.Table(
+        box=box.HORIZONTALS,
+        padding=(0, 1, 0, 0),
         title=Text(table.title) if table.title else None,
         caption=Text("; ".join(table.notes)) if table.notes else None,
         title_justify="left",
         caption_justify="left",
     )
-    if frame is Frame.NARROW:
-        made.box, made.padding = box.HORIZONTALS, (0, 1, 0, 0)
     for column in table.columns:
         is_text = column.align == "left"
         made.add_column(
             Text(column.heading),
             justify=column.align,
             overflow="fold" if is_text else "ellipsis",
-            no_wrap=frame is not Frame.FULL and not is_text,
+            no_wrap=not is_text,
             min_width=column.min_width,
         )
     for number, row in enumerate(table.rows):
         # A Text, because in a plain string rich would read brackets as its markup.
-        texts = (
-            Text(cell.stacked if frame is Frame.NARROW else cell.line, style=_STYLES[cell.emphasis]) for cell in row
-        )
+        texts = (Text(cell.stacked if stacked else cell.line, style=_STYLES[cell.emphasis]) for cell in row)
         made.add_row(*texts, end_section=number in table.sections)
     return made

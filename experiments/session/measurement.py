@@ -154,7 +154,7 @@ class Measurement:
             more, files = self._closing(run, records)
             written += files
             tables = [*self.report.tables(run, self.title), utilization_table(run), *more]
-            terminal.show(console, *tables, frame=terminal.Frame.FULL)
+            terminal.show(console, *tables, stacked=False)
             for name, plot in self.report.plots.items():
                 path = plot(run, self.folder / name, self.title)
                 written += [path] if path is not None else []
