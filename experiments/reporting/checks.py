@@ -20,8 +20,8 @@ from specdec.types import Exactness, Noise
 
 _EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
 _ABOUT_SHARED = (
-    "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; "
-    "this: accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
+    "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; this: "
+    "accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
 )
 _ABOUT_USUAL = (
     "TV: largest total variation to the distribution that the rule states; this: expected accepted tokens per round; "

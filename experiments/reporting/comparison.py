@@ -60,8 +60,7 @@ def report_comparison(
     rows = [{"name": entry.name, "folder": str(entry.run.folder), **entry.row} for entry in entries]
     written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
     written += report_differences(entries, *paired, out, console)
-    noise = [note for note in remarked if note.startswith("NOISY")]
-    written += report_two_way(entries, out, console, notes=noise)
+    written += report_two_way(entries, out, console, notes=[note for note in remarked if note.startswith("NOISY")])
     for note in notes:
         say_verdict(console, note, bad=NOT_LOSSLESS in note)
     written += write_formats(
@@ -147,13 +146,11 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     left = "INCOMPLETE: {} has not finished its {} prompts"
     notes = [left.format(short(run.folder), run.rows[0]["planned"]) for run in runs if not run.complete]
     if len(devices) > 1:
-        notes.append(
-            f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
-        )
+        notes.append(f"The runs were made on different devices ({', '.join(devices)}): tokens/s do not compare.")
     if noisy:
         listed = ", ".join([*(short(run.folder) for run in noisy[:3]), *(["…"] if noisy[3:] else [])])
-        repeat = "repeat them on an idle machine before you rely on speeds"
-        notes.append(f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs: {repeat} ({listed}).")
+        repeat = f"repeat them on an idle machine before you rely on speeds ({listed})."
+        notes.append(f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs: {repeat}")
     if failed := sum(row["failed"] for run in runs for row in run.rows):
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")
     return list(dict.fromkeys(notes))

@@ -71,8 +71,7 @@ def report_studies(
         notes.append(f"{terminal.short(study.folder)}: {made}, commit {commit_of(study.manifest)}")
     terms, bootstrap = terms_of(studies)
     runs = merged(studies)
-    about = {"title": title_of(studies), "notes": notes}
-    report_load(runs, LoadReport(folder=out, terms=terms, bootstrap=bootstrap, **about))
+    report_load(runs, LoadReport(folder=out, terms=terms, bootstrap=bootstrap, title=title_of(studies), notes=notes))
     return runs
 
 
@@ -95,11 +94,10 @@ _BESIDE = [
     *(Col("slots\nunused", "unused", ".0%"), Col("gener-\nator\nlate, ms", "late", ".1f", 1e3)),
 ]
 _PAYS = [
-    *(
-        Col("further\ntokens", "times_tokens", ".2fx", best=True),
-        Col("arrival\nto end", "times_whole", ".2fx", best=True),
-    ),
-    *(Col("tokens/s\nout", "times_throughput", ".2fx", best=True), Col("regret", "regret", ".1%")),
+    Col("further\ntokens", "times_tokens", ".2fx", best=True),
+    Col("arrival\nto end", "times_whole", ".2fx", best=True),
+    Col("tokens/s\nout", "times_throughput", ".2fx", best=True),
+    Col("regret", "regret", ".1%"),
 ]
 
 

@@ -94,11 +94,6 @@ def remarks(done: Sequence[Row]) -> list[str]:
     return notes
 
 
-TREES = "tree"
-"""The folder of the written shapes; its name is that of the configuration group."""
-_SIZES = frozenset(2**power for power in range(13))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Optimized:
     """The best tree at a temperature (without ``costs`` by its tokens alone), and the best of every size."""
@@ -146,7 +141,7 @@ def sizes_table(optimized: Optimized) -> Table:
         {"nodes": nodes, "depth": planned.depth, "tokens": planned.tokens, "seconds": optimized.seconds(planned)}
         | {"speedup": optimized.speedup(planned), "best.nodes": planned is optimized.best}
         for nodes, planned in sorted(best_of.items())
-        if nodes in _SIZES or nodes in (optimized.best.nodes, max(best_of))
+        if nodes & (nodes - 1) == 0 or nodes in (optimized.best.nodes, max(best_of))
     ]
     columns = [Col("nodes", "nodes", "d", best=True), Col("depth", "depth", "d")]
     columns += [Col("tokens\nper round", "tokens", ".3f"), Col("ms\nper round", "seconds", ".2f", 1e3)]
@@ -164,9 +159,8 @@ def limits_of(optimized: Optimized) -> list[str]:
     ranks = zip(best.shape.ranks[1:], best.shape.depths[1:], strict=True)
     if best.depth == rates.max_depth or any(rank + 1 == len(rates.at(depth)) for rank, depth in ranks):
         said.append("It is as deep or as wide as the recorded tree: a larger trace may show a better one.")
-    most = max(planned.nodes for planned in optimized.planned)
-    if best.nodes == most:
-        said.append(f"It has as many nodes as were allowed or recorded ({most}): a larger max_nodes may help.")
+    if best.nodes == max(planned.nodes for planned in optimized.planned):
+        said.append(f"It has as many nodes as were allowed or recorded ({best.nodes}): a larger max_nodes may help.")
     if optimized.costs is not None and optimized.costs.largest_error > 0.1:
         error = f"up to {optimized.costs.largest_error:.0%} away from the fitted ones"
         said.append(f"The costs of single trees are {error}: measure them on an idle machine.")
@@ -176,10 +170,10 @@ def limits_of(optimized: Optimized) -> list[str]:
 def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
     """Print the sizes and the best tree, and write it as an option of ``tree=``, with figures."""
     terminal.show(console, sizes_table(optimized))
-    name, speedup = f"T{optimized.temperature:g}", optimized.speedup(optimized.best)
-    at = f"at T={optimized.temperature:g}"
-    recorded, best, shape = optimized.recorded, optimized.best, written_shape(optimized.best.shape)
-    interval, noted = recorded.tokens_interval(best.shape, bootstrap), limits_of(optimized)
+    name, at = f"T{optimized.temperature:g}", f"at T={optimized.temperature:g}"
+    recorded, best, speedup = optimized.recorded, optimized.best, optimized.speedup(optimized.best)
+    shape, noted = written_shape(best.shape), limits_of(optimized)
+    interval = recorded.tokens_interval(best.shape, bootstrap)
     over = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
     tokens = f"{best.tokens:.2f}{over} tokens per round predicted {at}"
     advice = f"best tree {at}, {best.nodes} nodes" + ("" if speedup is None else f", predicted at {speedup:.2f}x")
@@ -204,5 +198,5 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
         "pays": optimized.pays,
         "remarks": noted,
     }
-    written = write_texts(out / TREES, {f"{name}.yaml": "\n".join(lines)})
+    written = write_texts(out / "tree", {f"{name}.yaml": "\n".join(lines)})
     terminal.list_written(console, [*written, *write_texts(out, {f"{name}.json": figures})])

@@ -42,7 +42,7 @@ def length_and_speedup(
         series.setdefault(_temperature(row), {})[names.index(name)] = row
     if not names:
         return None
-    figure = style.new_figure(style.PAGE, 1.1 + (0.12 + 0.13 * len(series)) * len(names))
+    figure = style.new_figure(1.1 + (0.12 + 0.13 * len(series)) * len(names))
     panels = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
     for axes, field in zip(panels, figures, strict=True):
         for index, (about, rows) in enumerate(series.items()):
@@ -115,7 +115,7 @@ def time_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     timed = [row for row in run.rows if family(row, "stage_seconds") and row["tokens_per_second"]]
     if not timed:
         return None
-    figure = style.new_figure(style.PAGE, 1.35 + 0.24 * len(timed))
+    figure = style.new_figure(1.35 + 0.24 * len(timed))
     axes = figure.subplots()
     left = [0.0] * len(timed)
     for stage in stages_of(timed):

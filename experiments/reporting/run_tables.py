@@ -1,4 +1,4 @@
-"""Tables of one run: of a method, of several, by category, of requests, of the device; and what went wrong in it."""
+"""Tables of one run: of a method, of several, of requests, of the device; and what went wrong in it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,13 @@ from rich.console import Console
 from experiments.measuring.forwards import Timed
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
-from experiments.reporting.columns import labels_of, method_cell, percent
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
-from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
 from experiments.results.timing import MODEL_STAGES, STAGES, noise_verdict, noise_words
 
 NOISY = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
-_TROUBLES = 5
-"""Reasons that are said of a method."""
 
 
 def run_table(run: Run, title: str) -> Table:
@@ -59,25 +55,13 @@ def comparison_table(run: Run, title: str) -> Table:
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
-def category_table(run: Run) -> Table | None:
-    """A row per category of several prompts, drafting method and temperature; None if there are fewer than two."""
-    parts = [row for row in run.parts if row["method"] != PLAIN and row["mean_acceptance_length_low"] is not None]
-    if len({part["category"] for part in parts}) < 2:
-        return None
-    parts.sort(key=lambda part: part["category"])
-    columns = [words("category", "category"), cols.METHOD, cols.T, Col("prompts", "finished", "d")]
-    columns += [cols.LENGTH, cols.SPEEDUP, cols.TOKENS]
-    notes = [*cols.of_few(part["finished"] for part in parts), *([NOISY] if run.noisy else [])]
-    return Table.of(parts, columns, title="By category", notes=notes, section=lambda row: row["category"])
-
-
-def print_troubles(console: Console, run: Run) -> None:
+def print_troubles(console: Console, run: Run, most: int = 5) -> None:
     """Say what went wrong: of each method, the first reasons."""
     for row in run.rows:
         failed, errors = f"{row['method']} failed on", errors_of(run, row)
         lines = [f"{failed} {count} of {row['planned']} prompts: {error}" for error, count in errors.items()]
-        more = [f"… and {len(lines) - _TROUBLES} more, listed in records.jsonl"] if len(lines) > _TROUBLES else []
-        terminal.say(console, *lines[:_TROUBLES], *more)
+        more = [f"… and {len(lines) - most} more, listed in records.jsonl"] if len(lines) > most else []
+        terminal.say(console, *lines[:most], *more)
 
 
 def errors_of(run: Run, row: Row) -> dict[str, int]:
@@ -119,7 +103,7 @@ DEVICE = "Use of the device"
 
 def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
     """A row per method and stage; None where no work was counted, or with nothing to compare it with."""
-    names = dict(zip(labels_of(run.rows), run.rows, strict=True))
+    names = dict(zip(cols.labels_of(run.rows), run.rows, strict=True))
     known = [
         {"name": name, "stage": stage} | {figure: row[f"{figure}.{stage}"] for figure in ("mbu", "mfu", "of_least")}
         for name, row in names.items()
@@ -154,8 +138,8 @@ def memory_table(held: Mapping[str, Any]) -> Table:
         "weights": "weights", "drafter": "drafter", "kv": "KV\ncache", "drafter_kv": "drafter's\nKV",
         "scratch": "draft\nnodes", "copies": "copies", "program": "program",
     }  # fmt: skip
-    columns = [Col(heading, name, "3", 1e-6) for name, heading in parts.items()]
-    columns.append(Col("process\nnow; at most", "process", "3", 1e-6, also="most"))
+    process = Col("process\nnow; at most", "process", "3", 1e-6, also="most")
+    columns = [*(Col(heading, name, "3", 1e-6) for name, heading in parts.items()), process]
     return Table.of([held], columns, title="Memory held, in MB")
 
 
@@ -191,13 +175,13 @@ def _notes(run: Run) -> list[str]:
 
 
 def _named(row: Row) -> Cell:
-    return method_cell(row, "", *([f"{row['failed']} failed"] if row["failed"] else []), joint="\n")
+    return cols.method_cell(row, "", *([f"{row['failed']} failed"] if row["failed"] else []), joint="\n")
 
 
 def _accepted_at(position: int) -> Col:
     def cell(row: Row) -> str:
         if row.get(f"rounds_at.{position}") is None:
             return NOTHING
-        return "; ".join(percent(row.get(f"{kind}acceptance_at.{position}")) for kind in ("", "conditional_"))
+        return "; ".join(cols.percent(row.get(f"{kind}acceptance_at.{position}")) for kind in ("", "conditional_"))
 
     return Col(f"accepted at {position}: of all; if all before", cell)

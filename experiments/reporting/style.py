@@ -52,11 +52,11 @@ def looks(index: int) -> dict[str, Any]:
     return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
-def new_figure(width: float, height: float) -> "Figure":
-    """A figure of this size in inches, as it will be printed."""
+def new_figure(height: float) -> "Figure":
+    """A figure of this height in inches, as it will be printed."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(PAGE, height), layout="constrained")
 
 
 def legend(figure: "Figure", *panels: "Axes") -> None:
@@ -66,11 +66,6 @@ def legend(figure: "Figure", *panels: "Axes") -> None:
     longest = max((len(line) for label in shown for line in label.splitlines()), default=1) + 6
     columns = max(1, min(len(shown), int(figure.get_figwidth() * _CHARACTERS_PER_INCH * 1.1 // longest)))
     figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=columns)
-
-
-def wrapped(text: str, width: int) -> str:
-    """The text in lines of at most so many characters."""
-    return textwrap.fill(text, width)
 
 
 def finish(figure: "Figure", path: Path, text: str, subtitle: str, *, alarm: str = "") -> Path:
@@ -150,13 +145,13 @@ def lines(
     from matplotlib.ticker import PercentFormatter
 
     down = -(-len(panels) // 3)
-    figure = new_figure(PAGE, 0.9 + 0.03 * len(series) + 2.5 * down)
+    figure = new_figure(0.9 + 0.03 * len(series) + 2.5 * down)
     drawn = figure.subplots(down, -(-len(panels) // down), squeeze=False).ravel()
     for axes in drawn[len(panels) :]:
         axes.set_visible(False)
     for axes, panel in zip(drawn, panels, strict=False):
         for index, (label, rows) in enumerate(series.items()):
-            _line(axes, panel, rows, index, wrapped(label, 40))
+            _line(axes, panel, rows, index, textwrap.fill(label, 40))
         for at, label, color in ((panel.at, "plain decoding", "black"), (panel.limit, "limit", WRONG)):
             if at is not None:
                 axes.axhline(at, label=label, color=color, **BASELINE)
@@ -194,7 +189,7 @@ def _line(axes: "Axes", panel: Panel, rows: Sequence[Row], index: int, label: st
 
 def name_rows(axes: "Axes", names: Sequence[str], width: int) -> None:
     """Name the rows of a panel, and of those beside it, from top to bottom, with a line between each two."""
-    axes.set_yticks(range(len(names)), [wrapped(name, width) for name in names])
+    axes.set_yticks(range(len(names)), [textwrap.fill(name, width) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     for panel in axes.get_shared_y_axes().get_siblings(axes):
         panel.yaxis.grid(False)

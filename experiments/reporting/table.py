@@ -176,8 +176,6 @@ class Table:
 
     def add(self, *cells: Cell | str, end_section: bool = False) -> None:
         """Append a row; a text stands for a cell that is nothing more."""
-        if len(cells) != len(self.columns):
-            raise ValueError(f"a row of {len(cells)} cells in a table of {len(self.columns)} columns")
         self.rows.append([Cell(cell) if isinstance(cell, str) else cell for cell in cells])
         if end_section:
             self.sections.add(len(self.rows) - 1)

@@ -30,15 +30,9 @@ from experiments.reporting.comparison import pictures, remarks
 from experiments.reporting.run_tables import noise_notes
 from experiments.reporting.table import Col, Table, words
 from experiments.reporting.verdicts import evidence
+from experiments.results import lossless
 from experiments.results.comparison import commit_of, differences, distinguishing, entries_of, title
-from experiments.results.lossless import (
-    NOT_LOSSLESS,
-    OTHER_TARGET,
-    Verdict,
-    explained,
-    of_another_target,
-    promises_exact,
-)
+from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, explained
 from experiments.results.origin import replace_text
 from experiments.results.records import PLAIN, RECORDS, Record, Source, read_records
 from experiments.results.rows import ALL, Row
@@ -46,8 +40,6 @@ from experiments.results.runs import Run
 from experiments.results.texts import in_context, read_prompts, text_of
 from experiments.tracing.rounds import DraftedRound, Odds, Output, outputs_of
 
-MOST_PICTURES = 12
-"""Runs whose own pictures are in a report; of more runs it has the comparison's."""
 _CODE = ("tables.js", "tree.js", "tokens.js")
 
 
@@ -92,10 +84,10 @@ def _finding(row: Row, named: str, run: Run) -> Finding:
         said = evidence(row, run.of(row))
         return Finding(*_JUDGED[row["lossless"]], name, f"{said[0].upper()}{said[1:]}.")
     kind, head, detail = "unknown", "not compared", "No output could be compared with plain decoding's."
-    if of_another_target(row["exactness"]):
+    if lossless.of_another_target(row["exactness"]):
         detail = "Other weights, or another cache, than plain decoding's: its outputs follow another law."
         kind, head = "lossy", OTHER_TARGET
-    elif row["exactness"] is not None and not promises_exact(row["exactness"]):
+    elif row["exactness"] is not None and not lossless.promises_exact(row["exactness"]):
         far = row["distance_tv"]
         distance = "" if far is None else f": total variation to p {far:.3f} per round"
         kind, head, detail = "lossy", "lossy rule", f"The rule does not promise the target's distribution{distance}."
@@ -212,7 +204,9 @@ def _pictures(runs: Sequence[Run]) -> list[tuple[str, str]]:
         with tempfile.TemporaryDirectory() as scratch:
             drawn = pictures(entries_of(runs), Path(scratch), title(runs))
             shown += [_figure(path.with_suffix(".svg"), "") for path in drawn]
-    for run, name in zip(runs, names_of(runs), strict=True) if len(runs) <= MOST_PICTURES else ():
+    for run, name in (
+        zip(runs, names_of(runs), strict=True) if len(runs) <= 12 else ()
+    ):  # of more, the comparison's alone
         shown += [_figure(path, name) for path in sorted(run.folder.glob("*.svg"))]
     return shown
 

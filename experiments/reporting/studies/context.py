@@ -15,7 +15,6 @@ from experiments.results.statistics import Bootstrap
 from experiments.results.timing import gain_over
 
 CONTEXT = "config.dataset.tokens"
-AXIS = "tokens of context"
 
 
 def with_changes(frame: Frame, runs: Mapping[str, Run]) -> Frame:
@@ -59,8 +58,10 @@ report = Study(
         *(Col("since the\nshortest", "change", "+.2f"), TOKENS, SPEEDUP),
     ],
     panels=[
-        Panel(x=CONTEXT, y="mean_acceptance_length", labels=(AXIS, "tokens per round"), at=1.0, log=True),
-        Panel(x=CONTEXT, y="speedup", labels=(AXIS, "tokens/s over plain decoding's"), at=1.0, log=True),
+        Panel(
+            x=CONTEXT, y="mean_acceptance_length", labels=("tokens of context", "tokens per round"), at=1.0, log=True
+        ),
+        Panel(x=CONTEXT, y="speedup", labels=("tokens of context", "tokens/s over plain decoding's"), at=1.0, log=True),
     ],
     derive=with_changes,
     sentences=sentences,

@@ -87,13 +87,14 @@ def report_lengths(
     made = ", ".join(conditions_of(runs, *facts, lambda run: f"commit {commit_of(run.manifest)}"))
     parts = [part for table in tables for part in (table.title, table)]
     named = [(f"{head}: {name}".removeprefix(": "), row) for grid in listed for (name, head), row in grid.cells.items()]
-    path, length = folder / "lengths.png", ["mean_acceptance_length"]
     publish(
         folder,
         "lengths",
         tables=tables,
         document=document(f"{about}. {made}.", f"In a cell: {'; '.join(notes)}.", *parts),
-        drawn=lambda: filter(None, [length_and_speedup(named, path, about, made, length)]),
+        drawn=lambda: filter(
+            None, [length_and_speedup(named, folder / "lengths.png", about, made, ["mean_acceptance_length"])]
+        ),
     )
 
 
