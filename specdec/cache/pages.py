@@ -182,10 +182,7 @@ class Pages(ABC):
 
 
 class Rows(Pages):
-    """A row per slot, from which beginnings are copied if ``shared``.
-
-    Without it, the first free slot is taken, so that the running ones lie side by side.
-    """
+    """A row per slot: the first free one, side by side with those that run; if ``shared``, beginnings are copied."""
 
     page_size = 1
 

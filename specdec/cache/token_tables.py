@@ -1,7 +1,7 @@
 """What is known of every token of the vocabulary, slot by slot: which were seen, how often, what is added to them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,8 +15,8 @@ from specdec.types import Outcome
 _forbids = lru_cache(maxsize=256)(lambda word: NoBadWordsLogitsProcessor([list(word)]))
 
 
-def _biases(sampling: SamplingParams) -> dict[int, float]:
-    return dict(sampling.logit_bias) | {word[0]: -torch.inf for word in sampling.bad_words_ids if len(word) == 1}
+def _biases(params: SamplingParams) -> dict[int, float]:
+    return dict(params.logit_bias) | {word[0]: -torch.inf for word in params.bad_words_ids if len(word) == 1}
 
 
 def processors_of(sampling: SamplingParams) -> tuple[Callable[..., Any], ...]:
@@ -43,11 +43,12 @@ class TokenTables:
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device):
         self._shape, self._device = (slots, vocab_size), device
-        self.by_name: dict[str, Tensor] = {}
+        self.by_name, self._users = dict[str, Tensor](), Counter[str]()
         self._made: dict[str, Tensor] = {}  # where they stand, once a request needed them
 
     def admit(self, slot: int, request: Request) -> None:
-        for name in _needed(request.sampling) - self.by_name.keys():
+        self._users.update(needed := _needed(request.sampling))
+        for name in needed - self.by_name.keys():
             if name not in self._made:
                 with torch.inference_mode(False):
                     self._made[name] = torch.zeros(self._shape, dtype=_KINDS[name][0], device=self._device)
@@ -59,11 +60,11 @@ class TokenTables:
             table[slot] = 0
             table[slot, ids] = torch.tensor([*values.values()], dtype=dtype, device=self._device)
 
-    def keep_for(self, requests: Iterable[Request | None]) -> None:
-        """Drop the tables that none of these requests needs."""
-        if self.by_name:
-            names = set[str]().union(*(_needed(request.sampling) for request in requests if request is not None))
-            self.by_name = {name: table for name, table in self.by_name.items() if name in names}
+    def release(self, request: Request | None) -> None:
+        """Drop the tables that only this request needed."""
+        if request is not None and (needed := _needed(request.sampling)):
+            self._users.subtract(needed)
+            self.by_name = {name: table for name, table in self.by_name.items() if self._users[name]}
 
     def advance(self, rows: Mapping[str, Tensor], roots: Tensor, outcome: Outcome, *, copied: bool) -> None:
         """Note in some rows' tables, which may be copies, that a round has ended behind their roots."""

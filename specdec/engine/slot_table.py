@@ -104,8 +104,8 @@ class SlotTable:
     def release(self, slot: int) -> None:
         """Free the slot, whose request has ended. The host's tokens of it can be read until it is taken again."""
         self._views.clear()
+        self._tables.release(self.by_slot[slot])
         self.by_slot[slot] = None
-        self._tables.keep_for(self.by_slot)
 
     @property
     def counts_by_itself(self) -> bool:
