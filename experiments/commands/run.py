@@ -4,7 +4,7 @@ from omegaconf import DictConfig
 
 from experiments.config.sections import build, plain
 from experiments.reporting.run_plots import RUN_PLOTS, speedup_plot
-from experiments.reporting.run_tables import comparison_table, requests_table, run_table
+from experiments.reporting.run_tables import category_table, comparison_table, requests_table, run_table
 from experiments.results.rows import Row
 from experiments.results.runs import Run
 from experiments.session.assembly import measure_methods
@@ -25,7 +25,7 @@ def run(config: DictConfig) -> Run | list[Row]:
     if asked is None:  # by default where there are limits or a price
         asked = config.price is not None or any(limit is not None for limit in plain(config, "sla").values())
     report = Report(
-        tables=lambda made, title: [main(made, title), requests_table(made) if asked else None],
+        tables=lambda made, title: [main(made, title), category_table(made), requests_table(made) if asked else None],
         plots=plots,
         studies=[] if config.study is None else [build(config, "study")],
     )

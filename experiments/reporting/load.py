@@ -25,17 +25,11 @@ LOOPS = {
 }
 """Stands on every table and picture."""
 RATES = {"open": "requests/s arriving", "closed": "users"}
-ATTAINED = (0.9, 0.99)
-"""Shares of requests within all limits for which the highest rate is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """How runs are reported.
-
-    Attributes:
-        spare: The share of slots and time that should be unused; None where nothing was asked.
-    """
+    """How runs are reported; ``spare``: the share of slots and time that should be unused, where one was asked."""
 
     folder: Path
     terms: Terms
@@ -146,9 +140,7 @@ def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
 
 def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list[str]:
     """What a reader must not miss, and the highest rates that keep the limits."""
-    whole = frame[frame.group == ALL]
-    unit = RATES[runs[0].loop]
-    said = []
+    whole, unit, said = frame[frame.group == ALL], RATES[runs[0].loop], []
     for run, (_, row) in zip(runs, whole.iterrows(), strict=True):
         said += [f"{run.method} at {run.rate:.3g} {unit}: {warning}" for warning in warnings_of(run)]
         if report.spare is not None:
@@ -156,7 +148,7 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
             unused = f"{percent(row.unused)} of slots and time were unused"
             said.append(f"{run.method} at {run.rate:.3g}: {unused}, which is {kept} the {report.spare:.0%} to spare")
     if report.terms.limits is not None and whole.rate.nunique() > 1:
-        for share in ATTAINED:
+        for share in (0.9, 0.99):
             found = {method: knee(part, share) for method, part in whole.groupby("method", sort=False)}
             words = [f"{method} {'none' if rate is None else f'{rate:.3g}'}" for method, rate in found.items()]
             said.append(f"highest rate up to which {share:.0%} of requests keep all limits, {unit}: {', '.join(words)}")

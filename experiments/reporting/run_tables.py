@@ -1,4 +1,4 @@
-"""Tables of one run: of a method, of several, of requests, of the device; and what went wrong in it."""
+"""Tables of one run: of a method, of several, by category, of requests, of the device; and what went wrong in it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from experiments.measuring.forwards import Timed
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
+from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
 from experiments.results.summary import RANKED
@@ -53,6 +54,17 @@ def comparison_table(run: Run, title: str) -> Table:
     columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED]
     columns += [cols.NODES, cols.DISTINCT, cols.EQUAL]
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
+
+
+def category_table(run: Run) -> Table | None:
+    """A row per category of several prompts, drafting method and temperature; None if there are fewer than two."""
+    parts = [row for row in run.parts if row["method"] != PLAIN and row["mean_acceptance_length_low"] is not None]
+    if len({part["category"] for part in parts}) < 2:
+        return None
+    parts.sort(key=lambda part: part["category"])
+    columns = [words("category", "category"), cols.METHOD, cols.T, cols.LENGTH, cols.SPEEDUP, cols.TOKENS]
+    notes = [*cols.of_few(part["finished"] for part in parts), *([NOISY] if run.noisy else [])]
+    return Table.of(parts, columns, title="By category", notes=notes, section=lambda row: row["category"])
 
 
 def print_troubles(console: Console, run: Run, most: int = 5) -> None:

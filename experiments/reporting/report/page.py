@@ -40,8 +40,6 @@ from experiments.results.runs import Run
 from experiments.results.texts import in_context, read_prompts, text_of
 from experiments.tracing.rounds import DraftedRound, Odds, Output, outputs_of
 
-_CODE = ("tables.js", "tree.js", "tokens.js")
-
 
 class Finding(NamedTuple):
     """The verdict on a method: ``kind`` decides about its color and sign, ``detail`` is the evidence."""
@@ -164,7 +162,8 @@ def write_page(
     names = names_of(runs)
     data = [run_data(*of_run) for of_run in zip(names, runs, outputs, texts, strict=True)]
     here = Path(__file__).parent
-    style, *scripts = ((here / name).read_text(encoding="utf-8") for name in ("style.css", *_CODE))
+    files = "style.css", "tables.js", "tree.js", "tokens.js"
+    style, *scripts = ((here / name).read_text(encoding="utf-8") for name in files)
     code = "\n".join(scripts)
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
     categories = [row["category"] for run in runs for row in run.all_rows]
