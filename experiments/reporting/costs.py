@@ -45,12 +45,12 @@ def _constants(cost: Any) -> list[tuple[str, float]]:
         "per_position": "\u03b1, per position",
         "per_pair": "\u03b2, per query and position",
     }
-    ranges: Sequence[TokenRange] = getattr(cost, "ranges", None) or cost.levels
+    per = "level" if hasattr(cost, "levels") else "forward"
+    ranges: Sequence[TokenRange] = cost.levels if per == "level" else cost.ranges
     rows = [(named[name], value) for name, value in vars(cost).items() if name in named]
     for tokens in ranges:
-        upto = "more" if tokens.upto is None else f"up to {tokens.upto}"
-        at = f", {upto} tokens" if len(ranges) > 1 else ""
-        rows += [(f"\u03b4, any forward{at}", tokens.fixed), (f"\u03b3, per token{at}", tokens.per_token)]
+        at = f", {'more' if tokens.upto is None else f'up to {tokens.upto}'} tokens" if len(ranges) > 1 else ""
+        rows += [(f"\u03b4, per {per}{at}", tokens.fixed), (f"\u03b3, per token{at}", tokens.per_token)]
     return rows
 
 
