@@ -155,11 +155,12 @@ def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list
     return said
 
 
-_MS = {"x": "rate", "scale": (1.0, 1e3), "log_y": True}
+_MS = {"scale": (1.0, 1e3), "log_y": True}
 PANELS = [
-    Panel(y="ttft.p50", labels=("", "median TTFT (ms)"), **_MS),
-    Panel(y="ttft.p99", labels=("", "TTFT, p99 (ms)"), **_MS),
-    Panel(y="tpot.p99", labels=("", "TPOT, p99 (ms)"), **_MS),
+    Panel(x="rate", y="ttft.p50", labels=("", "median TTFT (ms)"), **_MS),
+    Panel(x="rate", y="ttft.p99", labels=("", "TTFT, p99 (ms)"), **_MS),
+    Panel(x="rate", y="tpot.p99", labels=("", "TPOT, p99 (ms)"), **_MS),
+    Panel(x="output_tokens_per_second", y="e2e.p50", labels=("output tokens/s", "median to the end (ms)"), **_MS),
     Panel(x="rate", y="goodput", labels=("", "within all limits (per second)")),
     Panel(x="rate", y="times_tokens", labels=("", "further tokens (times plain)"), at=1.0),
     Panel(x="rate", y="times_whole", labels=("", "arrival to end (times plain)"), at=1.0),
@@ -177,6 +178,6 @@ def draw(rows: Sequence[Row], report: LoadReport) -> list[Path]:
     for panel in (panel for panel in PANELS if any(row.get(panel.y) is not None for row in whole)):
         limit = getattr(report.terms.limits, panel.y.partition(".")[0], None)
         limit = None if limit is None else panel.scale[1] * limit
-        panels.append(replace(panel, labels=(RATES[loop], panel.labels[1]), limit=limit))
-    about, subtitle = "Over the rate of arrivals, with intervals over requests", f"{report.title}; {LOOPS[loop]}"
+        panels.append(replace(panel, labels=(panel.labels[0] or RATES[loop], panel.labels[1]), limit=limit))
+    about, subtitle = "Over the rate of arrivals, and latency over throughput", f"{report.title}; {LOOPS[loop]}"
     return [style.lines(report.folder / "load.png", panels, series, about=about, subtitle=subtitle)]

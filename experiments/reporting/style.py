@@ -69,10 +69,7 @@ def legend(figure: "Figure", *panels: "Axes") -> None:
 
 
 def finish(figure: "Figure", path: Path, text: str, subtitle: str, *, alarm: str = "") -> Path:
-    """Title a picture, and write it as PNG and as SVG beside it; returns the PNG's path.
-
-    The title is what it shows, then under which conditions, below an alarm in red, which is there without a title, too.
-    """
+    """Title a picture, with conditions and an alarm in red below, and write it as PNG (the result) and SVG."""
     width = round(figure.get_figwidth() * _CHARACTERS_PER_INCH)
     told = [textwrap.fill(part, width) for part in ([alarm, text, subtitle] if TITLES.get() else [alarm]) if part]
     if told:

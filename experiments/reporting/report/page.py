@@ -222,11 +222,7 @@ LONGEST_PROMPT = 4000
 
 
 def choose_prompts(records: Sequence[Record], limit: int) -> list[str]:
-    """Ids of the prompts to show: those where an output differs from plain decoding's first, then from the start.
-
-    Returns:
-        At most ``limit`` of them, in the run's order.
-    """
+    """Ids of at most ``limit`` prompts, in the run's order: where outputs differ from plain decoding's first."""
     differs = {record.prompt for record in records if record.equals_plain is False and not explained(record)}
     ties = {record.prompt for record in records if record.equals_plain is False}
     order = list(dict.fromkeys(record.prompt for record in records))
