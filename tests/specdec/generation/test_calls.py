@@ -183,7 +183,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         names = draw(st.lists(st.sampled_from(sorted(WITH_EOS)), max_size=2, unique=True))
         arguments |= {name: draw(WITH_EOS[name]) for name in names}
     if "exponential_decay_length_penalty" in arguments:
-        # The least number of a dtype, raised to infinity: in transformers where an output is so long, here for drafts too.
+        # The least number of a dtype becomes infinite: in transformers where an output is so long, here for drafts too.
         arguments.pop("remove_invalid_values", None)
     limits = {"min_new_tokens": arguments["max_new_tokens"], "min_length": width + arguments["max_new_tokens"]}
     return arguments | {name: min(arguments[name], most) for name, most in limits.items() if name in arguments}
