@@ -35,7 +35,8 @@ def audit(config: DictConfig) -> Row:
     """Audit the subject of a checked configuration; a subject that is not lossless is an error."""
     begun(config, kind="audit", begins=SAMPLES)
     settle(config)
-    check_components(config, {"": "drafter"}, ("target", "verifier", "sampling", "dataset"))
+    drafts = {} if config.contenders or config.function is not None else {"": "drafter"}
+    check_components(config, drafts, ("target", "verifier", "sampling", "dataset"))
     names = list(config.mistakes or MISTAKES)
     if unknown := [name for name in names if name not in MISTAKES]:
         raise ValueError(f"mistakes: there is no {unknown[0]!r}{did_you_mean(unknown[0], MISTAKES)}")
