@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from experiments.reporting import terminal
+from experiments.results.metrics import distinct_n_gram_rate
 from experiments.results.records import Record, Source, sourced
 from experiments.results.texts import in_context
 from specdec.target.spelling import token_bytes
@@ -19,13 +20,13 @@ STYLES = {Source.ACCEPTED: _ACCEPTED, Source.TARGET: ("", "", "")}
 
 
 def side_by_side(ended: Any, *, method: str, lines: int = 14) -> tuple[list[Any], list[Any]]:
-    """Print the last lines of both greedy outputs for the prompt on which the method was fastest."""
+    """Print the last lines of both greedy outputs for the prompt whose output repeats itself least."""
     done = {(r.method, r.prompt): r for r in ended.records if r.temperature == 0 and not r.failed and r.seconds}
-    gains = {prompt: done["plain", prompt].seconds / r.seconds for (name, prompt), r in done.items() if name == method}
+    rates = {prompt: distinct_n_gram_rate(r.token_ids) or 0 for (name, prompt), r in done.items() if name == method}
     tokenizer = ended.contenders[0].engine.target.tokenizer
-    if not gains or tokenizer is None:
+    if not rates or tokenizer is None:
         return [], []
-    pair = [done[name, max(gains, key=gains.__getitem__)] for name in ("plain", method)]
+    pair = [done[name, max(rates, key=rates.__getitem__)] for name in ("plain", method)]
     texts = token_bytes({token for record in pair for token in record.token_ids}, tokenizer)
     show(terminal.console(), pair, texts, lines=lines)
     return [], []
