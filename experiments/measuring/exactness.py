@@ -18,7 +18,7 @@ from specdec.types import DraftSampling, Noise
 from verifiers import RejectionVerifier
 
 REJECTION = RejectionVerifier()
-"""The rules that others are compared with."""
+"""The rule that others are compared with."""
 SHAPES = {
     "chain 3": TreeShape.chain(3),
     "2": TreeShape.branching(2),

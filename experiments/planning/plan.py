@@ -35,7 +35,7 @@ CONTEXTS = tuple(2**power for power in range(6, 18))
 MOST = 1 << 14
 """The largest batch at which a draft is tried."""
 OUTSIDE = "outside what was measured"
-"""What stands where costs say nothing."""
+"""Stands where costs say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,7 @@ def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """What a reader of the table needs to know: unfinished runs, different devices, noise, failed prompts."""
+    """Sentences that a reader of the table needs: unfinished runs, different devices, noise, failed prompts."""
     devices, noisy = sorted({run.manifest["device"] for run in runs}), [run for run in runs if run.noisy]
     left = "INCOMPLETE: {} has not finished its {} prompts"
     notes = [left.format(short(run.folder), run.rows[0]["planned"]) for run in runs if not run.complete]

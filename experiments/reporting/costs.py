@@ -1,4 +1,4 @@
-"""What steps cost on this machine: fitted constants, how well they predict, and from which acceptance drafts pay."""
+"""Costs of steps on this machine: fitted constants, how well they predict, and from which acceptance drafts pay."""
 
 from collections.abc import Sequence
 from dataclasses import replace

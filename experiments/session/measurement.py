@@ -56,7 +56,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a measurement shows."""
+    """The tables, pictures and studies that a measurement ends with."""
 
     tables: Callable[[Run, str], Tables]
     plots: Mapping[str, Plot]

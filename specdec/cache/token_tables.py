@@ -1,4 +1,4 @@
-"""What is known of every token of the vocabulary, slot by slot: which were seen, how often, what is added to them."""
+"""Facts of every token of the vocabulary, slot by slot: which were seen, how often, what is added to them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -27,7 +27,7 @@ def renamed(tensors: dict[str, Tensor], old: str, new: str) -> None:
 
 
 def logits(head: Any, model: Any) -> Tensor:
-    """What a head that reads pairs says of random tokens and hidden states."""
+    """The logits of a head that reads pairs, for random tokens and hidden states."""
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(2, 5, head.captured_width, generator=generator) for _ in range(head.captured)]
     bound = head.bound(model)

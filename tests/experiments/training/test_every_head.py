@@ -62,7 +62,15 @@ def test_a_head_learns_and_loads(name: str, configure, tiny_training, saved, tmp
     given = [each for each in tiny_training if not each.startswith("head.")]
     overrides = [each.replace("{saved}", str(saved)) for each in overrides]
     overrides += ["head.anchors=8"] * (kind is BlockDrafter)
-    more = ["fit.steps=60", "fit.decay=none", "fit.muon_lr=null", "fit.lr=3e-3", "evaluate_every=60", "loss=kl"]
+    more = [
+        "fit.steps=60",
+        "fit.decay=none",
+        "fit.muon_lr=null",
+        "fit.lr=3e-3",
+        "evaluate_every=60",
+        "loss=kl",
+        "mixed_precision=auto",
+    ]
     best = train(configure("train", f"head={name.partition(',')[0]}", *given, *overrides, *more))
     log: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
     steps = [line for line in log if "loss" in line]
