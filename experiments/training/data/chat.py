@@ -64,17 +64,17 @@ class Chat(Source):
         if self.template is not None and not Path(self.template).is_file():
             raise ValueError(f"data.template: there is no file {self.template!r}")
         told = self.conversations()
-        if not unanswered and not any(message["role"] == "assistant" for _, each in told for message in each):
+        if not unanswered and not answered_in(told):
             raise ValueError(no_turns(self.file))
 
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
         """Apply the template to every conversation in which the assistant speaks."""
-        tokenizer = tokenizer_of(target)
-        template = template_of(tokenizer, self.template)
+        tokenizer, told = tokenizer_of(target), self.conversations()
+        template = template_of(tokenizer, self.template, answers=answered_in(told))
         documents = []
-        for name, told in self.conversations():
-            asks = told[-1]["role"] == "user"
-            document = marked(name, told, tokenizer, template, self.options, asks=unanswered and asks)
+        for name, messages in told:
+            asks = messages[-1]["role"] == "user"
+            document = marked(name, messages, tokenizer, template, self.options, asks=unanswered and asks)
             if document.supervised.any() or (unanswered and asks):
                 documents.append(document)
         if not documents:
@@ -100,19 +100,17 @@ def messages_of(row: Any, where: str) -> list[dict[str, str]]:
     return found
 
 
-def template_of(tokenizer: Any, path: str | None) -> str:
-    """The chat template, which has to mark what the assistant says.
+def answered_in(conversations: Sequence[tuple[str, list[dict[str, str]]]]) -> bool:
+    """Whether the assistant speaks in any of them."""
+    return any(message["role"] == "assistant" for _, messages in conversations for message in messages)
 
-    Raises:
-        ValueError: There is no template, or one without generation markers.
-    """
-    if path is not None:
-        template = Path(path).read_text(encoding="utf-8")
-    else:
-        template = tokenizer.chat_template
+
+def template_of(tokenizer: Any, path: str | None, *, answers: bool) -> str:
+    """The chat template; with ``answers`` it has to mark what the assistant says, or ValueError says how."""
+    template = tokenizer.chat_template if path is None else Path(path).read_text(encoding="utf-8")
     if not isinstance(template, str) or not template:
         raise ValueError("the target's tokenizer has no chat template: give data.template=FILE, or data=text")
-    if _GENERATION.search(template) is None:
+    if answers and _GENERATION.search(template) is None:
         raise ValueError(
             "the chat template has no generation markers, so nobody knows which tokens the assistant says: put "
             "{% generation %} and {% endgeneration %} around them in a copy, and give data.template=FILE"

@@ -1,6 +1,7 @@
 """Text becomes documents: files, conversations with what the assistant says marked, and the target's own answers."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,10 @@ def test_plain_text_is_continued_and_the_file_is_read_again(chatting: Target, tm
 
 
 def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> None:
-    """Also those that are held out; the answers are written as conversations, too."""
+    """Also those that are held out, by a template without markers; the answers are written as conversations, too."""
     file = lines(tmp_path / "t.jsonl", {"messages": TALK[:1]}, {"turns": ["hi", "and then?"]}, {"messages": TALK[:1]})
+    assert chatting.tokenizer is not None
+    chatting.tokenizer.chat_template = re.sub("{% (end)?generation %}", "", TEMPLATE)  # nobody has answered yet
     found = Chat(file).load(chatting, unanswered=True)
     assert byte_tokenizer().decode(found.training[0].tokens.tolist()) == "U:hi;A:"
     made = _rewritten(found, Engine(chatting, max_length=64), config(tmp_path), 0, Accelerator(cpu=True))
