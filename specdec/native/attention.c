@@ -4,8 +4,8 @@
    The queries of a key head are its query heads times the row's nodes. Keys are taken in blocks. A block's keys are laid
    out in the nearest cache with neighbouring keys in one vector, its values as they are; then all queries use them. Both
    are float32, or where the processor multiplies bfloat16 in pairs, pairs of such numbers: of a key's neighbouring
-   numbers, and of neighbouring keys' values, whose weights are rounded to it. Sums are in float32. The softmax runs along (Milakov and Gimelshein 2018; FlashAttention): a query's sums are rescaled
-   when a block has a larger score.
+   numbers, and of neighbouring keys' values, whose weights are rounded to it. Sums are in float32. The softmax runs
+   along (Milakov and Gimelshein 2018; FlashAttention): a query's sums are rescaled when a block has a larger score.
 
    A query's output is the same bits whatever the other queries are, and whatever the number of threads. A node of a tree
    has those that it has in a line: its ancestors, between which others stand, are taken in the order of their positions,
@@ -76,7 +76,11 @@ INLINE long find_path(const call *c, long row, long node, long most, int *path) 
 
 /* Adds numbers times one to all sums: vectors of words, which are float32, or pairs of bfloat16. */
 #define TIMES_float32(S, NUMBERS, WORD) FMA(NUMBERS, WORD, S)
+#if PAIRS
 #define TIMES_pairs(S, NUMBERS, WORD) _mm512_dpbf16_ps(S, (__m512bh)(NUMBERS), (__m512bh)(WORD))
+#else /* never computed */
+#define TIMES_pairs TIMES_float32
+#endif
 
 /* Scores of ROWS queries, `dim` words each, with a block's keys at `keys` [dim][KEYS]. */
 #define PART (WIDTH == 16 ? 4 : 2)
@@ -94,56 +98,41 @@ INLINE long find_path(const call *c, long row, long node, long most, int *path) 
         }                                                                                                    \
       }                                                                                                      \
       UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
-          STORE(scores + r * KEYS + first + v * WIDTH, MUL(s[r][v], ALL(scale)));                            \
+          STORE(scores + r * KEYS + first + v * WIDTH, s[r][v] * ALL(scale));                                \
     }                                                                                                        \
   }
-/* Adds ROWS queries' weights [KEYS] times `count` words of values [KEYS][dim] to sums [dim]. */
+/* Adds ROWS queries' weights [KEYS] times `count` words of values [KEYS][dim] to sums [dim]: of SOME vectors. */
+#define ADD_VALUES(F, ROWS, SOME)                                                                            \
+  for (; dim - first >= SOME * WIDTH; first += SOME * WIDTH) {                                               \
+    vec s[ROWS][SOME];                                                                                       \
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < SOME; v++)                              \
+        s[r][v] = LOAD(sums + r * dim + first + v * WIDTH) * ALL(factors[r]);                                \
+    for (long key = 0; key < count; key++) {                                                                 \
+      vec numbers[SOME];                                                                                     \
+      UNROLL for (int v = 0; v < SOME; v++) numbers[v] = LOAD(values + key * dim + first + v * WIDTH);       \
+      UNROLL for (int r = 0; r < ROWS; r++) {                                                                \
+        const vec weight = ALL(weights[r * KEYS + key]);                                                     \
+        UNROLL for (int v = 0; v < SOME; v++) s[r][v] = TIMES_##F(s[r][v], numbers[v], weight);              \
+      }                                                                                                      \
+    }                                                                                                        \
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < SOME; v++)                              \
+        STORE(sums + r * dim + first + v * WIDTH, s[r][v]);                                                  \
+  }
 #define VALUES(F, ROWS)                                                                                      \
   static void values_##F##_##ROWS(const float *weights, const float *values, float *sums,                    \
                                   const float *factors, long dim, long count) {                              \
-    for (long first = 0; first < dim; first += PART * WIDTH) {                                               \
-      vec s[ROWS][PART];                                                                                     \
-      const int part = dim - first < PART * WIDTH ? (dim - first) / WIDTH : PART;                            \
-      if (part < PART) {                                                                                     \
-        UNROLL for (int r = 0; r < ROWS; r++) for (int v = 0; v < part; v++) {                               \
-          vec sum = MUL(LOAD(sums + r * dim + first + v * WIDTH), ALL(factors[r]));                          \
-          for (long key = 0; key < count; key++)                                                             \
-            sum = TIMES_##F(sum, LOAD(values + key * dim + first + v * WIDTH), ALL(weights[r * KEYS + key])); \
-          STORE(sums + r * dim + first + v * WIDTH, sum);                                                    \
-        }                                                                                                    \
-        return;                                                                                              \
-      }                                                                                                      \
-      UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
-          s[r][v] = MUL(LOAD(sums + r * dim + first + v * WIDTH), ALL(factors[r]));                          \
-      for (long key = 0; key < count; key++) {                                                               \
-        vec numbers[PART];                                                                                   \
-        UNROLL for (int v = 0; v < PART; v++) numbers[v] = LOAD(values + key * dim + first + v * WIDTH);     \
-        UNROLL for (int r = 0; r < ROWS; r++) {                                                              \
-          const vec weight = ALL(weights[r * KEYS + key]);                                                   \
-          UNROLL for (int v = 0; v < PART; v++) s[r][v] = TIMES_##F(s[r][v], numbers[v], weight);            \
-        }                                                                                                    \
-      }                                                                                                      \
-      UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
-          STORE(sums + r * dim + first + v * WIDTH, s[r][v]);                                                \
-    }                                                                                                        \
+    long first = 0;                                                                                          \
+    ADD_VALUES(F, ROWS, PART)                                                                                \
+    ADD_VALUES(F, ROWS, 1)                                                                                   \
   }
-#define EACH(MAKE, F) MAKE(F, 1) MAKE(F, 2) MAKE(F, 3) MAKE(F, 4) MAKE(F, 5) MAKE(F, 6)
-#define ALL_OF(WHAT, F) {NULL, WHAT##_##F##_1, WHAT##_##F##_2, WHAT##_##F##_3, WHAT##_##F##_4, WHAT##_##F##_5, WHAT##_##F##_6}
-EACH(SCORES, float32)
-EACH(VALUES, float32)
-#if PAIRS
-EACH(SCORES, pairs)
-EACH(VALUES, pairs)
-#endif
+EVERY(SCORES, float32)
+EVERY(VALUES, float32)
+EVERY(SCORES, pairs)
+EVERY(VALUES, pairs)
 typedef void scores_function(const float *, const float *, float *, long, float);
 typedef void values_function(const float *, const float *, float *, const float *, long, long);
-#if PAIRS
-static scores_function *const scores_of[2][MOST + 1] = {ALL_OF(scores, float32), ALL_OF(scores, pairs)};
-static values_function *const values_of[2][MOST + 1] = {ALL_OF(values, float32), ALL_OF(values, pairs)};
-#else
-static scores_function *const scores_of[1][MOST + 1] = {ALL_OF(scores, float32)};
-static values_function *const values_of[1][MOST + 1] = {ALL_OF(values, float32)};
-#endif
+static scores_function *const scores_of[2][MOST + 1] = {ALL_OF(scores_float32), ALL_OF(scores_pairs)};
+static values_function *const values_of[2][MOST + 1] = {ALL_OF(values_float32), ALL_OF(values_pairs)};
 
 /* Where a position's keys and values of a head stand. */
 INLINE void find(const call *c, long row, long head, long position, long *key, long *value) {
@@ -191,7 +180,7 @@ INLINE void lay_out_values(const call *c, long row, const long *at, long first, 
         const long some = c->value_dim - d;
         const ivec low = BITS(load_some(c->values, at[key] + d, some, BFLOAT16));
         const ivec high = key + 1 < count ? BITS(load_some(c->values, at[key + 1] + d, some, BFLOAT16)) : IALL(0);
-        STORE(values + d, FLOATS(_mm512_or_si512(RIGHT(low, 16), high)));
+        STORE(values + d, FLOATS(RIGHT(low, 16) | high));
       }
     }
     return;
@@ -229,11 +218,11 @@ static void lay_out(const call *c, long row, long head, long start, long count, 
 INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest, float *total, int pairs) {
   if (softcap > 0)
     for (int v = 0; v < KEYS; v += WIDTH) { /* tanh x = sign (1 - 2 / (1 + e ** 2|x|)) = (1 - e ** -2|x|) / (1 + ...) */
-      const vec x = MUL(LOAD(scores + v), ALL(1 / (LOG2_E * softcap))), size = MAX(x, SUB(ZERO(), x));
-      const vec e = exponential(MUL(size, ALL(-2.0f)));
-      const vec tanh = DIV(SUB(ALL(1.0f), e), ADD(ALL(1.0f), e));
+      const vec x = LOAD(scores + v) * ALL(1 / (LOG2_E * softcap)), size = MAX(x, ZERO() - x);
+      const vec e = exponential(size * ALL(-2.0f));
+      const vec tanh = (ALL(1.0f) - e) / (ALL(1.0f) + e);
       const ivec sign = IAND(BITS(x), IALL(0x80000000));
-      STORE(scores + v, MUL(FLOATS(IADD(BITS(tanh), sign)), ALL(LOG2_E * softcap)));
+      STORE(scores + v, FLOATS(IADD(BITS(tanh), sign)) * ALL(LOG2_E * softcap));
     }
   vec numbers[KEYS / WIDTH], best = ALL(NONE), sum = ZERO();
   UNROLL for (int v = 0; v < KEYS / WIDTH; v++) {
@@ -249,9 +238,9 @@ INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest
     factor = factors[0], *largest = now;
   }
   UNROLL for (int v = 0; v < KEYS / WIDTH; v++) {
-    numbers[v] = power_of_two(SUB(numbers[v], ALL(now)));
+    numbers[v] = power_of_two(numbers[v] - ALL(now));
     if (~seen) numbers[v] = selected(seen >> v * WIDTH, numbers[v], ZERO()); /* what is hidden has none */
-    sum = ADD(sum, numbers[v]);
+    sum += numbers[v];
     if (!pairs) STORE(scores + v * WIDTH, numbers[v]);
   }
 #if PAIRS
@@ -391,7 +380,7 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
     const long at = ((row * c->nodes + node) * c->heads + of) * c->value_dim;
     const float all = SUM(LOAD(w.total[i]));
     for (long d = 0; d < wide; d += WIDTH) {
-      const vec numbers = MUL(LOAD(w.sums + i * wide + d), ALL(all > 0 ? 1 / all : 0));
+      const vec numbers = LOAD(w.sums + i * wide + d) * ALL(all > 0 ? 1 / all : 0);
       const long some = c->value_dim - d < WIDTH ? c->value_dim - d : WIDTH;
       store_some(c->output, at + d, some, c->dtype, numbers);
     }

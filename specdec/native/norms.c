@@ -18,13 +18,13 @@ void normalize(const void *x, const void *weight, void *y, long rows, long width
       const vec numbers = load_some(x, at + i, width - i, dtype);
       sums[part] = FMA(numbers, numbers, sums[part]);
     }
-    const float mean = SUM(ADD(ADD(sums[0], sums[1]), ADD(sums[2], sums[3]))) / width;
-    const vec factor = DIV(ALL(1.0f), SQRT(ALL(mean + eps)));
+    const float mean = SUM((sums[0] + sums[1]) + (sums[2] + sums[3])) / width;
+    const vec factor = ALL(1.0f) / SQRT(ALL(mean + eps));
     for (long i = 0; i < width; i += WIDTH) {
       const long count = width - i < WIDTH ? width - i : WIDTH;
-      vec numbers = MUL(load_some(x, at + i, count, dtype), factor);
+      vec numbers = load_some(x, at + i, count, dtype) * factor;
       if (rounds) numbers = rounded(numbers, dtype);
-      numbers = MUL(numbers, ADD(ALL(offset), load_some(weight, i, count, dtype)));
+      numbers *= ALL(offset) + load_some(weight, i, count, dtype);
       store_some(y, row * width + i, count, dtype, numbers);
     }
   }

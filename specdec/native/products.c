@@ -21,7 +21,7 @@
 #define MOST_ROWS 6 /* of a tile */
 #define PART(ROWS) (WIDTH == 16 || ROWS < 3 ? VECTORS : 2) /* vectors at a time, whose sums fit into the registers */
 #define GROUP_ROWS 60                      /* rows for which a block of weights is used again */
-#define BLOCK (WIDTH == 16 ? 96 : 96)      /* pairs of inputs: the numbers of a block fit into the nearest cache */
+#define BLOCK 96                           /* pairs of inputs: the numbers of a block fit into the nearest cache */
 #define GROUP 32                           /* pairs of inputs of int4 weights that share a scale */
 
 /* ---- Formats. A pair is the weights of a panel for two inputs. `even_x` and `odd_x` return some channels' weights for
@@ -70,7 +70,7 @@ INLINE ivec both_int8(const char *panel, int v) {
   const ivec order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
   const ivec numbers = _mm512_permutexvar_epi64(order, load_words(panel + 2 * (v & ~1) * WIDTH));
   const ivec size = _mm512_abs_epi8(numbers), low = looked_up(low_byte, size), sign = _mm512_set1_epi8((char)128);
-  const ivec high = _mm512_or_si512(looked_up(high_byte, size), IAND(numbers, sign));
+  const ivec high = looked_up(high_byte, size) | IAND(numbers, sign);
   return v & 1 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
 }
 #elif PAIRS
@@ -114,7 +114,7 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
     }                                                                                                       \
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) {                     \
       float *into = sums + r * PANEL + (first + v) * WIDTH;                                                 \
-      if (scales) s[r][v] = begin ? MUL(s[r][v], LOAD(scales + (first + v) * WIDTH))                        \
+      if (scales) s[r][v] = begin ? (vec)(s[r][v] * LOAD(scales + (first + v) * WIDTH))                     \
                                   : FMA(s[r][v], LOAD(scales + (first + v) * WIDTH), LOAD(into));           \
       STORE(into, s[r][v]);                                                                                 \
     }                                                                                                       \
@@ -155,40 +155,32 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
 typedef struct format {
   long bytes; /* of a pair */
   tile *tiles[7]; /* by their rows */
-  void (*unpack)(const char *p, char *into, long pairs);
+  void (*unpack)(const char *p, float *into, long pairs);
   const struct format *unpacked;
 } format;
 
-#define EVERY(MAKE, F) MAKE(F, 1) MAKE(F, 2) MAKE(F, 3) MAKE(F, 4) MAKE(F, 5) MAKE(F, 6)
-#define TILES(F) {NULL, F##_1, F##_2, F##_3, F##_4, F##_5, F##_6}
 #define FORMAT(F)  \
   EVERY(TILE, F)     \
-  static const format of_##F = {BYTES_##F, TILES(F), NULL, NULL};
+  static const format of_##F = {BYTES_##F, ALL_OF(F), NULL, NULL};
 FORMAT(float32)
 FORMAT(float16)
 FORMAT(bfloat16)
 
+#define UNPACKING(F, MAKE, NAME, WIDE, WRITE)                                                 \
+  EVERY(MAKE, F)                                                                              \
+  static void unpack_##F(const char *restrict p, float *restrict into, long pairs) {          \
+    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += WIDE.bytes / 4)                  \
+      UNROLL for (int v = 0; v < VECTORS; v++) { WRITE; }                                     \
+  }                                                                                           \
+  static const format of_##F = {BYTES_##F, ALL_OF(NAME), unpack_##F, &WIDE};
 #if PAIRS
 EVERY(PAIR_TILE, bfloat16)
-static const format pairs_of_bfloat16 = {BYTES_bfloat16, TILES(bfloat16_pairs), NULL, NULL};
-#define QUANTIZED(F)                                                                        \
-  EVERY(PAIR_TILE, F)                                                                         \
-  static void unpack_##F(const char *restrict p, char *restrict into, long pairs) {         \
-    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += BYTES_bfloat16)                \
-      UNROLL for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(into + 64 * v, both_##F(p, v)); \
-  }                                                                                         \
-  static const format of_##F = {BYTES_##F, TILES(F##_pairs), unpack_##F, &pairs_of_bfloat16};
+static const format pairs_of_bfloat16 = {BYTES_bfloat16, ALL_OF(bfloat16_pairs), NULL, NULL};
+#define WRITE_PAIRS(F) STORE(into + v * WIDTH, FLOATS(both_##F(p, v)))
+#define QUANTIZED(F) UNPACKING(F, PAIR_TILE, F##_pairs, pairs_of_bfloat16, WRITE_PAIRS(F))
 #else
-#define QUANTIZED(F)                                                                        \
-  EVERY(TILE, F)                                                                              \
-  static void unpack_##F(const char *p, char *into, long pairs) {                           \
-    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += BYTES_float32)                 \
-      UNROLL for (int v = 0; v < VECTORS; v++) {                                            \
-        STORE((float *)into + v * WIDTH, even_##F(p, v));                                   \
-        STORE((float *)into + PANEL + v * WIDTH, odd_##F(p, v));                            \
-      }                                                                                     \
-  }                                                                                         \
-  static const format of_##F = {BYTES_##F, TILES(F), unpack_##F, &of_float32};
+#define WRITE_FLOATS(F) STORE(into + v * WIDTH, even_##F(p, v)); STORE(into + PANEL + v * WIDTH, odd_##F(p, v))
+#define QUANTIZED(F) UNPACKING(F, TILE, F, of_float32, WRITE_FLOATS(F))
 #endif
 QUANTIZED(int8)
 QUANTIZED(int4)
@@ -210,38 +202,18 @@ typedef struct {
   int kind;
 } job;
 
-/* `count` numbers of one row's sums from a channel on, scaled, with the bias, in the outputs' dtype. */
-INLINE void finish_vector(const job *j, const float *sums, long channel, long at, long count) {
-  float rest[WIDTH] = {0};
-  uint16_t narrow[WIDTH] = {0};
-  vec numbers = LOAD(sums);
-  if (j->scales && !j->grouped) {
-    memcpy(rest, j->scales + channel, 4 * count);
-    numbers = MUL(numbers, LOAD(rest));
-  }
-  if (j->bias && j->kind == EXACT) {
-    memcpy(rest, (const float *)j->bias + channel, 4 * count);
-    numbers = ADD(numbers, LOAD(rest));
-  } else if (j->bias) {
-    memcpy(narrow, (const uint16_t *)j->bias + channel, 2 * count);
-    numbers = ADD(numbers, load_bfloat16(narrow));
-  }
-  if (j->kind != EXACT) store_bfloat16(narrow, numbers);
-  if (j->kind == HALF) {
-    memcpy((uint16_t *)j->y + at, narrow, 2 * count);
-  } else {
-    STORE(rest, j->kind == EXACT ? numbers : load_bfloat16(narrow));
-    memcpy((float *)j->y + at, rest, 4 * count);
-  }
-}
-
+/* Rows' sums of a panel whose first channel is `first`, scaled, with the bias, in the outputs' dtype. */
 static void finish(const job *j, const float *sums, long first, long row, long rows) {
-  const long channels = j->out - first < PANEL ? j->out - first : PANEL, whole = channels / WIDTH * WIDTH;
-  for (long r = 0; r < rows; r++, sums += PANEL) {
-    const long at = (row + r) * j->out + first;
-    for (long c = 0; c < whole; c += WIDTH) finish_vector(j, sums + c, first + c, at + c, WIDTH);
-    if (whole < channels) finish_vector(j, sums + whole, first + whole, at + whole, channels - whole);
-  }
+  const long channels = j->out - first < PANEL ? j->out - first : PANEL;
+  for (long r = 0; r < rows; r++, sums += PANEL)
+    for (long c = 0; c < channels; c += WIDTH) {
+      vec numbers = LOAD(sums + c);
+      if (j->scales && !j->grouped) numbers *= load_some(j->scales, first + c, channels - c, FLOAT32);
+      if (j->bias) numbers += load_some(j->bias, first + c, channels - c, j->kind == EXACT ? FLOAT32 : BFLOAT16);
+      if (j->kind == ROUNDED) numbers = rounded(numbers, BFLOAT16);
+      store_some(j->y, (row + r) * j->out + first + c, channels - c < WIDTH ? channels - c : WIDTH,
+                 j->kind == HALF ? BFLOAT16 : FLOAT32, numbers);
+    }
 }
 
 /* A panel times up to GROUP_ROWS rows from `row`. `again` says that the panel is used for others afterwards. */
@@ -254,14 +226,14 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
   const char *p = j->panels + panel * pairs * f->bytes;
   const long lines = (f->bytes + 64 * parts - 1) / (64 * parts);
   float sums[GROUP_ROWS * PANEL] __attribute__((aligned(64)));
-  char unpacked[BLOCK * BYTES_float32] __attribute__((aligned(64)));
+  float unpacked[BLOCK * BYTES_float32 / 4] __attribute__((aligned(64)));
   for (long k = 0; k < pairs; k += BLOCK) {
     const long count = pairs - k < BLOCK ? pairs - k : BLOCK;
     const char *next = p + (again ? 0 : count * f->bytes), *numbers = p;
     const format *used = f;
     if (f->unpack && parts > 3) { /* fewer unpack in registers */
       f->unpack(p, unpacked, count);
-      numbers = unpacked, used = f->unpacked;
+      numbers = (const char *)unpacked, used = f->unpacked;
     }
     for (long part = 0, r = 0; part < parts; part++) {
       const long some = part + 1 == parts ? rows - r : each + (part < more) + (part ? 0 : first);
@@ -283,20 +255,11 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
 int panel_channels(void) { return PANEL; }
 
 /* One row of x as the tiles read it: in their type, and filled up with zeros. */
-INLINE void copy_row(const void *x, void *copy, long in, long width, long row, int kind) {
-  for (long i = 0; i < width; i++) {
-    const long from = row * in + i, to = row * width + i;
-    if (kind == EXACT) {
-      ((float *)copy)[to] = i < in ? ((const float *)x)[from] : 0;
-      continue;
-    }
-    const uint16_t bits =
-        i >= in ? 0 : kind == HALF ? ((const uint16_t *)x)[from] : narrowed(((const float *)x)[from]);
-    if (PAIRS)
-      ((uint16_t *)copy)[to] = bits;
-    else
-      ((float *)copy)[to] = widened(bits);
-  }
+static void copy_row(const void *x, void *copy, long in, long width, long row, int kind) {
+  for (long i = 0; i < width; i += WIDTH)
+    store_some(copy, row * width + i, width - i < WIDTH ? width - i : WIDTH, PAIRS && kind != EXACT ? BFLOAT16 : FLOAT32,
+               rounded(load_some(x, row * in + i, in - i, kind == HALF ? BFLOAT16 : FLOAT32),
+                       kind == ROUNDED ? BFLOAT16 : FLOAT32));
 }
 
 /* Writes y[rows, out], the product of x[rows, in] with panels of `width` inputs, at least as many, in one of the formats.

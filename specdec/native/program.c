@@ -42,8 +42,8 @@ INLINE void *address(char *const *places, word w) {
 
 /* e ** -|x| / (1 + e ** -|x|), or 1 / (1 + e ** -|x|) for x >= 0. */
 INLINE vec sigmoid(vec x) {
-  const vec e = exponential(SUB(ZERO(), MAX(x, SUB(ZERO(), x)))), below = ADD(ALL(1.0f), e);
-  const vec larger = DIV(ALL(1.0f), below), smaller = DIV(e, below);
+  const vec e = exponential(ZERO() - MAX(x, ZERO() - x)), below = ALL(1.0f) + e;
+  const vec larger = ALL(1.0f) / below, smaller = e / below;
 #if WIDTH == 16
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, ZERO(), _CMP_LT_OQ), larger, smaller);
 #else
@@ -52,10 +52,10 @@ INLINE vec sigmoid(vec x) {
 }
 
 INLINE vec activated(vec x, int function) {
-  if (function == SILU) return MUL(x, sigmoid(x));
+  if (function == SILU) return x * sigmoid(x);
   /* 0.5 x (1 + tanh y) = x sigmoid(2 y), y = sqrt(2 / pi) (x + 0.044715 x ** 3) */
-  const vec inner = FMA(MUL(ALL(0.044715f), MUL(x, x)), x, x);
-  return MUL(x, sigmoid(MUL(inner, ALL(2 * 0.7978845608f))));
+  const vec inner = FMA(ALL(0.044715f) * (x * x), x, x);
+  return x * sigmoid(inner * ALL(2 * 0.7978845608f));
 }
 
 void activate(const void *x, void *y, long count, int function, int dtype) {
@@ -68,7 +68,7 @@ void activate(const void *x, void *y, long count, int function, int dtype) {
 INLINE void join(const void *a, const void *b, void *y, long count, int function, int dtype) {
   for (long i = 0; i < count; i += WIDTH) {
     const vec first = load_some(a, i, count - i, dtype), second = load_some(b, i, count - i, dtype);
-    const vec numbers = function == ADDED ? ADD(first, second) : MUL(rounded(activated(first, function), dtype), second);
+    const vec numbers = function == ADDED ? first + second : rounded(activated(first, function), dtype) * second;
     store_some(y, i, count - i < WIDTH ? count - i : WIDTH, dtype, numbers);
   }
 }
@@ -81,12 +81,12 @@ INLINE void rotate(const char *x, const char *cosines, const char *sines, char *
   for (long i = 0; i < half; i += WIDTH) {
     const long count = half - i < WIDTH ? half - i : WIDTH;
     const vec low = load_some(x, i, count, dtype), high = load_some(x, half + i, count, dtype);
-    const vec turned_low = rounded(MUL(SUB(ZERO(), high), load_some(sines, i, count, dtype)), dtype);
-    const vec turned_high = rounded(MUL(low, load_some(sines, half + i, count, dtype)), dtype);
-    const vec kept_low = rounded(MUL(low, load_some(cosines, i, count, dtype)), dtype);
-    const vec kept_high = rounded(MUL(high, load_some(cosines, half + i, count, dtype)), dtype);
-    store_some(y, i, count, dtype, ADD(kept_low, turned_low));
-    store_some(y, half + i, count, dtype, ADD(kept_high, turned_high));
+    const vec turned_low = rounded((ZERO() - high) * load_some(sines, i, count, dtype), dtype);
+    const vec turned_high = rounded(low * load_some(sines, half + i, count, dtype), dtype);
+    const vec kept_low = rounded(low * load_some(cosines, i, count, dtype), dtype);
+    const vec kept_high = rounded(high * load_some(cosines, half + i, count, dtype), dtype);
+    store_some(y, i, count, dtype, kept_low + turned_low);
+    store_some(y, half + i, count, dtype, kept_high + turned_high);
   }
 }
 

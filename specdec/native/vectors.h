@@ -10,31 +10,23 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* A function for each number of rows, and their table by it. */
+#define EVERY(MAKE, F) MAKE(F, 1) MAKE(F, 2) MAKE(F, 3) MAKE(F, 4) MAKE(F, 5) MAKE(F, 6)
+#define ALL_OF(F) {NULL, F##_1, F##_2, F##_3, F##_4, F##_5, F##_6}
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define WIDTH 16
 typedef __m512 vec;
 typedef __m512i ivec;
-#define ZERO _mm512_setzero_ps
+typedef __v16su words_of_32;
+typedef __v16si signed_words;
 #define LOAD _mm512_loadu_ps
 #define STORE _mm512_storeu_ps
 #define ALL _mm512_set1_ps
-#define ADD _mm512_add_ps
-#define SUB _mm512_sub_ps
-#define MUL _mm512_mul_ps
-#define DIV _mm512_div_ps
 #define SQRT _mm512_sqrt_ps
 #define MAX _mm512_max_ps
 #define FMA _mm512_fmadd_ps
 #define IALL _mm512_set1_epi32
-#define IADD _mm512_add_epi32
-#define ISUB _mm512_sub_epi32
-#define IAND _mm512_and_si512
-#define LEFT _mm512_slli_epi32
-#define RIGHT _mm512_srli_epi32
-#define SIGNED_RIGHT _mm512_srai_epi32
-#define BITS _mm512_castps_si512
-#define FLOATS _mm512_castsi512_ps
-#define TO_FLOAT _mm512_cvtepi32_ps
 #define TO_INT _mm512_cvtps_epi32
 #define LARGEST _mm512_reduce_max_ps
 #define SUM _mm512_reduce_add_ps
@@ -47,27 +39,15 @@ INLINE void store_int16(void *p, ivec words) { _mm256_storeu_si256((__m256i *)p,
 #define WIDTH 8
 typedef __m256 vec;
 typedef __m256i ivec;
-#define ZERO _mm256_setzero_ps
+typedef __v8su words_of_32;
+typedef __v8si signed_words;
 #define LOAD _mm256_loadu_ps
 #define STORE _mm256_storeu_ps
 #define ALL _mm256_set1_ps
-#define ADD _mm256_add_ps
-#define SUB _mm256_sub_ps
-#define MUL _mm256_mul_ps
-#define DIV _mm256_div_ps
 #define SQRT _mm256_sqrt_ps
 #define MAX _mm256_max_ps
 #define FMA _mm256_fmadd_ps
 #define IALL _mm256_set1_epi32
-#define IADD _mm256_add_epi32
-#define ISUB _mm256_sub_epi32
-#define IAND _mm256_and_si256
-#define LEFT _mm256_slli_epi32
-#define RIGHT _mm256_srli_epi32
-#define SIGNED_RIGHT _mm256_srai_epi32
-#define BITS _mm256_castps_si256
-#define FLOATS _mm256_castsi256_ps
-#define TO_FLOAT _mm256_cvtepi32_ps
 #define TO_INT _mm256_cvtps_epi32
 INLINE float LARGEST(vec v) {
   __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -90,6 +70,17 @@ INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
 #else
 #error "needs AVX2 with FMA and F16C, or AVX512"
 #endif
+
+/* Float32 vectors have operators (a + b); vectors of 32-bit integers have these. */
+#define ZERO() ((vec){0})
+#define IADD(A, B) ((ivec)((words_of_32)(A) + (words_of_32)(B)))
+#define IAND(A, B) ((A) & (B))
+#define LEFT(A, COUNT) ((ivec)((words_of_32)(A) << (COUNT)))
+#define RIGHT(A, COUNT) ((ivec)((words_of_32)(A) >> (COUNT)))
+#define SIGNED_RIGHT(A, COUNT) ((ivec)((signed_words)(A) >> (COUNT)))
+#define BITS(A) ((ivec)(A))
+#define FLOATS(A) ((vec)(A))
+#define TO_FLOAT(A) __builtin_convertvector((signed_words)(A), vec)
 
 #if WIDTH == 16 && defined(__AVX512BF16__)
 #define PAIRS 1 /* bfloat16 is multiplied as it is, in pairs */
@@ -137,7 +128,7 @@ INLINE vec rounded(vec numbers, int dtype) {
 /* e ** x for x <= 0, to about 2e-7 of it: 2 ** n times a polynomial of the rest. */
 INLINE vec exponential(vec x) {
   x = MAX(x, ALL(-87.0f));
-  const ivec n = TO_INT(MUL(x, ALL(1.44269504f)));
+  const ivec n = TO_INT(x * ALL(1.44269504f));
   const vec whole = TO_FLOAT(n);
   vec rest = FMA(whole, ALL(-0.693359375f), x);
   rest = FMA(whole, ALL(2.12194440e-4f), rest);
@@ -147,18 +138,18 @@ INLINE vec exponential(vec x) {
   sum = FMA(sum, rest, ALL(4.1665796e-2f));
   sum = FMA(sum, rest, ALL(1.6666665e-1f));
   sum = FMA(sum, rest, ALL(5.0000001e-1f));
-  sum = ADD(FMA(sum, MUL(rest, rest), rest), ALL(1.0f));
+  sum = FMA(sum, rest * rest, rest) + ALL(1.0f);
   return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
 }
 
 /* 2 ** x for x <= 0, to about 3e-7 of it. */
 INLINE vec power_of_two(vec x) {
 #if WIDTH == 16
-  const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = SUB(x, n);
+  const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = x - n;
 #else
   x = MAX(x, ALL(-126.0f));
   const ivec n = TO_INT(x);
-  const vec rest = SUB(x, TO_FLOAT(n));
+  const vec rest = x - TO_FLOAT(n);
 #endif
   vec sum = FMA(ALL(1.338130254e-3f), rest, ALL(9.666368515e-3f));
   sum = FMA(sum, rest, ALL(5.550381014e-2f));
