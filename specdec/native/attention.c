@@ -171,25 +171,18 @@ INLINE void fetch(const call *c, long row, long head, long position) {
 INLINE void lay_out_values(const call *c, long row, const long *at, long first, long count, long next_head, long next,
                            long more, float *values) {
   const long wide = filled_up(c->value_dim);
-#if PAIRS
-  if (in_pairs(c)) {
-    for (long key = first; key < count; key += 2, values += wide) {
-      if (key < more) fetch(c, row, next_head, next + key);
-      if (key + 1 < more) fetch(c, row, next_head, next + key + 1);
-      for (long d = 0; d < wide; d += WIDTH) {
-        const long some = c->value_dim - d;
-        const ivec low = BITS(load_some(c->values, at[key] + d, some, BFLOAT16));
-        const ivec high = key + 1 < count ? BITS(load_some(c->values, at[key + 1] + d, some, BFLOAT16)) : IALL(0);
-        STORE(values + d, FLOATS(RIGHT(low, 16) | high));
-      }
-    }
-    return;
-  }
-#endif
-  for (long key = first; key < count; key++, values += wide) {
+  for (long key = first; key < count; key += 1 + in_pairs(c), values += wide) {
     if (key < more) fetch(c, row, next_head, next + key);
-    for (long d = 0; d < c->value_dim; d += WIDTH)
-      STORE(values + d, load_some(c->values, at[key] + d, c->value_dim - d, c->dtype));
+    if (in_pairs(c) && key + 1 < more) fetch(c, row, next_head, next + key + 1);
+    for (long d = 0; d < wide; d += WIDTH) {
+      const long some = c->value_dim - d;
+      vec numbers = load_some(c->values, at[key] + d, some, c->dtype);
+      if (in_pairs(c)) {
+        const ivec high = key + 1 < count ? BITS(load_some(c->values, at[key + 1] + d, some, BFLOAT16)) : IALL(0);
+        numbers = FLOATS(RIGHT(BITS(numbers), 16) | high);
+      }
+      STORE(values + d, numbers);
+    }
   }
 }
 
@@ -381,8 +374,7 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
     const float all = SUM(LOAD(w.total[i]));
     for (long d = 0; d < wide; d += WIDTH) {
       const vec numbers = LOAD(w.sums + i * wide + d) * ALL(all > 0 ? 1 / all : 0);
-      const long some = c->value_dim - d < WIDTH ? c->value_dim - d : WIDTH;
-      store_some(c->output, at + d, some, c->dtype, numbers);
+      store_some(c->output, at + d, c->value_dim - d, c->dtype, numbers);
     }
   }
 }

@@ -21,7 +21,7 @@ void normalize(const void *x, const void *weight, void *y, long rows, long width
     const float mean = SUM((sums[0] + sums[1]) + (sums[2] + sums[3])) / width;
     const vec factor = ALL(1.0f) / SQRT(ALL(mean + eps));
     for (long i = 0; i < width; i += WIDTH) {
-      const long count = width - i < WIDTH ? width - i : WIDTH;
+      const long count = width - i;
       vec numbers = load_some(x, at + i, count, dtype) * factor;
       if (rounds) numbers = rounded(numbers, dtype);
       numbers *= ALL(offset) + load_some(weight, i, count, dtype);

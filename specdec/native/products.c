@@ -59,8 +59,10 @@
 /* The two bytes of the numbers 0 to 127 in bfloat16, which holds every one of them. */
 static uint8_t low_byte[128], high_byte[128];
 __attribute__((constructor)) static void fill_bytes(void) {
-  for (int number = 0; number < 128; number++)
-    low_byte[number] = narrowed(number) & 255, high_byte[number] = narrowed(number) >> 8;
+  for (int number = 0; number < 128; number++) {
+    const ivec words = BITS(ALL(number));
+    low_byte[number] = ((const uint8_t *)&words)[2], high_byte[number] = ((const uint8_t *)&words)[3];
+  }
 }
 INLINE ivec looked_up(const uint8_t *table, ivec numbers) {
   return _mm512_permutex2var_epi8(load_words(table), numbers, load_words(table + 64));
@@ -74,13 +76,7 @@ INLINE ivec both_int8(const char *panel, int v) {
   return v & 1 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
 }
 #elif PAIRS
-INLINE vec from_int8(const int8_t *p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-INLINE ivec both_int8(const char *panel, int v) {
-  const int8_t *p = (const int8_t *)panel + 2 * v * WIDTH;
-  return (ivec)_mm512_cvtne2ps_pbh(from_int8(p + 16), from_int8(p));
-}
+#define both_int8(p, v) (RIGHT(BITS(even_int8(p, v)), 16) | IAND(BITS(odd_int8(p, v)), IALL(0xffff0000)))
 #endif
 #if PAIRS
 INLINE ivec both_int4(const char *panel, int v) {
@@ -211,8 +207,7 @@ static void finish(const job *j, const float *sums, long first, long row, long r
       if (j->scales && !j->grouped) numbers *= load_some(j->scales, first + c, channels - c, FLOAT32);
       if (j->bias) numbers += load_some(j->bias, first + c, channels - c, j->kind == EXACT ? FLOAT32 : BFLOAT16);
       if (j->kind == ROUNDED) numbers = rounded(numbers, BFLOAT16);
-      store_some(j->y, (row + r) * j->out + first + c, channels - c < WIDTH ? channels - c : WIDTH,
-                 j->kind == HALF ? BFLOAT16 : FLOAT32, numbers);
+      store_some(j->y, (row + r) * j->out + first + c, channels - c, j->kind == HALF ? BFLOAT16 : FLOAT32, numbers);
     }
 }
 
@@ -254,14 +249,6 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
 /* Returns the channels of a panel. */
 int panel_channels(void) { return PANEL; }
 
-/* One row of x as the tiles read it: in their type, and filled up with zeros. */
-static void copy_row(const void *x, void *copy, long in, long width, long row, int kind) {
-  for (long i = 0; i < width; i += WIDTH)
-    store_some(copy, row * width + i, width - i < WIDTH ? width - i : WIDTH, PAIRS && kind != EXACT ? BFLOAT16 : FLOAT32,
-               rounded(load_some(x, row * in + i, in - i, kind == HALF ? BFLOAT16 : FLOAT32),
-                       kind == ROUNDED ? BFLOAT16 : FLOAT32));
-}
-
 /* Writes y[rows, out], the product of x[rows, in] with panels of `width` inputs, at least as many, in one of the formats.
    Returns 0 if there is no memory. */
 int multiply(const void *panels, const float *scales, const void *bias, const void *x, void *y, long out, long in,
@@ -276,7 +263,12 @@ int multiply(const void *panels, const float *scales, const void *bias, const vo
   if (in != width || kind == ROUNDED || (kind == HALF && !PAIRS)) {
     j.x = copy = aligned_alloc(64, (rows * width * j.item + 63) / 64 * 64);
     if (!copy) return 0;
-    for (long row = 0; row < rows; row++) copy_row(x, copy, in, width, row, kind);
+    for (long row = 0; row < rows; row++) /* as the tiles read it: in their type, and filled up with zeros */
+      for (long i = 0; i < width; i += WIDTH) {
+        const vec numbers = load_some(x, row * in + i, in - i, kind == HALF ? BFLOAT16 : FLOAT32);
+        store_some(copy, row * width + i, width - i, j.item == 2 ? BFLOAT16 : FLOAT32,
+                   rounded(numbers, kind == ROUNDED ? BFLOAT16 : FLOAT32));
+      }
   }
   const long count = (out + PANEL - 1) / PANEL;
   _Pragma("omp parallel for schedule(static) if (out * width >= LEAST_PARALLEL)")

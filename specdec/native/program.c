@@ -61,7 +61,7 @@ INLINE vec activated(vec x, int function) {
 void activate(const void *x, void *y, long count, int function, int dtype) {
   _Pragma("omp parallel for schedule(static) if (count >= LEAST_PARALLEL)")
   for (long i = 0; i < count; i += WIDTH)
-    store_some(y, i, count - i < WIDTH ? count - i : WIDTH, dtype, activated(load_some(x, i, count - i, dtype), function));
+    store_some(y, i, count - i, dtype, activated(load_some(x, i, count - i, dtype), function));
 }
 
 /* y = a + b, or a function of a times b. */
@@ -69,7 +69,7 @@ INLINE void join(const void *a, const void *b, void *y, long count, int function
   for (long i = 0; i < count; i += WIDTH) {
     const vec first = load_some(a, i, count - i, dtype), second = load_some(b, i, count - i, dtype);
     const vec numbers = function == ADDED ? first + second : rounded(activated(first, function), dtype) * second;
-    store_some(y, i, count - i < WIDTH ? count - i : WIDTH, dtype, numbers);
+    store_some(y, i, count - i, dtype, numbers);
   }
 }
 
@@ -79,7 +79,7 @@ INLINE void join(const void *a, const void *b, void *y, long count, int function
 INLINE void rotate(const char *x, const char *cosines, const char *sines, char *y, long dim, int dtype) {
   const long half = dim / 2;
   for (long i = 0; i < half; i += WIDTH) {
-    const long count = half - i < WIDTH ? half - i : WIDTH;
+    const long count = half - i;
     const vec low = load_some(x, i, count, dtype), high = load_some(x, half + i, count, dtype);
     const vec turned_low = rounded((ZERO() - high) * load_some(sines, i, count, dtype), dtype);
     const vec turned_high = rounded(low * load_some(sines, half + i, count, dtype), dtype);

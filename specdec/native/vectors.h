@@ -163,42 +163,24 @@ INLINE vec power_of_two(vec x) {
 #endif
 }
 
-INLINE float widened(uint16_t bits) {
-  uint32_t word = (uint32_t)bits << 16;
-  float number;
-  memcpy(&number, &word, 4);
-  return number;
-}
-
-INLINE vec load_numbers(const void *p, long at, int dtype) {
-  return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);
-}
+INLINE vec load_numbers(const void *p, int dtype) { return dtype == FLOAT32 ? LOAD(p) : load_bfloat16(p); }
 
 /* The first `count` numbers of a vector, filled up with zeros: nothing behind them is read. */
 INLINE vec load_some(const void *p, long at, long count, int dtype) {
-  if (count >= WIDTH) return load_numbers(p, at, dtype);
-  float some[WIDTH] = {0};
-  for (long i = 0; i < count; i++)
-    some[i] = dtype == FLOAT32 ? ((const float *)p)[at + i] : widened(((const uint16_t *)p)[at + i]);
-  return LOAD(some);
+  const long item = dtype == FLOAT32 ? 4 : 2;
+  if (count >= WIDTH) return load_numbers((const char *)p + item * at, dtype);
+  char some[4 * WIDTH] = {0};
+  memcpy(some, (const char *)p + item * at, count > 0 ? item * count : 0);
+  return load_numbers(some, dtype);
 }
 
-/* Writes the first `count` numbers of a vector. */
+/* Writes the first `count` numbers of a vector, or all. */
 INLINE void store_some(void *p, long at, long count, int dtype, vec numbers) {
-  float full[WIDTH];
-  uint16_t narrow[WIDTH];
-  if (dtype == FLOAT32) {
-    STORE(full, numbers);
-    memcpy((float *)p + at, full, 4 * count);
-  } else {
-    store_bfloat16(narrow, numbers);
-    memcpy((uint16_t *)p + at, narrow, 2 * count);
-  }
-}
-
-INLINE uint16_t narrowed(float number) {
-  uint32_t word;
-  memcpy(&word, &number, 4);
-  if ((word & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return (uint16_t)((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+  const long item = dtype == FLOAT32 ? 4 : 2;
+  char some[4 * WIDTH], *into = (char *)p + item * at, *first = count < WIDTH ? some : into;
+  if (dtype == FLOAT32)
+    STORE((float *)first, numbers);
+  else
+    store_bfloat16(first, numbers);
+  if (count < WIDTH) memcpy(into, some, item * count);
 }
