@@ -27,7 +27,7 @@ from drafters.heads.training import (
     output_of,
 )
 from drafters.own_model import CausalDrafter, Options, Settings
-from specdec import Target, bundled
+from specdec import Target
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import check_same_vocabulary
@@ -35,7 +35,7 @@ from specdec.interfaces import Description, Drafter
 from specdec.placement import main_device
 from specdec.quantization.base import output_width
 from specdec.target.configuration import check_model, check_tokenizer
-from specdec.target.loading import load, load_model, load_tokenizer
+from specdec.target.loading import load, load_config, load_model, load_tokenizer
 
 
 class ModelFiles(Where, total=False):
@@ -43,6 +43,7 @@ class ModelFiles(Where, total=False):
 
     device_map: str | Mapping[str, Any] | None
     trust_remote_code: bool
+    gguf_file: str | None
     adapter: str | None
     dtype: str | torch.dtype
     device: str | torch.device
@@ -61,8 +62,7 @@ def is_model(names: Sequence[str], config: Mapping[str, Any]) -> bool:
 
 
 def _read(path: str, target: Any, *, dtype: torch.dtype | None, adapter: str | None = None) -> PreTrainedModel:
-    stored = AutoConfig.from_pretrained(bundled.resolve(path)).dtype
-    return load_model(path, dtype=dtype or stored or "auto", device="cpu", adapter=adapter)
+    return load_model(path, dtype=dtype or load_config(path).dtype or "auto", device="cpu", adapter=adapter)
 
 
 MODEL: dict[str, Any] = {

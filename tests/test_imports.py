@@ -17,7 +17,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
     ("kernels", "opaque"),
-    ("arguments", "origin", "host", "llama_shapes", "slot_memory", "machine", "counting"),
+    ("arguments", "files", "origin", "host", "llama_shapes", "slot_memory", "machine", "counting"),
     ("native",),
     ("types", "random", "filters", "bundled", "memory", "placement", "shape", "exports"),
     ("requests", "topology", "inflate"),

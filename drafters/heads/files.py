@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec import bundled
+from specdec.files import looks_local
 from specdec.origin import first_sentence
-from specdec.target.loading import looks_local
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

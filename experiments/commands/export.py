@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from transformers import AutoConfig, PreTrainedConfig
 
 import specdec
 from drafters.heads.files import ServedFor
@@ -15,6 +14,7 @@ from experiments.results.manifest import revision_of
 from experiments.session.engines import quiet_hub
 from specdec import bundled
 from specdec.machine import dtype_name
+from specdec.target.loading import load_config
 
 
 def export(config: DictConfig) -> Path:
@@ -30,14 +30,14 @@ def export(config: DictConfig) -> Path:
     target = given or str(notes_of(source.name).get("target") or "")
     if config.format == "speculators" and not target:
         raise ValueError("format=speculators names the target, and the drafter's files do not: give target.name=NAME")
-    target_config: PreTrainedConfig | None = None
     try:
-        target_config = AutoConfig.from_pretrained(bundled.resolve(target)) if target else None
+        target_config = load_config(target) if target else None
     except (OSError, ValueError) as error:  # it is neither here nor to be had
         if given is not None and Path(given).exists():
             raise ValueError(
                 f"target.name={given}: there is no config.json of a model that transformers knows"
             ) from error
+        target_config = None
     found = read(source, name, target_config)
     kind = KINDS[found.kind]
     usual = kind.tokens(found.module)

@@ -41,7 +41,7 @@ def question_of(config: DictConfig) -> Question:
     devices = read_devices(TABLE) | ({} if config.devices is None else read_devices(Path(config.devices)))
     device = _device(config, costs, devices)
     name = str(target["name"])
-    given = inflated(read_config(name), target["inflate"])
+    given = inflated(read_config(name, target.get("gguf_file")), target["inflate"])
     name += f" inflated to {target['inflate']}" if target["inflate"] is not None else ""
     shape = shape_of(given, f"target.name={name}")
     known = CONTEXT if costs is None else costs.box.context[1]

@@ -105,7 +105,7 @@ def _model(
     from specdec.drafting.vocabulary import MOST_PADDING  # imports PyTorch, as its class has
 
     name = str(options.get("name"))
-    config, dtype = read_config(name), str(options.get("dtype") or "auto")
+    config, dtype = read_config(name, options.get("gguf_file")), str(options.get("dtype") or "auto")
     more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
     precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
     shape = shape_of(config, f"drafter.name={name}")

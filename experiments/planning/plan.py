@@ -10,23 +10,13 @@ from typing import Any, TypeVar
 from experiments.planning.drafting import Planned
 from experiments.results.origin import Figures
 from specdec.drafting.costs import check_conditions
+from specdec.physics import speculation as gain
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.devices import Device, row_of
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import RoofRounds, RoundCost
 from specdec.physics.shape import ModelShape
-from specdec.physics.speculation import (
-    Acceptance,
-    BestLength,
-    best_length,
-    break_even_batch,
-    chain_tokens,
-    critical_context,
-    latency,
-    price_per_million,
-    target_efficiency,
-)  # fmt: skip
 from specdec.physics.work import Roof, StepWork, prompts_work, step_work
 
 Made = TypeVar("Made")
@@ -62,7 +52,7 @@ class Question:
     context: int
     output: int
     drafter: Planned | None
-    acceptance: Acceptance
+    acceptance: gain.Acceptance
     longest: int
     usable: float
     prefill_chunk: int
@@ -155,7 +145,8 @@ class Plan:
                 kind, what = "decode", "decode, one token"
                 if drafted:
                     kind, what = "verify", f"verify {drafted} and the root"
-                work, tokens = step_work(asked.shape, asked.precision, **at), chain_tokens(asked.acceptance, drafted)
+                tokens = gain.chain_tokens(asked.acceptance, drafted)
+                work = step_work(asked.shape, asked.precision, **at)
                 predicted = None if asked.costs is None else _known(asked.costs.verify, **at)
                 found.append(self._phase(kind, what, batch, work, batch * tokens, predicted))
         return found
@@ -185,19 +176,20 @@ class Plan:
     def _request(self, batch: int, *, speculate: bool) -> Figures | None:
         asked = self.asked
         prefill, halfway = self._prefill_seconds(batch), asked.prompt + asked.output / 2
-        best = self._best(batch, halfway) if speculate else BestLength(0, 1.0)
+        best = self._best(batch, halfway) if speculate else gain.BestLength(0, 1.0)
         plain = _known(self.cost.verify, batch=batch, drafted=0, context=halfway)
         if best is None or plain is None:
             return None
         each = (plain + self.cost.outside) / best.speedup
-        seconds = None if prefill is None else latency(prefill + each, each, asked.output)
+        seconds = None if prefill is None else gain.latency(prefill + each, each, asked.output)
+        rate = seconds and batch * asked.output / seconds
         return Figures(
             batch=batch,
             prefill_seconds=prefill,
             per_token=each,
             seconds=seconds,
             tokens_per_second=batch / each,
-            price=price_per_million(asked.price, batch * asked.output / seconds) if asked.price and seconds else None,
+            price=gain.price_per_million(asked.price, rate) if asked.price and rate else None,
         )
 
     @property
@@ -211,24 +203,25 @@ class Plan:
         found, limit, asked = {}, self.asked.shape.max_length, self.asked
         for context in [each for each in CONTEXTS if limit is None or each <= limit] or [limit or 1]:
             with suppress(ValueError):  # outside of what was measured
-                found[context] = break_even_batch(
+                found[context] = gain.break_even_batch(
                     self.cost, asked.acceptance, drafted=self.fixed, context=context, most=self.most
                 )
         return found
 
     def critical_context(self, drafted: int) -> float | None:
         """The context from which a step is bound by memory at every batch; None if there is none."""
-        return critical_context(self.asked.shape, self.asked.precision, ridge=self.asked.roof.ridge, drafted=drafted)
+        asked = self.asked
+        return gain.critical_context(asked.shape, asked.precision, ridge=asked.roof.ridge, drafted=drafted)
 
-    def _best(self, batch: int, context: float) -> BestLength | None:
+    def _best(self, batch: int, context: float) -> gain.BestLength | None:
         if self.asked.costs is None:
             return self._least_best(batch, context)
         at = {"batch": batch, "context": context}
         known = _known(self.cost.verify, **at, drafted=0) is not None
-        return _known(best_length, self.cost, self.asked.acceptance, **at, longest=self.longest) if known else None
+        return _known(gain.best_length, self.cost, self.asked.acceptance, **at, longest=self.longest) if known else None
 
-    def _least_best(self, batch: int, context: float) -> BestLength:
-        return best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
+    def _least_best(self, batch: int, context: float) -> gain.BestLength:
+        return gain.best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
 
     def _prefill_seconds(self, batch: int) -> float | None:
         """Return the seconds of a batch's prompts; None outside of what was measured."""
@@ -244,10 +237,10 @@ class Plan:
             return None
         at = {"batch": batch, "drafted": best.drafted, "context": context}
         verify, draft = cost.verify(**at), cost.draft(**at)
-        tokens = chain_tokens(self.asked.acceptance, best.drafted)
+        tokens = gain.chain_tokens(self.asked.acceptance, best.drafted)
         rate = batch * tokens / (verify + draft + cost.outside)
         found = {"tokens": tokens, "draft_seconds": draft, "verify_seconds": verify, "tokens_per_second": rate}
-        return Figures(batch=batch, best=best, efficiency=target_efficiency(cost, **at), **found)
+        return Figures(batch=batch, best=best, efficiency=gain.target_efficiency(cost, **at), **found)
 
     def _prefill(self, batch: int) -> StepWork:
         asked = self.asked

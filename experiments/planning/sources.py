@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec import bundled, llama_shapes
+from specdec.files import located, looks_local
 from specdec.physics.precision import BYTES, Precision, stored
 from specdec.physics.reading import MissingSizeError, read_shape
 from specdec.physics.shape import ModelShape
@@ -16,16 +17,20 @@ from specdec.physics.shape import ModelShape
 FILE = "config.json"
 
 
-def read_config(name: str) -> dict[str, Any]:
-    """Return the content of a model's ``config.json``: of a file, a folder, ``bundled/…``, or a name on the hub."""
-    path = Path(bundled.resolve(name))
-    if path.is_dir():
-        path = path / FILE
-        if not path.is_file():
-            raise ValueError(f"{name!r} is a folder without a {FILE}: give the folder of a model")
-    elif not path.is_file():
-        if path.suffix == ".json" or name.startswith(("/", "./", "../", "~")):
-            raise ValueError(f"there is no file or folder {name!r}: give a {FILE}, its folder, or a name on the hub")
+def read_config(name: str, gguf_file: str | None = None) -> dict[str, Any]:
+    """Return the content of a model's ``config.json``: of a file, a folder, ``bundled/…``, or a name on the hub.
+
+    A GGUF file (``gguf_file``: of a name on the hub) has one by transformers, which imports PyTorch.
+    """
+    resolved, files = located(bundled.resolve(name), {"gguf_file": gguf_file})
+    if files["gguf_file"] is not None:
+        from specdec.target.loading import load_config
+
+        return load_config(name, gguf_file=gguf_file).to_dict()
+    path = Path(resolved, FILE) if Path(resolved).is_dir() else Path(resolved)
+    if not path.is_file():
+        if looks_local(resolved) or path.suffix == ".json":
+            raise ValueError(f"there is no {path}: give a {FILE}, its folder, a GGUF file, or a name on the hub")
         path = _from_hub(name)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

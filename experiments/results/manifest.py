@@ -128,7 +128,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 _FILES = ("config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Files of which a downloaded model has at least one."""
-_WEIGHTS = (".safetensors", ".bin", ".pt")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _PIECE, _PIECES = 1 << 16, 16
 """Bytes of a piece of a file of weights, and pieces that are read: training changes nearly all weights."""
 
@@ -143,7 +143,7 @@ def revision_of(
     """
     folder = Path(bundled.resolve(name)) / (subfolder or "")
     if folder.exists():
-        return f"files:{_digest(folder if folder.is_dir() else folder.parent)}"
+        return f"files:{_digest(folder if folder.is_dir() or folder.suffix == '.gguf' else folder.parent)}"
     for file in _FILES:
         path = f"{subfolder}/{file}" if subfolder else file
         try:
@@ -157,9 +157,9 @@ def revision_of(
 
 
 def _digest(folder: Path) -> str:
-    """A digest of the files in a folder that make a model what it is."""
+    """A digest of the files in a folder that make a model what it is; of a GGUF file, of it alone."""
     total = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
         if not path.is_file() or path.suffix not in (".json", *_WEIGHTS):
             continue
         size = path.stat().st_size

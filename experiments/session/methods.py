@@ -8,16 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from transformers import AutoConfig
 
 from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
 from experiments.results.manifest import revision_of
 from experiments.results.records import PLAIN
-from specdec import bundled
 from specdec.drafting.vocabulary import check_same_vocabulary
 from specdec.engine.engine import Engine
-from specdec.target.loading import find_tokenizer, hub_options
+from specdec.target.loading import find_tokenizer, load_config
 
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own, in ``setups``."""
@@ -145,7 +143,7 @@ def _vocabulary(options: dict[str, Any]) -> Any:
     """A model's name, tokenizer and number of tokens by its files; None where these say nothing: loading says why."""
     name: Any = options.get("name")
     try:
-        config = AutoConfig.from_pretrained(bundled.resolve(name), **hub_options(options))
+        config = load_config(name, **options)
         tokenizer = find_tokenizer(options.get("tokenizer") or name, **options)
     except (OSError, ValueError, TypeError, AttributeError):
         return None

@@ -7,6 +7,8 @@ and in the folders of heads, say how they were made; ``SHA256SUMS`` lists their 
 import hashlib
 from pathlib import Path
 
+from specdec.files import offline
+
 PREFIX = "bundled/"
 FOLDER = Path(__file__).parent
 SUMS = "SHA256SUMS"
@@ -26,14 +28,14 @@ NAMES = names()
 
 
 def resolve(name_or_path: str) -> str:
-    """Turn ``"bundled/target"`` into the directory of that model; return any other name or path (``~`` expanded).
+    """Turn ``"bundled/target"`` into the directory of that model; other names are looked up as ``offline`` says.
 
     Raises:
         ValueError: ``bundled/…`` names a model that does not ship, or whose files are missing.
     """
     text = str(name_or_path)
     if not text.startswith(PREFIX):
-        return str(Path(text).expanduser()) if text.startswith("~") else text
+        return str(Path(text).expanduser()) if text.startswith("~") else offline(text)
     name = text.removeprefix(PREFIX)
     if name not in NAMES:
         raise ValueError(f"no bundled model {name!r}: the bundled models are {', '.join(PREFIX + n for n in NAMES)}")

@@ -18,6 +18,7 @@ from transformers import (
 from specdec import bundled
 from specdec import inflate as inflation
 from specdec.arguments import shown
+from specdec.files import located, looks_local, reading
 from specdec.llama_shapes import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import off_files, ran_out, shortage
@@ -29,9 +30,8 @@ from specdec.target import parallel
 from specdec.target.adapters import config_of, merge
 
 HUB_OPTIONS = {"revision", "code_revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only"}
-HUB_OPTIONS |= {"proxies", "trust_remote_code"}
-"""Options of ``from_pretrained`` that say where files come from and who may read them: the configuration, the weights
-and the tokenizer are all given the same ones."""
+HUB_OPTIONS |= {"proxies", "trust_remote_code", "gguf_file"}
+"""Options that say where files come from and who may read them: configuration, weights and tokenizer get the same."""
 _TOKENIZERS = re.compile(r"token|vocab|merges|piece|bpe|spm|tekken")  # in the names of tokenizers' files
 _DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")  # of drafters stored with their target
 _ONE_DEVICE = "the whole model must be on one device, with its weights as they were trained"
@@ -86,11 +86,13 @@ def load(
     # The device whose arithmetic counts: the one that was asked for, or the main one of a map.
     where = device_of_map(device_map) if isinstance(device_map, Mapping) else resolve_device(device)
     asked = resolve_dtype(dtype)
-    path = _located(name_or_path, options.get("subfolder") or "")
+    path, files = _found(name_or_path, options)
     try:
-        config = options.get("config")
-        if not isinstance(config, PreTrainedConfig):  # a path to one, or none
-            config = AutoConfig.from_pretrained(config or path, **hub_options(options))
+        with reading(path, files) as gguf:
+            config = options.get("config")
+            if not isinstance(config, PreTrainedConfig):  # a path to one, or none
+                config = load_config(config or name_or_path, **options)
+        options |= files
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
         method, stored = quantized_by(config, options.get("quantization_config")), stored_scheme(config)
@@ -107,7 +109,10 @@ def load(
             options |= {"device_map": device_map if isinstance(device_map, str) else dict(device_map)}
         elif method is not None:  # quantized weights go to their device while they are read; some cannot be moved later
             options["device_map"] = {"": where}
-        choice = _choice(asked, getattr(config, "dtype", None) if method is None else None, where)
+        named = getattr(config, "dtype", None) if method is None else None
+        choice = None if named is None else choose_dtype(named, where)  # None: that of the weights, not known yet
+        if isinstance(asked, torch.dtype):
+            choice = DtypeChoice(asked, f"{dtype_name(asked)}, as asked for")
         model, report = _read(path, dtype=choice.dtype if choice else "auto", **options)
         if choice is None and method is not None:
             choice = DtypeChoice(model.dtype, f"auto: {dtype_name(model.dtype)}, as in the checkpoint ({method})")
@@ -142,7 +147,7 @@ def load(
         off_files(model := quantize(model, quantization, check=quantization_check))
     elif stored is not None and quantization_check:
         check_fast(model, stored)
-    return Loaded(model, choice.reason)
+    return Loaded(model, choice.reason if gguf is None else gguf.held(dtype_name(choice.dtype), quantization))
 
 
 def _check_together(**given: object) -> None:
@@ -160,18 +165,34 @@ def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
     return load(name_or_path, **options).model
 
 
+def load_config(name_or_path: str, **options: Any) -> PreTrainedConfig:
+    """Return a model's configuration; that of a GGUF file names the dtype to hold its weights in."""
+    path, files = _files(name_or_path, options)
+    with reading(path, files) as gguf:
+        config = AutoConfig.from_pretrained(path, **files)
+    if gguf is not None:
+        config.dtype = getattr(torch, gguf.dtype)
+    return config
+
+
 def find_tokenizer(name_or_path: str, **options: Any) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer that belongs to a model, or return None for a folder that has no file of one."""
-    folder = Path(bundled.resolve(name_or_path), options.get("subfolder") or "")
-    if folder.is_dir() and not any(_TOKENIZERS.search(each.name) for each in folder.iterdir()):
-        return None
-    return load_tokenizer(name_or_path, **options)
+    """Load the tokenizer that belongs to a model, or return None for a folder or a GGUF file that has none."""
+    path, files = _files(name_or_path, options)
+    folder = Path(path, files.get("subfolder") or "")
+    there = not folder.is_dir() or any(_TOKENIZERS.search(each.name) for each in folder.iterdir())
+    with reading(path, files) as gguf:
+        there = there if gguf is None else gguf.has_tokenizer
+    return load_tokenizer(name_or_path, **options) if there else None
 
 
 def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerBase:
     """Load the tokenizer that belongs to a model, from where the options of ``load`` say that files come from."""
+    path, files = _files(name_or_path, options)
     try:
-        return AutoTokenizer.from_pretrained(bundled.resolve(name_or_path), **hub_options(options))
+        with reading(path, files) as gguf:
+            if gguf is not None and not gguf.has_tokenizer:
+                raise ValueError("the file holds none")
+            return AutoTokenizer.from_pretrained(path, **files)
     except (OSError, ValueError) as error:
         message = f"no tokenizer for {name_or_path!r}: {first_sentence(error).rstrip('.,')}"
         raise ValueError(f"{message}; a target takes another one as tokenizer=FOLDER") from error
@@ -180,7 +201,12 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
 def _read(path: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a model, and transformers' report about its tensors, those of a wrong shape among them."""
     read: Any = AutoModelForCausalLM.from_pretrained
-    return read(path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True})
+    with reading(path, options) as gguf:
+        if gguf is not None:  # else its weights stay packed in modules that nothing here knows
+            from transformers import GgufConfig
+
+            options["quantization_config"] = GgufConfig(dequantize=True)
+        return read(path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True})
 
 
 def _check_complete(kind: str, report: Mapping[str, Any], *, packed: bool) -> None:
@@ -203,11 +229,6 @@ def listed(names: Sequence[str]) -> str:
     """Return some names in words, the first few if they are many."""
     few = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return f"the tensor {few}" if len(names) == 1 else f"the tensors {few}"
-
-
-def hub_options(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return those of the options that are in ``HUB_OPTIONS``."""
-    return {name: value for name, value in options.items() if name in HUB_OPTIONS}
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -235,37 +256,23 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     return resolved
 
 
-def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:
-    """Return the dtype to load in; None if it depends on the weights' dtype, which is not known yet."""
-    if isinstance(asked, torch.dtype):
-        return DtypeChoice(asked, f"{dtype_name(asked)}, as asked for")
-    if isinstance(stored, str):
-        stored = getattr(torch, stored.removeprefix("torch."), None)
-    return choose_dtype(stored, device) if isinstance(stored, torch.dtype) else None
+def _files(name_or_path: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name or path that transformers is given, and those of the options that are in ``HUB_OPTIONS``."""
+    return located(bundled.resolve(name_or_path), {key: each for key, each in options.items() if key in HUB_OPTIONS})
 
 
-def _located(name_or_path: str | Path, subfolder: str) -> str:
-    """Return the name or path that transformers is given; refuse a path without a model, which it would look up."""
+def _found(name_or_path: str | Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return ``_files``; refuse a path without a model, which transformers would look up."""
     if not isinstance(name_or_path, str | Path) or not str(name_or_path):
         raise ValueError(f"the model is {shown(name_or_path)}: give a name on the hub, or the path of a folder")
-    path = bundled.resolve(str(name_or_path))
-    if not looks_local(path):
-        return path
+    path, files = _files(str(name_or_path), options)
+    subfolder = files.get("subfolder") or ""
     folder = Path(path) / subfolder
-    if (folder / "config.json").is_file():
-        return path
-    reason = "the folder has no config.json" if folder.is_dir() else "there is no such folder"
-    if folder.is_file():
-        reason = "it is a file, give the folder that it is in"
+    if not looks_local(path) or (folder / (files.get("gguf_file") or "config.json")).is_file():
+        return path, files
+    there = "it is no GGUF file, and no folder with a config.json or a GGUF file"
+    reason = there if folder.exists() else "there is no such file or folder"
     if (folder / "adapter_config.json").is_file():
         reason = f"it is an adapter, give the name of its model, and adapter={folder}"
     where = f"{str(name_or_path)!r}" + (f", subfolder {subfolder!r}" if subfolder else "")
     raise ValueError(f"no model at {where}: {reason}")
-
-
-def looks_local(path: str) -> bool:
-    """Return whether a text is a path on this machine and not a name on the hub, ``OWNER/NAME`` or ``NAME``."""
-    if Path(path).exists() or Path(path).is_absolute() or path.startswith((".", "~")) or "\\" in path:
-        return True
-    first, *others = path.split("/")
-    return len(others) > 1 or (len(others) == 1 and (others == [""] or Path(first).is_dir()))

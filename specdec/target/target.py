@@ -52,18 +52,12 @@ class Target:
         eos_token_ids: The EOS tokens of the generation config, as in ``generate``; if it names none, those of the
             model's config (not its class's default), or else the tokenizer's.
         vocab_size: The width of the logits, padding included.
-
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        name: str = "",
-        dtype_reason: str = "",
-        adapters: Mapping[str, str] | None = None,
-    ):
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, name: str = "",
+        dtype_reason: str = "", adapters: Mapping[str, str] | None = None,
+    ):  # fmt: skip
         check_model("model", model, "Target.from_pretrained")
         check_tokenizer(tokenizer)
         self.model = model.eval()
@@ -92,10 +86,10 @@ class Target:
         adapters: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> "Target":
-        """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
+        """Load a model and its tokenizer from files, the hub, or this package (``"bundled/target"``).
 
         Args:
-            name_or_path: What ``AutoModelForCausalLM.from_pretrained`` takes, or ``bundled/…``.
+            name_or_path: A folder, a GGUF file, a name on the hub (``gguf_file=`` for one there), or ``bundled/…``.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``; or ``"auto"`` for the checkpoint's own where the
                 machine has native arithmetic for it, and the fastest that it has otherwise (``dtype_reason`` says).
             device: ``"auto"`` for the GPU if there is one.
