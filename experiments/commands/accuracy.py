@@ -6,7 +6,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, listed, plain, plain_whole
-from experiments.measuring.jobs import check_arguments_of
 from experiments.measuring.measure import Contender
 from experiments.reporting.studies.accuracy import accuracies, report_accuracy, scores_of
 from experiments.results.manifest import ROOT, git_state, machine, versions
@@ -15,6 +14,7 @@ from experiments.session.assembly import said_of
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
+from specdec.engine.intake import encode_chat
 
 
 def accuracy(config: DictConfig) -> list[Row]:
@@ -36,7 +36,7 @@ def accuracy(config: DictConfig) -> list[Row]:
     template = plain(config, "chat_template") if grading.chat else None
     verifier, drafter = build(config, "verifier"), paced(build(config, "drafter"), build(config, "policy"))
     with new_engine(config, build(config, "target"), drafter, verifier) as engine:
-        check_arguments_of(str(getattr(engine.target.tokenizer, "chat_template", None) or ""), template)
+        encode_chat(engine.target.tokenizer, [{"role": "user", "content": "Hello"}], template) if grading.chat else None
         shared = {"max_new_tokens": grading.max_new_tokens, "seed": config.seed, "template": template}
         models = {speculate: SpecdecLM(engine, speculate=speculate, **shared) for speculate in (False, True)}
         results = {which: evaluate(model, seed=config.seed, **options) for which, model in models.items()}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pandas
 from huggingface_hub import hf_hub_download, list_repo_files
+from pyarrow import ArrowException, parquet
 
 from specdec.origin import first_sentence
 
@@ -28,14 +28,10 @@ def rows(file: str, setting: str = "dataset.file") -> Iterator[tuple[int, Any]]:
         ValueError: There is no such file, or it is not what its name says.
     """
     path = _locate(file, setting)
-    if path.suffix == ".parquet":
-        yield from _parquet(path, file)
-    else:
-        yield from _jsonl(path, file)
-
-
-def _jsonl(path: Path, file: str) -> Iterator[tuple[int, Any]]:
     try:
+        if path.suffix == ".parquet":
+            yield from enumerate(parquet.read_table(path).to_pylist(), start=1)
+            return
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
@@ -47,16 +43,8 @@ def _jsonl(path: Path, file: str) -> Iterator[tuple[int, Any]]:
                     raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from error
-
-
-def _parquet(path: Path, file: str) -> Iterator[tuple[int, Any]]:
-    try:
-        table = pandas.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read as Parquet: {error}") from error
-    for number, row in enumerate(table.to_dict(orient="records"), start=1):
-        # Lists come as arrays.
-        yield number, {str(key): value.tolist() if hasattr(value, "tolist") else value for key, value in row.items()}
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {first_sentence(error)}") from error
 
 
 def _locate(file: str, setting: str) -> Path:

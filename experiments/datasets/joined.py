@@ -69,9 +69,7 @@ class Joined(Selection):
 
 def _groups(prompts: Sequence[Prompt], length: int) -> Iterator[list[Prompt]]:
     """Prompts that are long enough together, in their order; what is left over at the end makes none."""
-    group: list[Prompt] = []
-    lines: set[str] = set()
-    size = 0
+    group, lines, size = list[Prompt](), set[str](), 0
     for prompt in prompts:
         text = prompt.turns[0]  # a later one is about an answer
         long_lines = {line.strip() for line in text.splitlines() if len(line.strip()) >= _LONG_LINE}

@@ -1,19 +1,23 @@
 """Prompts from files of the kind that the field's benchmarks ship as: JSONL, or the hub's Parquet."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from experiments.datasets.files import rows
 from experiments.datasets.prompt import Prompt, Selection
+from specdec.engine.intake import chat_message
 
 _IDS = ("question_id", "id", "task_id", "prompt_id")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl(Selection):
-    """One JSON object per line: a conversation under ``turns``, or one prompt under another key.
+    """One JSON object per line: a conversation under ``turns`` or ``messages``, or one prompt under another key.
 
+    Every turn is answered, with the answers before in sight. Of ``messages`` in OpenAI's form (with system messages,
+    others' answers, calls of tools) the last is; ``tools`` may be described beside them.
     A row's id is its ``question_id``, ``id``, ``task_id`` or ``prompt_id``, else the line's number. Other keys are
     left alone. Blank lines are skipped.
 
@@ -54,11 +58,8 @@ class Jsonl(Selection):
         if not prompts:
             raise ValueError(f"{file} has no prompts: it is empty")
         wanted = [self.only] if isinstance(self.only, str) else self.only
-        bad = sum(
-            any(self.placeholder and turn.startswith(self.placeholder) for turn in prompt.turns)
-            for prompt in prompts
-            if not wanted or prompt.category in wanted
-        )
+        asked = [prompt.turns for prompt in prompts if not wanted or prompt.category in wanted]
+        bad = sum(any(self.placeholder and turn.startswith(self.placeholder) for turn in turns) for turns in asked)
         if bad:
             raise ValueError(
                 f"{bad} of the {len(prompts)} prompts of {file} are placeholders, whose texts have to be fetched from "
@@ -70,12 +71,15 @@ class Jsonl(Selection):
     def _prompt(self, row: Any, where: str, number: int) -> Prompt:
         if not isinstance(row, dict):
             raise ValueError(f'{where} is not a JSON object: give {{"turns": ["…"]}} or {{"prompt": "…"}}')
-        key = next((key for key in ("turns", *self.fields) if key in row), None)
+        keys = ("turns", *self.fields, "messages")
+        key = next((key for key in keys if row.get(key) is not None), None)
         if key is None:
-            *others, last = [f'"{each}"' for each in ("turns", *self.fields)]
-            raise ValueError(f"{where} has neither {', '.join(others)} nor {last}")
-        value = row[key]
-        if key == "turns" or isinstance(value, list):
+            raise ValueError(f"{where} has none of {', '.join(keys)}")
+        value, more = row[key], dict[str, Any]()
+        if key == "messages":
+            more = _conversation(row, where)
+            turns, chat = [more["messages"][-1]["content"]], True
+        elif key == "turns" or isinstance(value, list):
             turns, chat = value, True
             if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
                 raise ValueError(f'{where}: "{key}" must be a list of non-empty strings')
@@ -86,7 +90,7 @@ class Jsonl(Selection):
         category = str(row.get("category") or self.category)
         category = (self.tasks or {}).get(category, category)
         own = next((row[key] for key in _IDS if row.get(key) is not None), number)
-        return Prompt(id=str(own), turns=tuple(turns), category=category, chat=chat, license=self._license(row))
+        return Prompt(id=str(own), turns=tuple(turns), category=category, chat=chat, license=self._license(row), **more)
 
     def _license(self, row: Mapping[str, Any]) -> str:
         if row.get("license"):
@@ -96,3 +100,15 @@ class Jsonl(Selection):
             return self.license
         own = next((found for name, found in (self.licenses or {}).items() if name in source), "its own licence")
         return "; ".join([*([self.license] if self.license else []), f"{source}: {own}"])
+
+
+def _conversation(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what was said before the last answer, and the tools; some files have these lists as JSON."""
+    lists = [row["messages"], row.get("tools") or []]
+    try:
+        given, tools = (json.loads(each) if isinstance(each, str) else [*each] for each in lists)
+        said = [chat_message(message, f"message {number}") for number, message in enumerate(given, start=1)]
+        asked = [place for place, message in enumerate(said) if message["role"] != "assistant" and message["content"]]
+        return {"messages": tuple(said[: asked[-1] + 1]), "tools": tuple(tools)}
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f'{where}: give "messages" of which the last can be answered ({error})') from error

@@ -6,9 +6,10 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.engine.intake import Message
 from specdec.engine.text import whole_text
 
 CHARACTERS_PER_TOKEN = 3.6
@@ -26,6 +27,8 @@ class Prompt:
     chat: bool = False  # a conversation, for the target's chat template; False: text to be continued
     last_tokens: int | None = None  # None: all
     license: str = ""  # of its text, if the dataset says it
+    messages: tuple[Message, ...] = field(default=(), hash=False)  # before the first answer; the last says turns[0]
+    tools: tuple[Message, ...] = field(default=(), hash=False)  # descriptions of functions, for the chat template
 
 
 class Dataset(Protocol):
@@ -34,7 +37,6 @@ class Dataset(Protocol):
     @property
     def count(self) -> int | None:
         """Prompts to take; None for all."""
-        ...
 
     @property
     def seed(self) -> int:
@@ -96,10 +98,7 @@ def choose(dataset: Dataset, *, spare: int = 0) -> tuple[list[Prompt], list[Prom
     seen: Counter[str] = Counter()
     for index in order:
         category = prompts[index].category
-        if choice.per_category is not None:
-            full = seen[category] == choice.per_category
-        else:
-            full = choice.count is not None and len(taken) == choice.count
+        full = len(taken) == choice.count if choice.per_category is None else seen[category] == choice.per_category
         if not full:
             taken.append(index)
             seen[category] += 1
@@ -129,9 +128,8 @@ def _categories(choice: Selection, prompts: Sequence[Prompt]) -> set[str]:
     for name in sorted(wanted - set(known)):
         if not any(known):
             raise ValueError(f"dataset.only={name}: the prompts of this dataset have no categories")
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose among {', '.join(known)}"
-        raise ValueError(f"dataset.only: the dataset has no category {name!r}: {hint}")
+        likely = difflib.get_close_matches(name, known, n=1) or known
+        raise ValueError(f"dataset.only: the dataset has no category {name!r}: choose among {', '.join(likely)}")
     return wanted
 
 
@@ -143,8 +141,8 @@ def licenses(prompts: Sequence[Prompt]) -> dict[str, int]:
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """A hash of the prompts' ids and texts: whether two runs measured the same."""
     facts = [
-        # The limit only where there is one: so the hashes of all other prompts are what they have been.
-        (p.id, p.turns, p.category, p.chat, *(() if p.last_tokens is None else (p.last_tokens,)))
+        # The rest only where there is some: so the hashes of all other prompts are what they have been.
+        (p.id, p.turns, p.category, p.chat, *(rest for rest in (p.last_tokens, p.messages, p.tools) if rest))
         for p in prompts
     ]
     text = json.dumps(facts)

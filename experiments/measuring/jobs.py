@@ -1,7 +1,6 @@
 """Jobs: one sample of one prompt each, tokenized turn by turn; and prompts that do not fit into the engine."""
 
 import hashlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from experiments.datasets.prompt import Prompt
+from specdec.engine.intake import encode_chat
 from specdec.engine.text import encode_prompt
 from specdec.requests import SamplingParams
 
@@ -86,18 +86,22 @@ def render(
     running text, with a blank line before every later turn: turn, answer, blank line, turn.
     """
     first, *later = prompt.turns[: len(answers) + 1]
-    if not (prompt.chat and tokenizer.chat_template):
+    if not (prompt.chat and (tokenizer.chat_template or prompt.messages)):
         pairs = zip(answers, later, strict=True)
         ids = tuple(encode_prompt(tokenizer, first + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
         return ids if prompt.last_tokens is None else _last_of(ids, prompt, tokenizer)
     if prompt.last_tokens is not None:  # of what the user says: the template comes on top
         ids = tuple(tokenizer(first, add_special_tokens=False)["input_ids"])
         first = str(tokenizer.decode(list(_last_of(ids, prompt, tokenizer))))
-    messages = [{"role": "user", "content": first}]
+    last = prompt.messages[-1] if prompt.messages else {"role": "user"}
+    messages = [*prompt.messages[:-1], {**last, "content": first}]
     for answer, turn in zip(answers, later, strict=True):
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **dict(template or {}))
-    return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote the special ones
+    try:
+        options = dict(template or {}) | ({"tools": list(prompt.tools)} if prompt.tools else {})
+        return tuple(encode_chat(tokenizer, messages, options))
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id}: {error}") from error
 
 
 def template_facts(
@@ -106,7 +110,7 @@ def template_facts(
     """Return what shapes conversations: a hash of the chat template, and its arguments; None where nothing does.
 
     Raises:
-        ValueError: There is no template, or it does not read an argument, which it would ignore.
+        ValueError: There is no template that could read the arguments.
     """
     text = str(tokenizer.chat_template or "")
     if template and not text:
@@ -115,18 +119,7 @@ def template_facts(
         )
     if not text or not any(prompt.chat for prompt in prompts):
         return None
-    check_arguments_of(text, template)
     return {"hash": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), **dict(template or {})}
-
-
-def check_arguments_of(text: str, template: Mapping[str, Any] | None) -> None:
-    """Refuse arguments that a chat template does not read: templates ignore what they do not know."""
-    for name in template or ():
-        if not re.search(rf"\b{re.escape(name)}\b", text):
-            raise ValueError(
-                f"chat_template: the target's template does not read {name!r}, so it would change nothing: leave it "
-                f"out, or give the name that the model's page says"
-            )
 
 
 def _last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import shown
-from specdec.engine.intake import encode
+from specdec.engine.intake import encode, encode_chat
 from specdec.requests import Grammar, SamplingParams
 
 OF_SAMPLING = {
@@ -28,9 +28,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     **dict.fromkeys(("echo", "use_beam_search", "include_stop_str_in_output", "early_stopping"), (False,)),
     **dict.fromkeys(("typical_p", "length_penalty", "best_of"), (1,)),
-    **dict.fromkeys(("tools", "functions", "bad_words", "logits_processors"), ([],)),
+    **dict.fromkeys(("functions", "bad_words", "logits_processors"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    "chat_template_kwargs": ({},),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
@@ -92,19 +91,6 @@ def _several(prompt: Any) -> list[Any]:
     return [prompt] if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt) else prompt
 
 
-def _flat(messages: list[dict[str, Any]]) -> list[Any]:
-    """Return a prompt of messages whose contents are single texts; clients may send them in parts."""
-    flat = []
-    for message in messages:
-        parts = message.get("content")
-        if isinstance(parts, list):
-            if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-                raise ValueError("messages have parts that are no texts: give {'type': 'text', 'text': 'Hello'}")
-            message = message | {"content": "".join(part["text"] for part in parts)}
-        flat.append(message)
-    return [flat]
-
-
 _STRICT = ConfigDict(extra="forbid", strict=True)
 _OTHERS: dict[str, Any] = {
     **dict.fromkeys(HARMLESS, (Any, None)),
@@ -139,9 +125,11 @@ class Completion(Fields):
 
 
 class Chat(Fields):
-    """The fields of a chat, whose messages are its only prompt."""
+    """The fields of a chat, whose messages are its only prompt; its template shows the tools, and reads the rest."""
 
-    prompts: Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_flat)] = Field(alias="messages")
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
 
@@ -168,7 +156,7 @@ def understand(
     except ValidationError as error:
         raise _refusal(error, given) from error
     content, logprobs = ("messages", None) if isinstance(fields, Chat) else ("prompt", fields.logprobs)
-    prompts: list[Any] = fields.prompts  # pyright: ignore[reportAssignmentType] - the validators return lists
+    prompts: list[Any] = [fields.messages] if isinstance(fields, Chat) else list(fields.prompts)
     if isinstance(fields, Chat) and fields.logprobs:
         logprobs = fields.top_logprobs or 0
     elif isinstance(fields, Chat) and fields.top_logprobs:
@@ -181,7 +169,11 @@ def understand(
     streams = [number if first is None else first + (number % samples << 40) for number in range(count)]
     try:
         json.dumps(given[content], ensure_ascii=False).encode()  # tokenizers have no sentence for halves of characters
-        encoded = [list(encode(tokenizer, prompt)) for prompt in prompts]
+        if isinstance(fields, Chat):
+            options = (fields.chat_template_kwargs or {}) | ({"tools": fields.tools} if fields.tools else {})
+            encoded = [encode_chat(tokenizer, fields.messages, options)]
+        else:
+            encoded = [list(encode(tokenizer, prompt)) for prompt in prompts]
         choices = [replace(sampling, n=1, stream=stream) for stream in streams]
     except ValueError as error:
         raise RequestError(str(error), param=content) from error

@@ -13,7 +13,7 @@ from specdec.engine.clock import StageTimer
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import completion
 from specdec.engine.parts import check_parts, check_session, tree_check
-from specdec.engine.recording import RecordingCounts, RoundRecorder, as_on_gpu, recorded_as
+from specdec.engine.recording import RecordingCounts, RoundRecorder, recorded_as
 from specdec.engine.round import Mode, Rounds
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
@@ -100,8 +100,9 @@ class Engine:
         self.on_round: Callable[[Round], object] | None = None
         self.on_turn: Callable[[View, Work], object] | None = None
         recorded = recorded_as(recording, target.model, optimize=optimize, invariant=invariant)
-        # Recorded rounds come in few numbers of rows; what makes them up belongs to a slot that no request gets.
-        padded = as_on_gpu(recording, target.device.type)
+        # Recorded rounds come in few numbers of rows, made up by a slot that no request gets, and begin before the host
+        # has read the ones before. A CPU gains nothing by either: it does so if asked, to show how a GPU goes on.
+        padded = recording == "rounds" or target.device.type != "cpu"
         sizes = row_sizes(max_batch_size) if padded else range(1, max_batch_size + 1)
         sizes = sizes if recorded == "rounds" else ()
         slots = max_batch_size + spare_slots(sizes)
@@ -156,9 +157,8 @@ class Engine:
         self._running = RunningRequests(self.runner, self._slots, self.session, self.paging)
         self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
         self._steps: deque[Step] = deque()  # of all others
-        policy = FirstCome() if scheduler is None else scheduler
-        parts = self._plain, self._speculative, self._running, self._rounds
-        self._turns = Turns(policy, *parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
+        parts = scheduler or FirstCome(), self._plain, self._speculative, self._running, self._rounds
+        self._turns = Turns(*parts, prefill_chunk=prefill_chunk, reserve=self.paging.reserve)
         self._waiting = self._turns.waiting
         self._closed, self._busy, self._aborted = False, False, set[int]()  # these leave at a turn's end
         self._turn = threading.RLock()  # of the turn that is played, or of an abort between turns

@@ -1,7 +1,10 @@
 """From prompts to requests: everything is checked before any work starts."""
 
+import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -19,7 +22,7 @@ from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
 
 Message = Mapping[str, Any]
-"""What one side says in a conversation: ``{"role": "user", "content": "Hello"}``."""
+"""What one side says in a conversation: ``{"role": "user", "content": "Hello"}`` (``chat_message``)."""
 Prompt = str | Sequence[int] | Sequence[Message]
 """Text, token ids, or chat messages. Token ids may be an array or a tensor of one dimension, too."""
 
@@ -84,9 +87,7 @@ class Intake:
         if self._target.adapters is not None:
             return self._target.adapters.number(sampling.adapter)
         if sampling.adapter is not None:
-            raise ValueError(
-                f"adapter={sampling.adapter!r}: the target has none; load it with adapters={{name: folder}}"
-            )
+            raise ValueError(f"adapter={sampling.adapter!r}: the target has none; load it with adapters={{…}}")
         return 0
 
     @cached_property
@@ -115,9 +116,7 @@ class Intake:
                 f"(the model has {target.max_length} positions)"
             )
         if (sampling.logprobs or 0) > target.vocab_size:
-            raise ValueError(
-                f"logprobs={sampling.logprobs}: the target has {target.vocab_size} tokens, so ask for fewer"
-            )
+            raise ValueError(f"logprobs={sampling.logprobs}: the target has {target.vocab_size} tokens, ask for fewer")
         if sampling.stop and target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
         for string in (whole_text("stop", string) for string in sampling.stop if string not in self._unseen):
@@ -187,40 +186,56 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     return [whole("token id", part, remedy="give whole numbers as token ids") for part in parts]
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Message]) -> list[int]:
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Message], options: Mapping[str, Any] | None = None
+) -> list[int]:
     """Returns a conversation's tokens by the tokenizer's chat template, up to where the assistant speaks next.
 
-    If the last message is the assistant's, the output goes on with it.
+    If the last message is what the assistant has said so far, the output goes on with it. ``options`` are more
+    arguments of the template: ``tools``, and what the template itself names.
     """
-    for index, message in enumerate(messages):
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise ValueError(
-                    f"chat message {index} is {shown(dict(message))}: give {{'role': 'user', 'content': 'text'}}"
-                )
+    said = [chat_message(message, f"chat message {index}") for index, message in enumerate(messages)]
     if tokenizer is None:
         raise ValueError("chat messages need a tokenizer: give the Target one, or pass token ids")
-    if not tokenizer.chat_template:
+    if not (template := str(tokenizer.chat_template or "")):
         raise ValueError(
             "the target's tokenizer has no chat template, so chat messages cannot become a prompt: "
             "give text, or set tokenizer.chat_template"
         )
-    goes_on = messages[-1]["role"] == "assistant"
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
+    if unread := [name for name in options or () if not re.search(rf"\b{re.escape(name)}\b", template)]:
+        raise ValueError(
+            f"chat_template: the target's template does not read {unread[0]!r}, so it would change nothing: leave it "
+            f"out, or give the name that the model's page says"
         )
+    goes_on = said[-1]["role"] == "assistant" and bool(said[-1].get("content"))
+    try:
+        ends: dict[str, Any] = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+        text = tokenizer.apply_chat_template(said, tokenize=False, **ends, **(options or {}))
     except Exception as error:  # a template may raise anything, and often it says which roles it takes
         reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"the target's chat template does not take these messages: {reason}") from error
-    text = whole_text("the conversation", str(text))
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written the special ones
-    if not ids:
+    ids = tokenizer(whole_text("the conversation", str(text)), add_special_tokens=False)["input_ids"]
+    if not ids:  # the template has written the special ones
         raise ValueError("the chat template made an empty prompt of these messages: give text")
     return list(ids)
+
+
+def chat_message(given: Message, where: str) -> dict[str, Any]:
+    """Returns a message as chat templates read it: content in parts as one text, arguments of calls as objects."""
+    message = {name: value for name, value in deepcopy(dict(given)).items() if value is not None or name == "content"}
+    calls: Any = message.get("tool_calls", ())
+    try:
+        if isinstance(message.get("content"), list):
+            message["content"] = "".join(part["text"] for part in message["content"])
+        for function in (call.get("function", call) for call in calls):
+            if isinstance(function["arguments"], str):  # as OpenAI's clients send them
+                function["arguments"] = json.loads(function["arguments"])
+        if isinstance(message["role"], str) and isinstance(message.get("content"), str | None if calls else str):
+            return message
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass  # refused with all others
+    remedy = "{'role': 'user', 'content': 'text'}, and the arguments of tool calls as JSON"
+    raise ValueError(f"{where} is {shown(dict(given))}: give {remedy}")
 
 
 def _listed(what: str, given: Any, wanted: str) -> list[Any]:

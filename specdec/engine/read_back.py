@@ -37,11 +37,6 @@ class Fetch:
         return self._here.numpy()
 
 
-def ask_grammars(tree: DraftTree, batch: Batch) -> Fetch:
-    """Returns a question to the grammars on its way to the host, which answers it while the device verifies."""
-    return Fetch(batch.matchers.question(batch.slots, tree.tokens, tree.ancestors, tree.valid))
-
-
 @dataclass(frozen=True, eq=False)
 class ReadBack:
     """A round's results on the host, row by row; where one is not ``valid``, only the proposed nodes mean anything.

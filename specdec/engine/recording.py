@@ -41,14 +41,6 @@ def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invar
     return "decisions" if invariant or recording == "decisions" else "rounds"
 
 
-def as_on_gpu(recording: str, device: str) -> bool:
-    """Returns whether rounds are padded to few numbers of rows, and begun before the host has read the ones before.
-
-    A CPU gains nothing by either, and does so only if whole rounds are asked for, to show how they go on a GPU.
-    """
-    return recording == "rounds" or device != "cpu"
-
-
 def may_record(verifier: Verifier) -> bool:
     """Returns whether a rule's laws may be replayed without its Python: this project's may, others if they say so."""
     ours = type(verifier).__module__.partition(".")[0] in ("specdec", "verifiers")

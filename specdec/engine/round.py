@@ -14,7 +14,7 @@ from specdec.batch import Batch
 from specdec.coupling import decided
 from specdec.engine.clock import StageTimer
 from specdec.engine.processors import apply_processors
-from specdec.engine.read_back import Decision, DeviceRound, Fetch, ask_grammars, pack
+from specdec.engine.read_back import Decision, DeviceRound, Fetch, pack
 from specdec.engine.recording import RoundRecorder, Stages, buckets, may_record, traits
 from specdec.engine.slot_table import SlotTable
 from specdec.filters import first_largest
@@ -117,7 +117,9 @@ class Rounds:
             tree, prepared = self._drafted(mode, batch, run, nodes)
             in_line = tree.in_line or tree.width == 1
         with self.timer.stage("verify"):
-            question = ask_grammars(tree, rows) if rows.has_grammars else None
+            question = None
+            if rows.has_grammars:  # the host answers while the device verifies
+                question = Fetch(rows.matchers.question(rows.slots, tree.tokens, tree.ancestors, tree.valid))
             key: Hashable = mode.wants, rows.key_bound, rows.place
             output = run("verify", key, partial(verify, mode.wants, rows, self._runner), tree)
         with self.timer.stage("accept"):

@@ -130,7 +130,8 @@ class Detokenizer:
         whole = text if final else text.rstrip(_REPLACEMENT)
         if len(whole) < len(text) and not whole.startswith(self._seen):
             return ""  # the prompt ends inside a character, or a run of byte tokens is malformed so far
-        new = whole[_common(self._seen, whole) :]
+        apart = (place for place, pair in enumerate(zip(self._seen, whole, strict=False)) if pair[0] != pair[1])
+        new = whole[len(self._seen) if whole.startswith(self._seen) else next(apart, len(whole)) :]
         if new:
             self._seen = whole
         if len(whole) == len(text):
@@ -174,12 +175,6 @@ def unseen_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     named = {str(added): token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     named |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return {name: token for name, token in named.items() if not tokenizer.decode([token], skip_special_tokens=True)}
-
-
-def _common(first: str, second: str) -> int:
-    if second.startswith(first):
-        return len(first)
-    return next(i for i, (a, b) in enumerate(zip(first + "\0", second + "\1", strict=False)) if a != b)
 
 
 def _beginning_of_any(text: str, stop: Stop) -> int:

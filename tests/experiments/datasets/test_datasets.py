@@ -1,7 +1,7 @@
 """Prompts: where they come from, which are chosen, what is wrong with a file; the benchmarks' files as they ship."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,30 @@ def test_turns_and_prompts(tmp_path: Path) -> None:
     assert [prompt.turns[0] for prompt in prompts] == ["Q: How many {}?\nA:", "As it is"]
 
 
+def test_of_messages_the_last_is_answered(tmp_path: Path) -> None:
+    """As in files of others: with the answer, tools as JSON, contents in parts; and from the hub, with None for all."""
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 2}'}}]}
+    told, tools = {"role": "tool", "content": "4"}, [{"name": "f"}]
+    rows = [{"messages": [*said, {"role": "assistant", "content": "4"}], "tools": None}]
+    rows.append({"messages": [*said, call, told], "tools": json.dumps(tools)})
+    first, second = Jsonl(file=written(tmp_path, *rows)).load()
+    assert (first.turns, second.turns, second.chat, second.tools) == (("2+2?",), ("4",), True, tuple(tools))
+    tokenizer = byte_tokenizer()
+    with pytest.raises(ValueError, match="prompt 2: the target's tokenizer has no chat template"):
+        render(second, tokenizer)
+    tokenizer.chat_template = (
+        "{{ tools }}{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.arguments.x }}{% endfor %}{% endfor %}"
+    )
+    assert tokenizer.decode(render(first, tokenizer)) == "None<s>Be brief.<u>2+2?"
+    assert tokenizer.decode(render(second, tokenizer)) == "[{'name': 'f'}]<s>Be brief.<u>2+2?<a>2<t>4"
+    assert fingerprint([first]) != fingerprint([replace(first, messages=first.messages[1:])])
+    hub = {"messages": [{"role": "user", "content": "2+2?"}, call, told], "tools": json.dumps(tools)}
+    pandas.DataFrame([hub]).to_parquet(tmp_path / "rows.parquet")
+    assert Jsonl(file=str(tmp_path / "rows.parquet")).load()[0].messages == second.messages[1:]
+
+
 BAD: list[tuple[type[Text | Jsonl], bytes, str, dict[str, Any]]] = [
     (Text, b" \n", "is empty", {}),
     (Text, b"\xff\xfe\x00", "not a UTF-8 text file", {}),
@@ -150,9 +174,12 @@ BAD: list[tuple[type[Text | Jsonl], bytes, str, dict[str, Any]]] = [
     (Jsonl, b'{"prompt": "\xff"}\n', "not UTF-8", {}),
     (Jsonl, b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON", {}),
     (Jsonl, b'{"turns": ["fine"]}\n{"turns": []}\n', 'line 2: "turns" must be', {}),
-    (Jsonl, b'{"turns": ["fine"]}\n{"text": "a"}\n', 'line 2 has neither "turns" nor "prompt"', {}),
-    (Jsonl, b'{"text": 1}', 'line 1 has neither "turns", "a" nor "b"', {"fields": ["a", "b"]}),
+    (Jsonl, b'{"turns": ["fine"]}\n{"text": "a"}\n', "line 2 has none of turns, prompt, messages", {}),
+    (Jsonl, b'{"text": 1}', "line 1 has none of turns, a, b, messages", {"fields": ["a", "b"]}),
     (Jsonl, b'{"prompt": [1]}', 'line 1: "prompt" must be a list of non-empty strings', {}),
+    (Jsonl, b'{"messages": [{"role": "assistant", "content": "a"}]}', 'line 1: give "messages" of which the last', {}),
+    (Jsonl, b'{"messages": [{"role": "user", "content": "a"}], "tools": "[{"}', 'line 1: give "messages"', {}),
+    (Jsonl, b'{"messages": ["a"]}', 'line 1: give "messages"', {}),
     (Jsonl, b"{}", r"dataset\.template='Q:': write {} where", {"template": "Q:"}),
 ]
 
@@ -283,7 +310,7 @@ def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(files, "hf_hub_download", refuse)
     for name, listing, words in (
-        (str(tmp_path / "bad.parquet"), refuse, "cannot be read as Parquet"),
+        (str(tmp_path / "bad.parquet"), refuse, "bad.parquet cannot be read"),
         ("hf://owner/name", refuse, "write a file on the hub as hf://datasets/OWNER/NAME/PATH"),
         ("owner/name", lambda *_, **__: ["a/test.parquet", "b/test.parquet"], r"several files: .* a/test\.parquet, b"),
         ("owner/name", lambda *_, **__: ["x"], "no JSONL"),

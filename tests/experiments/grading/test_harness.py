@@ -133,7 +133,7 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
         (["tasks=sums", "drafter=none"], "drafter=none"),
         (["tasks=sums", "limit=0"], "limit=0"),
         (["tasks=sums", "generation={num_beams: 4}"], "num_beams=4"),
-        (["tasks=sums", "chat=true", "chat_template={enable_thinking: false}"], "'enable_thinking'"),
+        (["tasks=sums", "chat=true", "chat_template={enable_thinking: false}"], "no chat template"),
         (["tasks=sums", "without lm-eval"], "lm-eval"),
     ],
 )

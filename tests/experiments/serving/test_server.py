@@ -243,7 +243,12 @@ WRONG_IN_CHATS: dict[str, list[Any]] = {
     "messages": [
         *([], "abc", ["abc"], [{"role": "user", "content": "\ud800"}], [{"role": "user"}]),
         [{"role": "user", "content": [{"type": "image_url"}]}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
+        [{"role": "assistant", "tool_calls": [5]}],
     ],
+    "tools": [5, [5]],
+    "chat_template_kwargs": [[], "mood"],
     "top_logprobs": [3],
     "logprobs": [1],
     "prompt": ["abc"],
@@ -260,6 +265,25 @@ def test_what_is_wrong_is_refused_by_name(field: str, chat: bool) -> None:
             understood(chat, **asked | {field: value})
         assert refused.value.status == 400 and refused.value.param == field, value
         assert field in str(refused.value) or field == ("messages" if chat else "prompt"), "the sentence names it"
+
+
+def test_the_chat_template_is_given_tools_calls_of_them_and_more() -> None:
+    """Arguments become objects, and parts one text; what the template does not read would be ignored."""
+    reads = tokenizer()
+    reads.chat_template = (
+        "{{ tools | tojson }}{{ mood }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.arguments.x + 1 }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 2}'}}
+    said = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": None}]
+    said += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "4"}]
+    body = {"messages": said, "tools": [{"name": "f"}], "tool_choice": "auto", "chat_template_kwargs": {"mood": "!"}}
+    (ids,) = understand(body, reads, DEFAULTS, chat=True, most=8).prompts
+    assert reads.decode(ids) == '[{"name": "f"}]!<user>ab<assistant>3<tool>4'
+    assert call["function"]["arguments"] == '{"x": 2}', "the client's own are left alone"
+    for name in ("tools", "chat_template_kwargs"):
+        with pytest.raises(RequestError, match=r"template does not read '(tools|mood)', so it would change nothing"):
+            understood(chat=True, messages=MESSAGES, **{name: body[name]})
 
 
 def test_what_changes_nothing_is_accepted() -> None:
