@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full gpu gpu-dry check format docs docs-serve wheel clean
+.PHONY: help setup demo test test-full test-real gpu gpu-dry check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -52,7 +52,12 @@ test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 	$(TEST) $(ARGS)
 
 test-full: $(STAMP) ## Run every case of every claim
-	$(TEST) -m "not gpu" $(ARGS)
+	$(TEST) -m "not gpu and not real" $(ARGS)
+
+# One process, one model in memory at a time. Shapes are not checked: these are whole models.
+test-real: $(STAMP) ## Run what is promised of real models, those in the folder SPECDEC_MODELS
+	@test -n "$(SPECDEC_MODELS)" || { echo "Name a folder of models: make test-real SPECDEC_MODELS=FOLDER" >&2; exit 1; }
+	HF_HUB_OFFLINE=1 SPECDEC_MODELS="$(SPECDEC_MODELS)" $(BIN)/python -m pytest -m real tests/real $(ARGS)
 
 # On a machine with a GPU, the Python that has a torch for it is at hand and the network may not be: the environment is
 # used where it was made, and is never made for this. A warning of some package in another version fails no test there.
