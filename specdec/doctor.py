@@ -39,8 +39,9 @@ def table(facts: Cpu | None = None) -> dict[str, str]:
         "versions": ", ".join([f"Python {platform.python_version()}", *map(_version, PACKAGES)]),
     }
     for dtype in DTYPES if library is not None else ():
+        own = "the C's, in tiles (AMX)" if library and dtype is torch.bfloat16 and library.tiles_from(0) else "the C's"
         first = torch_rows(dtype)
-        rows[f"products in {dtype_name(dtype)}"] = f"the C's, from {first} rows on torch's" if first else "the C's"
+        rows[f"products in {dtype_name(dtype)}"] = own + (f", from {first} rows on torch's" if first else "")
         rows[f"attention in {dtype_name(dtype)}"] = faster_here(dtype)
     return rows
 

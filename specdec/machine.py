@@ -151,8 +151,7 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
         # In a container the path may be the host's. A missing group limits nothing, and the root is always read.
         group = Path(path.lstrip("/"))
         limits += [_limit(base / each) for each in (group, *group.parents)]
-    found = [limit for limit in limits if limit is not None]
-    return min(found) if found else None
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _limit(group: Path) -> float | None:

@@ -90,7 +90,7 @@ _joint: WeakValueDictionary[tuple[int, ...], PanelWeight] = WeakValueDictionary(
 def torch_rows(dtype: torch.dtype) -> int:
     """Return the number of rows from which on torch's product on a plain weight beats the C's here; 0 if it never does.
 
-    It may with AMX, whose tiles the C does not use. A row has other bits from that number on.
+    It may with AMX, from many rows on. A row has other bits from that number on.
     """
     return chosen(
         f"rows from which products in {dtype_name(dtype)} are torch's (0: none)", lambda: _torch_rows(dtype), 0

@@ -2,7 +2,7 @@
 
 They lie in panels: some neighbouring output channels, and for these the weights of the first two inputs, of the next
 two, and so on. So they are read in the order in which they lie (``docs/engine.md``). **A row's outputs are the same
-bits for any number of rows**, because each sum, in float32, takes the inputs one after the other.
+bits for any number of rows**, because each sum, in float32, takes the inputs in one order.
 
 A float32 weight whose numbers all fit into 16 bits is kept in 16 bits: half of the traffic for the same function.
 Inputs and outputs of quantized weights are rounded to bfloat16 (``quantization/base.py`` says why).

@@ -149,11 +149,7 @@ INLINE long words_of(const call *c, long numbers) { return in_pairs(c) ? (number
 /* A vector of words from a word on, of `dim` numbers at `at`; zeros behind the last number. */
 INLINE vec load_part(const call *c, const void *p, long at, long word, long dim) {
   if (!in_pairs(c)) return load_some(p, at + word, dim - word, c->dtype);
-  const uint16_t *numbers = (const uint16_t *)p + at + 2 * word;
-  if (dim - 2 * word >= 2 * WIDTH) return LOAD((const float *)numbers);
-  uint16_t some[2 * WIDTH] = {0};
-  memcpy(some, numbers, 2 * (dim - 2 * word));
-  return LOAD((const float *)some);
+  return load_bytes((const uint16_t *)p + at + 2 * word, 2 * (dim - 2 * word), FLOAT32);
 }
 
 /* Has a position's keys and values of a head brought nearer. */
@@ -170,15 +166,15 @@ INLINE void fetch(const call *c, long row, long head, long position) {
    behind the last key is 0. Meanwhile fetches keys and values that are used next: `more` of a head from a position on. */
 INLINE void lay_out_values(const call *c, long row, const long *at, long first, long count, long next_head, long next,
                            long more, float *values) {
-  const long wide = filled_up(c->value_dim);
-  for (long key = first; key < count; key += 1 + in_pairs(c), values += wide) {
+  const long dim = c->value_dim, wide = filled_up(dim);
+  const int pairs = in_pairs(c), dtype = c->dtype;
+  for (long key = first; key < count; key += 1 + pairs, values += wide) {
     if (key < more) fetch(c, row, next_head, next + key);
-    if (in_pairs(c) && key + 1 < more) fetch(c, row, next_head, next + key + 1);
+    if (pairs && key + 1 < more) fetch(c, row, next_head, next + key + 1);
     for (long d = 0; d < wide; d += WIDTH) {
-      const long some = c->value_dim - d;
-      vec numbers = load_some(c->values, at[key] + d, some, c->dtype);
-      if (in_pairs(c)) {
-        const ivec high = key + 1 < count ? BITS(load_some(c->values, at[key + 1] + d, some, BFLOAT16)) : IALL(0);
+      vec numbers = load_some(c->values, at[key] + d, dim - d, dtype);
+      if (pairs) {
+        const ivec high = key + 1 < count ? BITS(load_some(c->values, at[key + 1] + d, dim - d, BFLOAT16)) : IALL(0);
         numbers = FLOATS(RIGHT(BITS(numbers), 16) | high);
       }
       STORE(values + d, numbers);

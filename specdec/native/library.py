@@ -161,6 +161,7 @@ def _run(command: list[str]) -> str:
 
 _ARGUMENTS = {
     "panel_channels": "",
+    "tiles_from": "i",  # rows
     # panels, scales, bias, inputs, outputs; out, in, width, rows; format, kind
     "multiply": "pppppllllii",
     "attend": "p",

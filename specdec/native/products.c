@@ -9,6 +9,8 @@
    Every sum is one lane of a register that takes the inputs one after the other. So a row's outputs are the same bits
    whatever the number of rows, its place among them, and the number of threads.
 
+   Where the processor has tiles of its own (AMX), products of bfloat16 use these (tiles.h).
+
    Sums are in float32. Where inputs and outputs are float32 and the weights are not quantized, nothing is rounded.
    Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/base.py says
    why). */
@@ -20,7 +22,7 @@
 #define PANEL (VECTORS * WIDTH)
 #define MOST_ROWS 6 /* of a tile */
 #define PART(ROWS) (WIDTH == 16 || ROWS < 3 ? VECTORS : 2) /* vectors at a time, whose sums fit into the registers */
-#define GROUP_ROWS 60                      /* rows for which a block of weights is used again */
+#define GROUP_ROWS 64                      /* rows for which a block of weights is used again */
 #define BLOCK 96                           /* pairs of inputs: the numbers of a block fit into the nearest cache */
 #define GROUP 32                           /* pairs of inputs of int4 weights that share a scale */
 
@@ -181,6 +183,8 @@ static const format pairs_of_bfloat16 = {BYTES_bfloat16, ALL_OF(bfloat16_pairs),
 QUANTIZED(int8)
 QUANTIZED(int4)
 
+#include "tiles.h"
+
 /* ---- All tiles. ---- */
 
 enum { EXACT, HALF, ROUNDED }; /* inputs and outputs are float32; bfloat16; float32 that is rounded to bfloat16 */
@@ -195,7 +199,7 @@ typedef struct {
   long item;        /* bytes of a number of x */
   void *y;          /* [rows, out] */
   long out, in, rows;
-  int kind;
+  int kind, tiled;
 } job;
 
 /* Rows' sums of a panel whose first channel is `first`, scaled, with the bias, in the outputs' dtype. */
@@ -214,34 +218,40 @@ static void finish(const job *j, const float *sums, long first, long row, long r
 /* A panel times up to GROUP_ROWS rows from `row`. `again` says that the panel is used for others afterwards. */
 static void multiply_panel(const job *j, long panel, long row, long rows, int again) {
   const format *f = j->format;
-  const long pairs = j->in / 2, groups = pairs / GROUP, parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
-  const long each = rows / parts, more = rows % parts;
+  const long most = j->tiled ? LINES : MOST_ROWS, parts = (rows + most - 1) / most;
+  const long pairs = j->in / 2, groups = pairs / GROUP, each = rows / parts, more = rows % parts;
   /* The sums of three rows are too few for two units that take four cycles each: one tile has four or five, one two. */
   const long first = WIDTH == 8 && each == 3 && parts > 1;
+  /* Tiles are set up once, for parts of one size: the last part begins early enough, and its sums are kept apart. */
+  const long same = j->tiled ? each + (more > 0) : 0, apart = j->tiled ? (parts - 1) * same : rows;
   const char *p = j->panels + panel * pairs * f->bytes;
   const long lines = (f->bytes + 64 * parts - 1) / (64 * parts);
   float sums[GROUP_ROWS * PANEL] __attribute__((aligned(64)));
   float unpacked[BLOCK * BYTES_float32 / 4] __attribute__((aligned(64)));
+  if (j->tiled) set_up_tiles(same);
   for (long k = 0; k < pairs; k += BLOCK) {
-    const long count = pairs - k < BLOCK ? pairs - k : BLOCK;
+    const long count = pairs - k < BLOCK ? pairs - k : BLOCK, step = j->grouped ? GROUP : count;
     const char *next = p + (again ? 0 : count * f->bytes), *numbers = p;
     const format *used = f;
-    if (f->unpack && parts > 3) { /* fewer unpack in registers */
+    if (f->unpack && (j->tiled || parts > 3)) { /* fewer unpack in registers */
       f->unpack(p, unpacked, count);
       numbers = (const char *)unpacked, used = f->unpacked;
     }
     for (long part = 0, r = 0; part < parts; part++) {
-      const long some = part + 1 == parts ? rows - r : each + (part < more) + (part ? 0 : first);
-      const long step = j->grouped ? GROUP : count;
+      const long some = same ? same : part + 1 == parts ? rows - r : each + (part < more) + (part ? 0 : first);
+      const long from = row + (r == apart ? rows - same : r);
       for (long g = 0; g < count; g += step, next += 64 * lines * step)
-        used->tiles[some](numbers + g * used->bytes, (const char *)j->x + ((row + r) * j->in + 2 * (k + g)) * j->item,
-                          j->in, sums + r * PANEL, step, k + g == 0,
-                          j->grouped ? j->scales + (panel * groups + (k + g) / GROUP) * PANEL : NULL, next, lines);
+        (same ? multiply_part : used->tiles[some])(
+            numbers + g * used->bytes, (const char *)j->x + (from * j->in + 2 * (k + g)) * j->item, j->in,
+            sums + r * PANEL, step, k + g == 0,
+            j->grouped ? j->scales + (panel * groups + (k + g) / GROUP) * PANEL : NULL, next, lines);
       r += some;
     }
     p += count * f->bytes;
   }
-  finish(j, sums, panel * PANEL, row, rows);
+  if (j->tiled) _tile_release();
+  finish(j, sums, panel * PANEL, row, apart);
+  finish(j, sums + apart * PANEL, panel * PANEL, row + rows - same, same);
 }
 
 /* ---- What Python calls. ---- */
@@ -271,10 +281,13 @@ int multiply(const void *panels, const float *scales, const void *bias, const vo
       }
   }
   const long count = (out + PANEL - 1) / PANEL;
+  /* In models of float32 no row may have other bits than the rest. */
+  j.tiled = least_rows && rows >= least_rows && (kind == HALF || (kind == ROUNDED && least_rows == 1));
+  const long most = j.tiled ? GROUP_ROWS : GROUP_ROWS / MOST_ROWS * MOST_ROWS;
   _Pragma("omp parallel for schedule(static) if (out * width >= LEAST_PARALLEL)")
   for (long panel = 0; panel < count; panel++)
-    for (long row = 0; row < rows; row += GROUP_ROWS) {
-      const long some = rows - row < GROUP_ROWS ? rows - row : GROUP_ROWS;
+    for (long row = 0; row < rows; row += most) {
+      const long some = rows - row < most ? rows - row : most;
       multiply_panel(&j, panel, row, some, row + some < rows);
     }
   free(copy);

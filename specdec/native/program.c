@@ -44,11 +44,8 @@ INLINE void *address(char *const *places, word w) {
 INLINE vec sigmoid(vec x) {
   const vec e = exponential(ZERO() - MAX(x, ZERO() - x)), below = ALL(1.0f) + e;
   const vec larger = ALL(1.0f) / below, smaller = e / below;
-#if WIDTH == 16
-  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, ZERO(), _CMP_LT_OQ), larger, smaller);
-#else
-  return _mm256_blendv_ps(larger, smaller, x); /* by the sign */
-#endif
+  const ivec negative = SIGNED_RIGHT(BITS(x), 31);
+  return FLOATS((negative & BITS(smaller)) | (~negative & BITS(larger)));
 }
 
 INLINE vec activated(vec x, int function) {

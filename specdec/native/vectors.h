@@ -49,16 +49,14 @@ typedef __v8si signed_words;
 #define FMA _mm256_fmadd_ps
 #define IALL _mm256_set1_epi32
 #define TO_INT _mm256_cvtps_epi32
-INLINE float LARGEST(vec v) {
-  __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  a = _mm_max_ps(a, _mm_movehl_ps(a, a));
-  return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
-}
-INLINE float SUM(vec v) {
-  __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-  return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
-}
+#define OVER_LANES(NAME, OF)                                                                \
+  INLINE float NAME(vec v) {                                                                \
+    __m128 a = OF##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));             \
+    a = OF##_ps(a, _mm_movehl_ps(a, a));                                                    \
+    return _mm_cvtss_f32(OF##_ss(a, _mm_movehdup_ps(a)));                                   \
+  }
+OVER_LANES(LARGEST, _mm_max)
+OVER_LANES(SUM, _mm_add)
 INLINE ivec load_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE ivec load_int16(const void *p) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
@@ -108,13 +106,8 @@ INLINE void store_bfloat16(void *p, vec numbers) {
   ivec words = BITS(numbers);
   ivec odd = IAND(RIGHT(words, 16), IALL(1));
   ivec rounded = RIGHT(IADD(words, IADD(odd, IALL(0x7fff))), 16);
-#if WIDTH == 16
-  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(numbers, numbers, _CMP_UNORD_Q), IALL(0x7fc0));
-#else
-  ivec nan = BITS(_mm256_cmp_ps(numbers, numbers, _CMP_UNORD_Q));
-  rounded = _mm256_blendv_epi8(rounded, IALL(0x7fc0), nan);
-#endif
-  store_int16(p, rounded);
+  const ivec nan = (ivec)(numbers != numbers);
+  store_int16(p, (nan & IALL(0x7fc0)) | (~nan & rounded));
 }
 
 /* Rounded likewise, as float32. */
@@ -163,15 +156,21 @@ INLINE vec power_of_two(vec x) {
 #endif
 }
 
-INLINE vec load_numbers(const void *p, int dtype) { return dtype == FLOAT32 ? LOAD(p) : load_bfloat16(p); }
+INLINE vec load_numbers(const void *p, long at, int dtype) {
+  return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);
+}
 
-/* The first `count` numbers of a vector, filled up with zeros: nothing behind them is read. */
+/* The numbers of a vector that are in the first `bytes`, filled up with zeros: nothing behind them is read. */
+INLINE vec load_bytes(const void *p, long bytes, int dtype) {
+  if (bytes >= (dtype == FLOAT32 ? 4 : 2) * WIDTH) return load_numbers(p, 0, dtype);
+  char some[4 * WIDTH] = {0};
+  memcpy(some, p, bytes > 0 ? bytes : 0);
+  return load_numbers(some, 0, dtype);
+}
+
 INLINE vec load_some(const void *p, long at, long count, int dtype) {
   const long item = dtype == FLOAT32 ? 4 : 2;
-  if (count >= WIDTH) return load_numbers((const char *)p + item * at, dtype);
-  char some[4 * WIDTH] = {0};
-  memcpy(some, (const char *)p + item * at, count > 0 ? item * count : 0);
-  return load_numbers(some, dtype);
+  return load_bytes((const char *)p + item * at, item * count, dtype);
 }
 
 /* Writes the first `count` numbers of a vector, or all. */

@@ -25,6 +25,7 @@ SOURCE = """
 #endif
 int multiply(void) { return ANSWER; }
 int panel_channels(void) { return ANSWER; }
+int tiles_from(void) { return ANSWER; }
 int attend(void) { return ANSWER; }
 int normalize(void) { return ANSWER; }
 int activate(void) { return ANSWER; }

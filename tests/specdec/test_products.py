@@ -1,7 +1,10 @@
 """Products in C: the same function on every processor, the same bits for any number of rows."""
 
 import ctypes
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +29,32 @@ needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compi
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+AMX = Path(__file__).with_name("amx.h")
+needs_pairs = pytest.mark.skipif(not {"avx512_bf16", "avx512vl"} <= cpu().features, reason="no AVX512 with bfloat16")
+
+
 def machines() -> Iterator[object]:
     """The instruction sets that the code has a way of its own for, as far as this processor has them."""
     yield "native"
+    yield pytest.param("tiles", marks=needs_pairs)  # AMX, emulated
     yield pytest.param("x86-64-v3", marks=pytest.mark.full)  # AVX2
     if {"avx512f", "avx512bw", "avx512vl"} <= cpu().features:
         yield pytest.param("x86-64-v4", marks=pytest.mark.full)  # AVX512 without products of bfloat16
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The products alone, with tile instructions in plain C."""
+    file = tmp_path_factory.mktemp("native") / "tiles.so"
+    command = [*native._compiler(), *native._FLAGS, "-include", str(AMX), "-shared", str(native.FOLDER / "products.c")]
+    subprocess.run([*command, "-lm", "-o", str(file)], check=True)
+    return file
+
+
+def loaded(file: Path) -> ctypes.CDLL:
+    library, kinds = ctypes.CDLL(str(file)), {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int}
+    library.multiply.argtypes = [kinds[letter] for letter in native._ARGUMENTS["multiply"]]
+    return library
 
 
 @pytest.fixture(params=machines(), scope="module")
@@ -39,6 +62,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The C as it is compiled for one of these."""
     if request.param == "native" and (kept := native_library()) is not None:
         return kept
+    if request.param == "tiles":
+        return loaded(request.getfixturevalue("tiles"))
     flags = tuple(each.replace("native", request.param) for each in native._FLAGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_FLAGS", flags)
@@ -154,6 +179,68 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
         assert (alone.double() - exact).norm() < 0.2 * exact.norm(), "the right product, up to int4's rounding"
         for rows in ROWS:
             assert torch.equal(product(inputs[:rows], None), alone[:rows]), (out, width, rows)
+
+
+def by_the_manual(inputs: Tensor, weight: Tensor) -> Tensor:
+    """The sums of tiles: of 32 inputs the even and the odd ones apart, then both. Products of bfloat16 are exact."""
+    sums = torch.zeros(len(inputs), len(weight))
+    for x, w in zip(inputs.float().split(32, 1), weight.float().split(32, 1), strict=True):
+        apart = torch.zeros(2, *sums.shape)
+        for k in range(32):
+            apart[k % 2] += torch.outer(x[:, k], w[:, k])
+        sums += apart[0] + apart[1]
+    return sums.bfloat16()
+
+
+@needs_compiler
+@needs_pairs
+@pytest.mark.parametrize("mutant", [False, True], ids=["as it is", "mutant"])
+def test_tiles_sum_as_the_manual_says(mutant: bool, tiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: exact sums are 0, so the outputs are nothing but the order's roundings. The time is not seen here.
+
+    The mutant's panels have the first and the second input of each pair exchanged.
+    """
+    library = loaded(tiles)
+    monkeypatch.setattr(module, "native_library", lambda: library)
+    half, x = noise(130, 304, dtype=torch.bfloat16), noise(65, 304, dtype=torch.bfloat16)
+    inputs, weight = torch.cat([x, x], dim=1), torch.cat([half, -half], dim=1)
+    product, wanted = panels(weight), by_the_manual(inputs, weight)
+    assert product is not None and library.tiles_from(0) == 1
+    if mutant:
+        product.panels = product.panels.flip(-1).contiguous()
+    for rows in range(1, 66):
+        assert torch.equal(product(inputs[:rows], None), wanted[:rows]) is not mutant, rows
+    assert library.tiles_from(66) == 66
+    vectors = product(inputs, None)
+    assert library.tiles_from(1) == 1
+    assert 0 < (vectors.float() - wanted.float()).abs().max() < 1e-4
+
+
+@needs_compiler
+def test_tiles_are_compiled_for_a_processor_that_has_them(tmp_path: Path) -> None:
+    """They are not run here."""
+    for_it = [
+        "-O1",
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mamx-tile",
+        "-mamx-bf16",
+        "-S",
+        "-o",
+        str(tmp_path / "made.s"),
+    ]
+    flags = [each for each in native._FLAGS if not each.startswith(("-O", "-march"))]
+    subprocess.run([*native._compiler(), *flags, *for_it, str(native.FOLDER / "products.c")], check=True)
+    made = (tmp_path / "made.s").read_text()
+    assert all(name in made for name in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"))
+
+
+@needs_compiler
+@needs_pairs
+def test_a_system_that_refuses_tiles_has_the_products_of_vectors(tiles: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("AMX_REFUSED", "1")
+    library = ctypes.CDLL(str(shutil.copy(tiles, tmp_path / "refused.so")))
+    assert library.tiles_from(0) == 0 and library.tiles_from(5) == 0
 
 
 @needs_compiler
