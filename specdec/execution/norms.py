@@ -26,7 +26,6 @@ _NORMS = ("RMSNorm", "L2Norm")
 _EPS = ("variance_epsilon", "eps", "epsilon")
 # Whether numbers are rounded before they are multiplied by a norm's weight, and what is added to that.
 _WAYS = ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
-_WIDTH = 64  # of a norm without a weight, where it is tried
 # The largest error of a norm, as a share of it: of other sums, and in 16 bits of one step.
 _NORM_ERRORS = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 _ACTIVATIONS = ("silu", "swish", "gelu")
@@ -88,7 +87,7 @@ def _norm_options(module: nn.Module) -> tuple[float, bool, float] | None:
     if eps is None or len(list(module.parameters())) != (weight is not None) or dtype not in _NORM_ERRORS:
         return None
     with torch.inference_mode(), _disable_current_modes():  # on numbers, even where the model has none
-        width, drawn = _WIDTH if weight is None else len(weight), torch.Generator().manual_seed(0)
+        width, drawn = 64 if weight is None else len(weight), torch.Generator().manual_seed(0)
         inputs, other = (torch.randn(rows, width, generator=drawn, device="cpu").to(dtype) for rows in (3, 1))
         state = {} if weight is None else {"weight": other[0]}
         try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,13 +17,12 @@ from specdec.execution.products import PanelWeight, panels, readable
 from specdec.host import scoped
 from specdec.machine import dtype_name
 from specdec.memory import free_memory
-from specdec.native import chosen, is_plain, loses
+from specdec.native import chosen, is_plain, loses, native_library
 
 _SHARE = 0.5  # the share of the free memory that copies may take
 _CPU = torch.device("cpu")
-_SAMPLED = 16
 _LEAST_16_BITS = 1 << 14  # numbers of the smallest weight in 16 bits whose product is not quicker by the plain path
-_TRIED = (128, 32)  # rows for which torch's product is tried, on a weight of 512 times 1,024; fewer take the C
+_TRIED = (128, 32)  # rows for which torch's product is tried; fewer take the C
 
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
 
@@ -92,13 +91,15 @@ def torch_rows(dtype: torch.dtype) -> int:
 
     It may with AMX, from many rows on. A row has other bits from that number on.
     """
-    return chosen(
-        f"rows from which products in {dtype_name(dtype)} are torch's (0: none)", lambda: _torch_rows(dtype), 0
-    )
+    what = f"rows from which products in {dtype_name(dtype)} are torch's (0: none)"
+    return chosen(what, partial(_torch_rows, dtype), 0)
 
 
 def _torch_rows(dtype: torch.dtype) -> int:
-    weight = torch.ones(512, 1024, dtype=dtype, device=_CPU)
+    library: Any = native_library()
+    # In tiles, a hundred rows take no longer than the weight takes from memory: caches must not hold it.
+    tiles = dtype is torch.bfloat16 and library.tiles_from(0)
+    weight = torch.ones((8192, 4096) if tiles else (512, 1024), dtype=dtype, device=_CPU)
     packed, found = panels(weight), 0
     assert packed is not None, "asked where the C is compiled"
     for rows in _TRIED:
@@ -140,6 +141,6 @@ def _key(module: nn.Linear) -> tuple[object, ...]:
     Fused optimizers and writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
     """
     weight = module.weight.detach()
-    some = weight.view(-1)[:: weight.numel() // _SAMPLED + 1].tolist() if weight.is_contiguous() else []
+    some = weight.view(-1)[:: weight.numel() // 16 + 1].tolist() if weight.is_contiguous() else []
     version = 0 if weight.is_inference() else weight._version
     return epoch(), weight.shape, weight.stride(), weight.data_ptr(), weight.dtype, version, *some
