@@ -19,20 +19,9 @@ from specdec.native.library import library_in, native_library
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
-SOURCE = """
-#ifndef ANSWER
-#define ANSWER 1
-#endif
-int multiply(void) { return ANSWER; }
-int panel_channels(void) { return ANSWER; }
-int tiles_from(void) { return ANSWER; }
-int attend(void) { return ANSWER; }
-int normalize(void) { return ANSWER; }
-int activate(void) { return ANSWER; }
-int first_largest(void) { return ANSWER; }
-int uniforms(void) { return ANSWER; }
-int run(void) { return ANSWER; }
-"""
+SOURCE = "#ifndef ANSWER\n#define ANSWER 1\n#endif\n" + "\n".join(
+    f"int {name}(void) {{ return ANSWER; }}" for name in native._ARGUMENTS
+)
 """As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""
 
 
