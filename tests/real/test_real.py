@@ -212,7 +212,7 @@ def test_a_long_prompt_is_read_in_chunks_and_over_every_window(real: SimpleNames
 
 # ---------------------------------------------------------------- the joint law
 
-SAMPLED = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3, ignore_eos=True, n=800, seed=0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3, ignore_eos=True, n=400, seed=0)
 OPEN = "My favourite animals are"
 LEVEL = 1e-5
 
@@ -236,7 +236,7 @@ def exact_law(target: Target, prompt: Sequence[int]) -> dict[tuple[int, ...], fl
 def p_value(real: SimpleNamespace, rule: Verifier) -> float:
     prompt = encode(real.target.tokenizer, OPEN)
     law = exact_law(real.target, prompt)
-    assert max(law.values()) < 0.4, "tokens are drawn"
+    assert max(law.values()) < 0.5, "tokens are drawn"
     drafter = drafters.SelfDrafter(
         [f"{real.layers // 2}.mlp"], 2, sampling="iid", temperature=0.3
     )  # sharper than the target
@@ -256,7 +256,7 @@ def test_three_tokens_of_a_cut_vocabulary_follow_their_joint_law(real: SimpleNam
 
 # ---------------------------------------------------------------- text
 
-SCRIPTS = "naïve café 🙂👩‍👩‍👧 🇩🇪 日本語のテキスト नमस्ते दुनिया สวัสดี שלום مرحبا 𒀀𓂀 ok\n\tx = [1, 2]"
+SCRIPTS = "naïve café 🙂👩‍👩‍👧 🇩🇪 日本語のテキスト नमस्ते दुनिया สวัสดี שלום مرحبا 𠜎 🫨 ok\n\tx = [1, 2]"
 
 
 class Forced:
@@ -293,7 +293,7 @@ def test_streamed_text_is_the_decoded_whole_and_stop_strings_cut_it(real: Simple
     assert inside, "some characters have several tokens"
     for count in (inside[0], inside[-1]):
         assert "".join(streamed(count)[0]) == text_of(count)
-    for stop in ("👧", "のテ", "दु", "= ["):
+    for stop in ("👧", "のテ", "🫨", "= ["):
         pieces, count = streamed(len(script), stop, "never")
         ends = next(count for count in range(1, len(script) + 1) if stop in text_of(count))
         assert ("".join(pieces), count) == (SCRIPTS[: SCRIPTS.index(stop)], ends)
