@@ -1,12 +1,11 @@
 """Top-k and top-p: which tokens may be drawn. Of equal logits the lower ids come first.
 
-Nothing is sorted. The tokens that stay are those above some logit, and the first few of those that equal it: only that
-logit and that number have to be found. With top-k in every row, both are among the k largest, which ``topk`` finds.
-Top-p alone is a search for the smallest logit with less than p above it: bisection over the 32 bits of a float; sorting
-131,072 logits takes a CPU five times as long. On a GPU ``specdec.kernels.sampling`` does the same in few launches.
+A CPU sorts only the few tokens that may be among them, which the largest logits of blocks of tokens tell. On a GPU
+``specdec.kernels.sampling`` finds them in few launches.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -14,7 +13,8 @@ from specdec.counting import count_operation
 from specdec.native import DTYPES, is_plain, native_library
 from specdec.opaque import opaque
 
-_BITS = 32
+_BLOCK = 32
+"""Tokens of which the largest logit is kept: blocks without one that is large enough are looked at no more."""
 
 
 def keep_top(
@@ -36,20 +36,63 @@ def keep_top(
         largest_top_k: The largest of ``top_k``, 0 if all are off; None if the host does not know it.
         all_top_k: Whether every row that matters has a top-k; what becomes of the others is left open.
     """
-    vocab = logits.shape[-1]
-    most = vocab if largest_top_k is None else min(largest_top_k, vocab)
-    k = top_k[:, None, None]
-    if most > 0 and all_top_k:
-        largest = logits.topk(most, dim=-1).values
-        return _drop_below(logits, *_last_kept(largest, k.where(k > 0, most), top_p[:, None, None]))
-    if most > 0:
-        largest = logits.topk(most, dim=-1).values
-        least, ties = _last_kept(largest, k.where(k > 0, most), None)
-        off = k == 0
-        logits = _drop_below(logits, least.masked_fill(off, -torch.inf), ties.masked_fill(off, vocab))
-    if not any_top_p:
+    if not any_top_p and largest_top_k == 0:
         return logits
-    return logits.masked_fill(~nucleus(logits, top_p), -torch.inf)
+    rows, nodes = logits.flatten(0, 1), logits.shape[1]
+    given = top_k.repeat_interleave(nodes)[:, None], top_p.repeat_interleave(nodes)[:, None]
+    kept = opaque(_keep_top, rows, *given, largest_top_k, any_top_p and not all_top_k)
+    return kept.view_as(logits)
+
+
+def _keep_top(
+    rows: Float[Tensor, "row vocab"], k: Int[Tensor, "row 1"], p: Float[Tensor, "row 1"], most: int | None, alone: bool
+) -> Float[Tensor, "row vocab"]:
+    """Returns what ``keep_top`` does; ``most`` is the largest top-k, ``alone`` says that a row may have top-p alone."""
+    vocab = rows.shape[1]
+    whole = F.pad(rows, (0, -vocab % _BLOCK), value=-torch.inf) if vocab % _BLOCK else rows
+    blocks = whole.unflatten(1, (-1, _BLOCK))
+    tops = blocks.amax(-1)
+    peak = tops.amax(-1, keepdim=True)
+    least, total = torch.full_like(peak, -torch.inf), None
+    if most != 0:  # as many blocks have a logit of this size, so that as many tokens have
+        first = tops.topk(tops.shape[1] if most is None else min(most, tops.shape[1]), dim=-1).values
+        least = first.gather(1, k.clamp(1, first.shape[1]) - 1).where(k <= first.shape[1], least)
+    if alone:  # tokens of less than (1 - p) / vocab have less than 1 - p together: the top p ends before them
+        total = rows.softmax(-1).amax(-1, keepdim=True).reciprocal()
+        least = least.where(k > 0, peak + ((1 - p) * total / (2 * vocab)).log())
+    # NaN must not disappear here, because it tells that a request has gone wrong.
+    passes = ((k == 0) & (p >= 1)) | peak.isnan()
+    values, ids = _few(blocks, tops >= least.masked_fill(passes, torch.inf))
+    values, order = values.sort(dim=-1, descending=True, stable=True)
+    dropped = (torch.arange(values.shape[1], device=rows.device) >= k) & (k > 0)
+    mass = (values - peak).double().exp().masked_fill(dropped, 0.0)  # as shares of the largest
+    within = mass.sum(-1, keepdim=True)
+    stays = mass.cumsum(-1) - mass < p * (within if total is None else within.where(k > 0, total))
+    stays[:, 0] = True  # nothing is before it, and p is positive
+    values = values.where((stays | (p >= 1)) & ~dropped, -torch.inf)
+    ids = ids.gather(1, order).clamp_(max=vocab - 1)
+    kept = torch.full_like(rows, -torch.inf).scatter_reduce_(1, ids, values, "amax")
+    return torch.where(passes, rows, kept) if rows.device.type != "cpu" or passes.any() else kept
+
+
+def _few(
+    blocks: Float[Tensor, "row block token"], wanted: Bool[Tensor, "row block"]
+) -> tuple[Float[Tensor, "row few"], Int[Tensor, "row few"]]:
+    """Returns the logits of every row's wanted blocks, and their ids in order; behind them -inf, with any id.
+
+    On a GPU, which would make the host wait for their number, these are all blocks.
+    """
+    if blocks.device.type != "cpu":
+        values = blocks.flatten(1)
+        return values, torch.arange(values.shape[1], device=values.device).expand_as(values)
+    row, block = wanted.nonzero(as_tuple=True)
+    counts = row.bincount(minlength=len(blocks))
+    place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    values = blocks.new_full((len(blocks), max(int(counts.max()), 1), _BLOCK), -torch.inf)
+    ids = torch.zeros_like(values, dtype=torch.long)
+    values[row, place] = blocks[row, block]
+    ids[row, place] = block[:, None] * _BLOCK + torch.arange(_BLOCK)
+    return values.flatten(1), ids.flatten(1)
 
 
 def largest(
@@ -85,60 +128,3 @@ def _first_largest(values: Tensor) -> Tensor:
     library.first_largest(values.data_ptr(), ids.data_ptr(), ids.numel(), values.shape[-1], DTYPES[values.dtype])
     count_operation("largest")
     return ids
-
-
-def nucleus(
-    logits: Float[Tensor, "batch node vocab"], top_p: Float[Tensor, " batch"]
-) -> Bool[Tensor, "batch node vocab"]:
-    """Returns which tokens are within the top p; bisection over the bits of a logit, without sorting. NaN stays."""
-    mass = logits.softmax(-1)
-    key = _ordered_bits(logits)
-    limit = torch.where(top_p < 1, top_p, torch.inf)[:, None, None]
-    # Above ``enough`` there is less than p, above ``too_low`` there is not.
-    enough = _ordered_bits(logits.amax(-1, keepdim=True)).long()
-    too_low = torch.full_like(enough, -(2 ** (_BITS - 1)))  # no number has these bits
-    is_above = torch.empty_like(mass)  # a number, not a bool: to convert it takes longer than all else
-    for _ in range(_BITS):
-        middle = (enough + too_low) >> 1
-        torch.gt(key, middle.int(), out=is_above)
-        fits = is_above.mul_(mass).sum(-1, keepdim=True) < limit
-        enough, too_low = torch.where(fits, middle, enough), torch.where(fits, too_low, middle)
-    least = enough.int()
-    above = (mass * (key > least)).sum(-1, keepdim=True)
-    equal = key == least
-    # Equal logits have equal mass, and stand in the order of their ids.
-    before = torch.addcmul(above, (equal.cumsum(-1, dtype=torch.int32) - 1), (mass * equal).amax(-1, keepdim=True))
-    return (key >= least) & ~(equal & (before >= limit))
-
-
-def _ordered_bits(values: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows vocab"]:
-    """Returns integers that are ordered as the numbers are; both zeros are equal."""
-    bits = (values + 0.0).view(torch.int32)
-    return bits ^ ((bits >> (_BITS - 1)) & 0x7FFFFFFF)
-
-
-def _last_kept(
-    largest: Float[Tensor, "batch node rank"], k: Int[Tensor, "batch 1 1"], top_p: Float[Tensor, "batch 1 1"] | None
-) -> tuple[Float[Tensor, "batch node 1"], Int[Tensor, "batch node 1"]]:
-    """Returns the smallest logit that stays, and how many of those that equal it stay; ``largest`` are descending."""
-    rank = torch.arange(largest.shape[-1], device=largest.device)
-    dropped = rank >= k
-    if top_p is not None:
-        mass = largest.masked_fill(dropped, -torch.inf).softmax(-1)
-        before = mass.cumsum(-1) - mass
-        # The first token always stays: nothing is before it, and top_p is positive.
-        dropped = dropped | ((before >= top_p) & (rank > 0) & (top_p < 1))
-    kept = (~dropped).sum(-1, keepdim=True).expand(*largest.shape[:-1], 1)
-    least = largest.gather(-1, kept - 1)
-    return least, kept - (largest > least).sum(-1, keepdim=True)
-
-
-def _drop_below(
-    logits: Float[Tensor, "batch node vocab"], least: Float[Tensor, "batch node 1"], ties: Int[Tensor, "batch node 1"]
-) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with -inf below the least one that stays, and at all that equal it but the first few.
-
-    NaN is not below anything: it must not disappear here, because it tells that a request has gone wrong.
-    """
-    number = (logits == least).cumsum(-1, dtype=torch.int32)
-    return logits.masked_fill((logits < least) | ((logits == least) & (number > ties)), -torch.inf)

@@ -99,10 +99,8 @@ def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None
     if device.type == "cuda" and dtype is torch.bfloat16:
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu" and dtype is torch.bfloat16:
-        return native_bfloat16(facts)
-    if device.type == "cpu" and dtype is torch.float16:
-        return native_float16(facts)
+    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        return (native_bfloat16 if dtype is torch.bfloat16 else native_float16)(facts)
     return True
 
 

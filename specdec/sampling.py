@@ -121,7 +121,7 @@ def distribution(
     They are float32. A greedy row gets the one-hot argmax. In all ties the lower token id wins.
     """
     if not sampling.any_sampled:
-        return one_hot_argmax(logits.float())
+        return one_hot(first_largest(logits), logits.shape[-1])
     if usable(logits):
         from specdec.kernels import sampling as kernel
 
@@ -133,9 +133,8 @@ def distribution(
             any_top_p=sampling.any_filtered and sampling.any_top_p,
             any_min_p=sampling.any_min_p,
         )
-    logits = logits.float()
     greedy = sampling.temperature == 0
-    result = logits / sampling.temperature.where(~greedy, 1.0)[:, None, None]
+    result = logits.to(torch.float32, copy=True).div_(sampling.temperature.where(~greedy, 1.0)[:, None, None])
     if sampling.any_filtered:
         result = keep_top(
             result,
@@ -150,7 +149,7 @@ def distribution(
         result = result.where(result >= sampling.min_p[:, None, None] * result.amax(-1, keepdim=True), 0.0)
         result = result / result.sum(-1, keepdim=True)
     if sampling.any_greedy:
-        result = torch.where(greedy[:, None, None], one_hot_argmax(logits), result)
+        result = torch.where(greedy[:, None, None], one_hot(first_largest(logits), logits.shape[-1]), result)
     return result
 
 
