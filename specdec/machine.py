@@ -114,9 +114,8 @@ def choose_dtype(checkpoint: torch.dtype, device: torch.device, *, native: bool 
         return DtypeChoice(checkpoint, f"auto: {stored}, as in the checkpoint")
     # A GPU without bfloat16 has float16, at half the memory of float32. A CPU keeps all of the checkpoint's digits.
     dtype = torch.float16 if device.type == "cuda" and checkpoint is torch.bfloat16 else torch.float32
-    what = "GPU" if device.type == "cuda" else "CPU"
-    reason = f"because this {what} has no native {stored} arithmetic (checkpoint: {stored})"
-    return DtypeChoice(dtype, f"auto: {dtype_name(dtype)}, {reason}")
+    reason = f"because this {'GPU' if device.type == 'cuda' else 'CPU'} has no native {stored} arithmetic"
+    return DtypeChoice(dtype, f"auto: {dtype_name(dtype)}, {reason} (checkpoint: {stored})")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -131,8 +130,7 @@ def usable_cores(facts: Cpu | None = None) -> int:
     every period, and the others wait for them. torch's own default does not know of quotas.
     """
     facts = facts or cpu()
-    cores = facts.physical_cores if facts.quota is None else min(facts.physical_cores, floor(facts.quota))
-    return max(1, cores)
+    return max(1, facts.physical_cores if facts.quota is None else min(facts.physical_cores, floor(facts.quota)))
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
