@@ -2,6 +2,7 @@
    processors without them: included before a source, it is compiled against these. A use that the processor would refuse
    ends the process. */
 
+#pragma once
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
