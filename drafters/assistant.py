@@ -20,15 +20,14 @@ from transformers import Gemma4TextConfig, PreTrainedModel
 from drafters.heads.bound import beside
 from drafters.heads.files import Where
 from drafters.heads.last_state import LastStateScorer
-from drafters.own_model import OwnModelDrafter
-from specdec import Batch, DraftSampling, ForwardBatch, ModelRunner, Target, Topology
+from drafters.own_model import Drawn, OwnModelDrafter
+from specdec import Batch, ForwardBatch, ModelRunner, Target, Topology
 from specdec.arguments import instance
 from specdec.attention import BACKENDS
 from specdec.attention.call import NAME, AttentionCall, answered_by, configs_of, switched
 from specdec.attention.facts import Reach
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import take
 from specdec.execution.executor import ModuleCaller
 from specdec.interfaces import Description, Sizes
@@ -36,6 +35,10 @@ from specdec.placement import is_divided
 from specdec.target.loading import load_model
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+class LoadedAssistant(Where, Drawn, total=False):
+    """Where an assistant's files are (``Where``), and ``Drawn``."""
 
 
 class AssistantDrafter(OwnModelDrafter):
@@ -48,16 +51,14 @@ class AssistantDrafter(OwnModelDrafter):
         assistant: PreTrainedModel,
         shape: AnyTree = 4,
         *,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
         name: str = "",
-        optimize: bool = True,
+        **options: Unpack[Drawn],
     ):
         instance("assistant", assistant, PreTrainedModel, "an assistant, or load one with from_pretrained(…)")
         name, kind = name or assistant.config.model_type, assistant.config.model_type
         if kind not in TYPES:
             raise ValueError(f"{name} is a {kind} model and no assistant of Gemma-4: give one, or drafter=model")
-        super().__init__(tree_of(shape), sampling=sampling, temperature=temperature, name=name, optimize=optimize)
+        super().__init__(tree_of(shape), name=name, **options)
         self.assistant = assistant
         self.has_leaf_probs = self.tree.has_leaf_probs
 
@@ -67,17 +68,15 @@ class AssistantDrafter(OwnModelDrafter):
         path: str | Path,
         *,
         shape: AnyTree = 4,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "cpu",
-        optimize: bool = True,
-        **where: Unpack[Where],
+        **options: Unpack[LoadedAssistant],
     ) -> "AssistantDrafter":
         """Load an assistant from a folder or the hub; ``bind`` copies it to the target's device and dtype."""
+        settings: Any = {key: options.pop(key) for key in Drawn.__annotations__ if key in options}
+        where: Any = options
         with buildable():
             assistant = load_model(str(path), dtype=dtype, device=device, **where)
-        settings: Any = {"sampling": sampling, "temperature": temperature, "optimize": optimize}
         return cls(assistant, shape, name=str(path), **settings)
 
     def describe(self, target: Target | None = None) -> Description:
@@ -96,8 +95,7 @@ class AssistantDrafter(OwnModelDrafter):
             dtype=target.dtype,
             device=target.device,
         )
-        vocabulary = VocabularyMap(step.vocab_size, target.vocab_size)
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
+        return ScoredSession(self, scorer, target, sizes, hidden_layers=(-1,))
 
     def _keys(self, target: Target, sizes: Sizes) -> "TargetKeys":
         """Return what the assistant attends to: of every kind, the target's last layer that stores keys and values."""
@@ -251,9 +249,7 @@ class AssistantScorer(LastStateScorer):
         self._states = newest.new_zeros(len(batch), 1 + self._max_shown, newest.shape[2])  # behind every node
         return self._step(batch, batch.roots[:, None], newest, slice(0, 1))
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Tensor:
         nodes = slice(topology.width - tokens.shape[1], topology.width)
         parents = topology.parents[:, nodes].expand(len(batch), -1)
         return self._step(batch, tokens, take(self._states, parents), nodes)

@@ -21,7 +21,6 @@ from specdec.arguments import instance, whole
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.executor import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Description, Sizes
@@ -51,6 +50,14 @@ def _published(shifted: bool, **kind: Any) -> Public:
         decides=("hidden_layers", *(f"config.{name}" for name in DECIDES)),
         **kind,
     )
+
+
+class LoadedBlock(LoadedFirst, total=False):
+    """``LoadedFirst``, and settings of a ``BlockDrafter``."""
+
+    block_size: int | None
+    mask_token_id: int | None
+    passes: int | None
 
 
 class BlockDrafter(HeadDrafter):
@@ -125,19 +132,9 @@ class BlockDrafter(HeadDrafter):
         self.has_leaf_probs = builder.has_leaf_probs and builder.max_depth < self.tokens
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        block_size: int | None = None,
-        mask_token_id: int | None = None,
-        passes: int | None = None,
-        **options: Unpack[LoadedFirst],
-    ) -> "BlockDrafter":
+    def from_pretrained(cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[LoadedBlock]) -> Any:
         """Load a head with ``load_block``, from a folder, the hub, or this package (``"bundled/…"``)."""
-        own = {"block_size": block_size, "mask_token_id": mask_token_id, "passes": passes}
-        return cls.loaded(path, load_block, shape, {**options, **own})
+        return cls.loaded(path, load_block, shape, options)
 
     def describe(self, target: Target | None = None) -> Description:
         found, mask = self.head.describe(), self.mask_token_id
@@ -149,7 +146,6 @@ class BlockDrafter(HeadDrafter):
         self._check_block(head, target)
         block = head.config.block(self.block_size, target.device)
         runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
-        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
         to_head, called = row_of(head, target.vocab_size), list[ModuleCaller]()
 
@@ -185,11 +181,9 @@ class BlockDrafter(HeadDrafter):
             version=lambda: tuple(each.version for each in called),
             **more,
         )
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
+        return ScoredSession(self, scorer, target, sizes, ids=head.draft_ids, hidden_layers=self.hidden_layers)
 
-    def _behind_tokens(
-        self, head: BlockHead, embed: Callable[[Tensor], Tensor], caller: Callable[[nn.Module], ModuleCaller]
-    ) -> dict[str, Any]:
+    def _behind_tokens(self, head: BlockHead, embed: Any, caller: Callable[..., ModuleCaller]) -> dict[str, Any]:
         """Arguments of a ``BlockScorer`` for a head that makes places depend on tokens."""
         places = head.place_head
         if places is None:
@@ -198,9 +192,7 @@ class BlockDrafter(HeadDrafter):
             return {"refine": caller(Refinement(head.refiner_head, self.passes, head.draft_ids))}
         call = caller(places)
 
-        def condition(
-            logits: Tensor, tokens: Tensor, depth: int, hidden: Tensor | None, state: Tensor | None
-        ) -> tuple[Tensor, Tensor | None]:
+        def condition(logits: Tensor, tokens: Tensor, depth: int, hidden: Any, state: Any) -> tuple[Tensor, Any]:
             embeds = embed(tokens) if places.reads_embeddings else None
             return call(logits, tokens, depth, hidden=hidden, state=state, embeds=embeds)
 

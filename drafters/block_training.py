@@ -149,16 +149,12 @@ class TrainedBlock(TrainedHead):
         return self.base_weight + (1 - self.base_weight) * falling
 
     @torch.no_grad()
-    def _best(
-        self, states: list[Float[Tensor, "anchor width"]], previous: Int[Tensor, "anchor depth"]
-    ) -> Int[Tensor, "anchor depth"]:
+    def _best(self, states: list[Float[Tensor, "anchor width"]], previous: Int[Tensor, "anchor depth"]) -> Tensor:
         """The column of the most probable token at each depth, depth by depth so that few logits are kept."""
         depths = range(1, len(states) + 1)
         return torch.stack([first_largest(self.logits(states[d - 1], previous[:, d - 1], d)) for d in depths], 1)
 
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
+    def logits(self, states: Tensor, previous: Int[Tensor, " place"], depth: int) -> Float[Tensor, "place column"]:
         width, places = self.head.config.hidden_size, self.head.place_head
         logits = self.head.logits_of(states[:, :width], self._borrowed[1])
         if places is not None and states.shape[1] > width:

@@ -4,6 +4,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,9 +72,7 @@ class CombinedSession(Session):
         self.parts[part].prepare(batch)
         return self.parts[part].propose(batch)
 
-    def show(
-        self, part: int, outcome: Outcome, *, first: int, width: int | None = None, rows: np.ndarray | None = None
-    ) -> None:
+    def show(self, part: int, outcome: Outcome, *, first: int, width: int | None = None, rows: Any = None) -> None:
         """Let a part see an outcome by its own tree's numbers; its nodes begin at ``first``, in ``rows`` or in all."""
         session, depth = self.parts[part], self.depths[part]
         top = outcome.top_tokens
@@ -91,11 +90,6 @@ class CombinedSession(Session):
             host_path = np.where(ours, host - shift, -1)
             outcome = replace(outcome, path=(path - shift).where(mine, -1), host=replace(outcome.host, path=host_path))
         session.observe(outcome)
-
-
-def wider(table: Tensor, width: int, value: int | bool) -> Tensor:
-    """Return a table of nodes with more columns, filled with one value."""
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]), value=value)
 
 
 class AdaptiveDrafter(CombinedDrafter):
@@ -234,25 +228,17 @@ class ChoiceSession(CombinedSession):
 
 def _chosen(found: DraftTree, drafted: DraftTree, rows: np.ndarray, batch: Batch) -> DraftTree:
     """Return one batch of trees from two: the second's in some rows."""
-    width = max(found.width, drafted.width)
-    index = torch.from_numpy(rows).to(batch.device, non_blocking=True)
-
-    def both(one: torch.Tensor, other: torch.Tensor, padding: int | bool) -> torch.Tensor:
-        return wider(one, width, padding).index_copy(0, index, wider(other, width, padding))
-
-    tokens = both(found.tokens, drafted.tokens, -1)
-    q = None
-    if drafted.draft_probs is not None:
-        q = drafted.draft_probs.new_zeros(len(batch), width, drafted.draft_probs.shape[2])
-        q[index, : drafted.width] = drafted.draft_probs
+    width, index = max(found.width, drafted.width), torch.from_numpy(rows).to(batch.device, non_blocking=True)
+    bounds = {name: max(getattr(found, name), getattr(drafted, name)) for name in ("max_depth", "max_children")}
+    one, other = (tree.padded(width, **bounds) for tree in (found, drafted))
+    q = other.draft_probs
     return DraftTree.build(
-        tokens.where(tokens >= 0, batch.roots[:, None]),
-        both(found.parents, drafted.parents, 0),
-        valid=both(found.valid, drafted.valid, False),
-        sampling=both(found.law, drafted.law, 0),
-        draft_probs=q,
-        max_depth=max(found.max_depth, drafted.max_depth),
-        max_children=max(found.max_children, drafted.max_children),
+        one.tokens.index_copy(0, index, other.tokens),
+        one.parents.index_copy(0, index, other.parents),
+        valid=one.valid.index_copy(0, index, other.valid),
+        sampling=one.law.index_copy(0, index, other.law),
+        draft_probs=None if q is None else q.new_zeros(len(batch), *q.shape[1:]).index_copy_(0, index, q),
+        **bounds,
     )
 
 

@@ -52,6 +52,12 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
     return has(names, "midlayer.hidden_norm.", "layers.0.hidden_norm.") and masks is (mask_of("", config) is not None)
 
 
+class LoadedEagle(LoadedFirst, total=False):
+    """``LoadedFirst``, and which ``embeddings`` a head reads (``load_eagle``)."""
+
+    embeddings: str
+
+
 class EagleDrafter(FeatureDrafter):
     """Drafts with an EAGLE head, by default the ``usual_tree``."""
 
@@ -97,16 +103,9 @@ class EagleDrafter(FeatureDrafter):
         super().__init__(head, tree, hidden_layers=hidden_layers, **options)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        embeddings: str = "auto",
-        **options: Unpack[LoadedFirst],
-    ) -> "EagleDrafter":
+    def from_pretrained(cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[LoadedEagle]) -> Any:
         """Load a head with ``load_eagle``, from a folder, the hub, or this package (``"bundled/…"``)."""
-        return cls.loaded(path, load_eagle, shape, {**options, "embeddings": embeddings})
+        return cls.loaded(path, load_eagle, shape, options)
 
 
 def usual_tree(trained: int | None) -> TreeBuilder:

@@ -21,6 +21,7 @@ from drafters.heads.bound import beside, lengthen, move, rows_of, widened, wider
 from drafters.heads.files import Checkpoint, write
 from drafters.heads.last_state import Heads, LastStateDrafter, PathScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive
+from drafters.reduced import with_parts
 from specdec import Batch, ForwardBatch, ModelRunner, Outcome, Sizes, Target, Topology, Wants
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
@@ -106,9 +107,7 @@ class _Backbone(FeatureBackbone):
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
-    def join(
-        self, embeds: Float[Tensor, "batch node hidden"], features: Float[Tensor, "batch node width"]
-    ) -> Float[Tensor, "batch node joined"]:
+    def join(self, embeds: Tensor, features: Tensor) -> Float[Tensor, "batch node joined"]:
         """The states alone."""
         return embeds
 
@@ -182,11 +181,7 @@ class HydraHeads(Heads):
 
     def without_prefix(self) -> "HydraHeads":
         """The heads alone, with the same weights."""
-        if self.prefix is None:
-            return self
-        twin = copy.copy(self)
-        vars(twin)["_modules"] = {**self._modules, "prefix": None}
-        return twin
+        return self if self.prefix is None else with_parts(self, prefix=None)
 
     def widened(self, hidden_size: int) -> "HydraHeads":
         prefix = None if self.prefix is None else self.prefix.widened(hidden_size)
@@ -285,14 +280,8 @@ class HydraDrafter(LastStateDrafter):
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> HydraScorer:
         runner = None
         if heads.prefix is not None:
-            runner = ModelRunner(
-                heads.prefix.beside(target, sizes.max_length),
-                max_batch_size=sizes.max_batch_size,
-                max_length=sizes.max_length,
-                max_nodes=self.max_depth + 1,
-                optimize=self.optimize,
-                paging=sizes.paging,
-            )
+            layer = heads.prefix.beside(target, sizes.max_length)
+            runner = self.runner_for(layer, "head", sizes, max_nodes=self.max_depth + 1)
         return HydraScorer(
             embed=target.model.get_input_embeddings(),
             max_shown=self.tree.max_shown,

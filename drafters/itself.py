@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from drafters.own_model import CausalDrafter, Settings, twin_of
+from drafters.own_model import CausalDrafter, Settings
+from drafters.reduced import twin_of
 from specdec import ModelRunner, Sizes, Target
 from specdec.arguments import flag, shown
 from specdec.attention.call import configs_of
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ExitScorer
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.quantization import check_quantization, quantize
 
 SEARCH = "python examples/skip_search.py TARGET FILE searches for one, and writes it"
@@ -76,16 +76,9 @@ class SelfDrafter(CausalDrafter):
         if not self._shares_cache(target, sizes.runner):
             return super().bind(target, sizes)
         assert sizes.runner is not None
-        runner = ModelRunner(
-            self.model_for(target),
-            max_batch_size=sizes.max_batch_size,
-            max_length=sizes.max_length,
-            attention=self.attention,
-            optimize=self.optimize,
-            cache=sizes.runner.cache,
-        )
-        columns = VocabularyMap(runner.vocab_size, target.vocab_size)
-        return ScoredSession(self, ExitScorer(runner), columns, target.device, sizes)
+        model, ids = self.reduced(self.model_for(target), target)
+        runner = self.runner_for(model, "drafter", sizes, max_nodes=0, cache=sizes.runner.cache)
+        return ScoredSession(self, ExitScorer(runner), target, sizes, ids=ids)
 
     def _shares_cache(self, target: Target, runner: ModelRunner | None) -> bool:
         """Whether what the model would store is what the target does, at places that its cache has."""

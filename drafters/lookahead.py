@@ -99,8 +99,7 @@ class LookaheadSession(Session):
         if not any(draft.tokens for draft in drafts):
             return DraftTree.root_only(batch.roots)
         roots = host.tokens[np.arange(len(batch)), host.lengths]
-        nodes = [draft.tokens for draft in drafts], [draft.parents for draft in drafts]
-        return trees(roots, *nodes, batch.device, valid)
+        return trees(roots, drafts, batch.device, valid)
 
 
 class _Request:

@@ -111,9 +111,7 @@ class TrainedLora(TrainedLM):
         inner = {name.removeprefix(f"{model.base_model_prefix}."): weight for name, weight in changed.items()}
         return functional_call(model.base_model, inner, (), inputs).last_hidden_state
 
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
+    def logits(self, states: Tensor, previous: Int[Tensor, " place"], depth: int) -> Float[Tensor, "place column"]:
         return output_of(self._model[0])(states).float()
 
     def drafter(self) -> Drafter:

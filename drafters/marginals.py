@@ -4,17 +4,19 @@ It is an instrument and no method: it runs the target many times per round, so i
 Its tokens per round say how much of what a parallel drafter lacks is due to filling all places at once.
 """
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.heads.last_state import DEFAULT_SHAPE
+from drafters.own_model import Drawn, OwnModelDrafter
 from specdec import Batch, DraftSampling, ModelRunner, Outcome, Sizes, Target, Topology
 from specdec.arguments import flag, number, whole
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.scored import ScoredDrafter, ScoredSession
+from specdec.drafting.scored import ScoredSession
 from specdec.drafting.scorer import Follower, forward_of
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.shape import MOST_NODES
@@ -87,9 +89,7 @@ class MarginalScorer(Follower):
             uniform = (self._stairs + uniform) / self._samples
         return draw(law.expand(-1, self._samples, -1), uniform)
 
-    def _scores(
-        self, batch: Batch, lengths: Int[Tensor, " batch"], tokens: Int[Tensor, "batch node"], topology: Topology
-    ) -> Float[Tensor, "batch node vocab"]:
+    def _scores(self, batch: Batch, lengths: Tensor, tokens: Int[Tensor, "batch node"], topology: Topology) -> Tensor:
         # The bound was made for a tree of the target's, which is smaller than the bush.
         bound = None if batch.key_bound is None else batch.key_bound + topology.width
         return self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound)).scores
@@ -99,7 +99,7 @@ class MarginalScorer(Follower):
         self.keep_last(outcome)
 
 
-class MarginalDrafter(ScoredDrafter):
+class MarginalDrafter(OwnModelDrafter):
     """Drafts every depth from the target's own marginal there: the law of that token, whatever stands between.
 
     Let the last committed token stand at position t and the root at t+1. The law of a node of depth d is the
@@ -125,11 +125,10 @@ class MarginalDrafter(ScoredDrafter):
         samples: int = 64,
         knows_root: bool = False,
         text_temperature: float = 1.0,
-        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
-        temperature: float | None = None,
-        optimize: bool = True,
+        **options: Unpack[Drawn],
     ):
-        super().__init__(tree_of(DEFAULT_SHAPE if shape is None else shape), sampling, temperature)
+        given: Drawn = {"sampling": DraftSampling.DETERMINISTIC, **options}
+        super().__init__(tree_of(DEFAULT_SHAPE if shape is None else shape), name="marginals", **given)
         self.samples = whole("samples", samples, least=1)
         if self.samples * self.max_depth > MOST_NODES:
             raise ValueError(
@@ -141,19 +140,11 @@ class MarginalDrafter(ScoredDrafter):
         self.text_temperature = number(
             "text_temperature", text_temperature, remedy, lambda value: 0 <= value < float("inf")
         )
-        self.optimize = flag("optimize", optimize)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Allocate a second cache for the target, with room for the continuations."""
         depth = self.max_depth + sizes.leaf_probs
-        runner = ModelRunner(
-            target.model,
-            max_batch_size=sizes.max_batch_size,
-            max_length=sizes.max_length,
-            max_nodes=_PAIR + self.samples * depth,
-            optimize=self.optimize,
-            paging=sizes.paging,
-        )
+        runner = self.runner_for(target.model, "drafter", sizes, max_nodes=_PAIR + self.samples * depth)
         scorer = MarginalScorer(
             runner,
             samples=self.samples,
@@ -162,4 +153,4 @@ class MarginalDrafter(ScoredDrafter):
             temperature=self.text_temperature,
             max_batch_size=sizes.max_batch_size,
         )
-        return ScoredSession(self, scorer, VocabularyMap(runner.vocab_size, target.vocab_size), target.device, sizes)
+        return ScoredSession(self, scorer, target, sizes)

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.heads.assemble import Names, fill, named, needed
-from drafters.heads.bound import OutputLayer, rows_of, widened
+from drafters.heads.assemble import Names, Written, fill, named, needed
+from drafters.heads.bound import OutputLayer, rows_of
 from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, check_layout, has, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec import Batch, Target
+from specdec.drafting.vocabulary import Ids
 from specdec.interfaces import Description, Sizes
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -105,25 +106,13 @@ class MedusaHeads(Heads):
             )
         tensors = self.state_dict()
         weight = layer.weight.detach() if layer is output else layer.weight.detach() * output.scale
-        twin = self._like(vocab_size=len(weight), hidden_size=self.hidden_size)
+        with torch.device("meta"):
+            twin = self.like(vocab_size=len(weight), hidden_size=self.hidden_size)
         outputs = {f"heads.{head}.{self.num_layers}.weight": weight for head in range(self.num_heads)}
         twin.load_state_dict(tensors | outputs, assign=True)
         return twin.requires_grad_(False).eval()
 
-    def widened(self, hidden_size: int) -> "MedusaHeads":
-        larger = self._like(vocab_size=self.vocab_size, hidden_size=hidden_size).to_empty(device="cpu")
-        return widened(self, larger, hidden_size / self.hidden_size, self.parts)
-
-    def _like(self, **sizes: Any) -> "MedusaHeads":
-        """Heads without weights that are like these but for some sizes."""
-        with torch.device("meta"):
-            twin = self.like(**sizes)
-        twin.draft_ids = self.draft_ids
-        return twin
-
-    def forward(
-        self, hidden: Float[Tensor, "*rows hidden"], num_heads: int | None = None
-    ) -> Float[Tensor, "head *rows vocab"]:
+    def forward(self, hidden: Float[Tensor, "*rows hidden"], num_heads: int | None = None) -> Tensor:
         return torch.stack([head(hidden) for head in self.heads[:num_heads]])
 
     def save_pretrained(self, path: str | Path, *, layout: str = "native") -> None:
@@ -203,9 +192,7 @@ def _repeats(tensors: Mapping[str, Tensor], table: Names, num_layers: int) -> bo
     return True
 
 
-def _take_outputs(
-    name: str, stored: Mapping[str, Any], tensors: dict[str, Tensor], outputs: Sequence[str]
-) -> Int[Tensor, " column"] | None:
+def _take_outputs(name: str, stored: Mapping[str, Any], tensors: Written, outputs: Sequence[str]) -> Ids | None:
     """Give heads output layers in the target's order (vLLM's ``original_lm_head`` serves all); take the ids."""
     single = tensors.pop("lm_head.weight", None)
     if single is None and stored.get("original_lm_head"):

@@ -27,10 +27,11 @@ from drafters.heads.training import (
     output_of,
 )
 from drafters.own_model import CausalDrafter, Options, Settings
+from drafters.reduced import DraftVocabulary, Reduced
 from specdec import Target
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.vocabulary import check_same_vocabulary
+from specdec.drafting.vocabulary import Ids, shared_tokens
 from specdec.interfaces import Description, Drafter
 from specdec.placement import main_device
 from specdec.quantization.base import output_width
@@ -99,7 +100,8 @@ class ModelDrafter(CausalDrafter):
     ):
         check_model("model", model, "ModelDrafter.from_pretrained")
         check_tokenizer(tokenizer)
-        super().__init__(tree_of(shape), **{**options, "name": options.get("name") or model.config.model_type})
+        options["name"] = options.get("name") or model.config.model_type
+        super().__init__(tree_of(shape), **options)
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
@@ -109,6 +111,7 @@ class ModelDrafter(CausalDrafter):
         files = {key: given.pop(key) for key in ModelFiles.__annotations__ if key in given}
         files = {key: each for key, each in files.items() if each not in (None, False) or key == "quantization_check"}
         check_format(given.get("kv_cache"))  # before the model is loaded
+        DraftVocabulary(1, **{key: given[key] for key in Reduced.__annotations__ if key in given})
         model = load_model(name_or_path, **files)
         try:
             tokenizer = load_tokenizer(name_or_path, **files)
@@ -117,14 +120,19 @@ class ModelDrafter(CausalDrafter):
         return cls(model, shape, tokenizer=tokenizer, name=name_or_path, **given)
 
     def describe(self, target: Target | None = None) -> Description:
-        return Description(kind="model", parts=(self.model,), at_once=self.at_once)
+        model, ids = (self.model, None) if target is None else self.reduced(self.model, target, self.shared(target))
+        tokens = None if ids is None else ids.tolist()
+        return Description(kind="model", parts=(model,), at_once=self.at_once, tokens=tokens)
 
     def model_for(self, target: Target) -> PreTrainedModel:
-        output = self.model.get_output_embeddings()
-        if output is not None:  # without one, the runner says so
-            check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
         check_device(self.model, target)
         return self.model
+
+    def shared(self, target: Target) -> Ids | None:
+        output = self.model.get_output_embeddings()
+        if output is None or not self.same_vocabulary:  # without one, the runner says so
+            return None
+        return shared_tokens(self.name, self.tokenizer, output_width(output), target)
 
 
 def check_device(model: PreTrainedModel, target: Target) -> None:
@@ -172,6 +180,7 @@ class TrainedLM(TrainedHead):
         self.tokenizer = target.tokenizer
         if self.name is not None:
             drafter = ModelDrafter.from_pretrained(self.name, dtype="float32", device=target.device)
+            drafter.shared(target)
             model = drafter.model_for(target)
         else:
             given: Any = target.model.config.get_text_config(decoder=True)
@@ -209,9 +218,7 @@ class TrainedLM(TrainedHead):
     def _states(self, **inputs: Any) -> Float[Tensor, "row position width"]:
         return self.head.base_model(**inputs).last_hidden_state
 
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
+    def logits(self, states: Tensor, previous: Int[Tensor, " place"], depth: int) -> Float[Tensor, "place column"]:
         return output_of(self.head)(states).float()
 
     def drafter(self) -> Drafter:

@@ -5,12 +5,11 @@ several continuations merged into a tree.
 """
 
 import numpy as np
-import torch
 from jaxtyping import Int
 
 from specdec import Batch, DraftSampling, DraftTree, StatelessDrafter
 from specdec.arguments import whole
-from specdec.drafting.lookup import chains
+from specdec.drafting.lookup import Draft, chains, trees
 from specdec.shape import MOST_NODES
 
 
@@ -55,7 +54,10 @@ class NGramDrafter(StatelessDrafter):
         if branches is None:
             return DraftTree.root_only(batch.roots)
         roots = host.tokens[np.arange(len(lengths)), lengths]
-        return chains(roots, branches[:, 0], batch.device) if self.is_chain else _merge(roots, branches, batch.device)
+        if self.is_chain:
+            return chains(roots, branches[:, 0], batch.device)
+        drafts = [Draft.merged(branch[branch >= 0].tolist() for branch in row) for row in branches]
+        return trees(roots, drafts, batch.device)
 
     def _branches(
         self,
@@ -133,36 +135,3 @@ class NGramDrafter(StatelessDrafter):
                 break
             uncovered &= ~((continuations == branch[:, None]) | (continuations < 0)).all(2)
         return np.stack(branches, 1)
-
-
-def _merge(
-    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch branch depth"], device: torch.device
-) -> DraftTree:
-    """Returns a tree of each row's branches (padded by -1) that shares beginnings: ``5 6 7``, ``5 8``: 5 6 7 8."""
-    batch, count, depth = branches.shape
-    rows, steps, new = np.arange(batch), np.arange(depth), branches >= 0
-    nodes = np.empty((batch, count, depth), dtype=np.int64)
-    nodes[:, 0] = steps + 1
-    used = new[:, 0].sum(1)
-    for b in range(1, count):
-        same = (branches[:, :b] == branches[:, b, None]) & new[:, b, None]
-        common = np.logical_and.accumulate(same, axis=2).sum(2)
-        like = common.argmax(1)
-        shared = common[rows, like][:, None]
-        nodes[:, b] = np.where(steps < shared, nodes[rows, like], used[:, None] + 1 + steps - shared)
-        new[:, b] &= steps >= shared
-        used += new[:, b].sum(1)
-    parents = np.zeros_like(nodes)
-    parents[:, :, 1:] = nodes[:, :, :-1]
-    # One array is one copy to the device. Nodes that are not new go to a surplus last column.
-    width = 1 + int(used.max())
-    offset = (rows * (width + 1))[:, None, None]
-    cells = np.where(new, nodes, width) + offset
-    packed = np.zeros((3, batch * (width + 1)), dtype=np.int64)
-    packed[0, cells], packed[1, cells], packed[2, cells] = branches, parents, 1
-    packed = packed.reshape(3, batch, width + 1)[:, :, :width]
-    packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
-    tokens, above, valid = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
-    most = count if count <= 2 else int(np.bincount((parents + offset)[new]).max())
-    depth = int(new.any((0, 1)).sum())
-    return DraftTree.build(tokens, above, valid=valid.bool(), max_depth=depth, max_children=most)

@@ -20,7 +20,6 @@ from specdec.drafting.builders import AnyTree
 from specdec.drafting.lookup import chains
 from specdec.drafting.model_scorer import RetokenizedScorer
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.target.configuration import check_tokenizer, position_limit
@@ -79,7 +78,7 @@ class TLIDrafter(ModelDrafter):
         to_model = torch.zeros(target.vocab_size, dtype=torch.long, device=target.device)
         to_model[ids] = columns
         scorer = _scorer(self, target, sizes, source, own, to_model=to_model, columns=columns)
-        session = ScoredSession(self, scorer, VocabularyMap(len(pairs), target.vocab_size, ids), target.device, sizes)
+        session = ScoredSession(self, scorer, target, sizes, ids=ids)
         session.reads_host = True
         return session
 
@@ -167,6 +166,8 @@ def _spellings(
 ) -> tuple[Spelling, Spelling]:
     """Return how the target's tokens are spelled, and how the drafter's are."""
     check_device(drafter.model, target)
+    if drafter.vocabulary.size is not None:
+        raise ValueError("vocabulary: a model of another vocabulary keeps what both have in common: leave it out")
     embeddings: Any = drafter.model.get_input_embeddings()
 
     def spelling(name: str, tokenizer: PreTrainedTokenizerBase | None, tokens: int) -> Spelling:

@@ -1,22 +1,20 @@
 """What drafters have in common that run a model of their own: a small causal LM, or a head."""
 
-import copy
 import inspect
-import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.heads.base import FeatureHead
 from drafters.heads.bound import DraftHead, fitted, lengthen, row_of
 from drafters.heads.eagle import default_layers
 from drafters.heads.files import Where
+from drafters.reduced import DraftVocabulary, Reduced, with_output
 from specdec import DraftSampling, ModelRunner, Target
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
@@ -24,24 +22,32 @@ from specdec.drafting.builders import ExpansionTree, TreeBuilder
 from specdec.drafting.model_scorer import ModelScorer, RecurrentScorer
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
-from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.vocabulary import Ids
 from specdec.drafting.window import FeatureScorer, WindowScorer
 from specdec.execution.executor import ModuleCaller
 from specdec.interfaces import Description, Sizes
 from specdec.quantization import METHODS, check_fast, check_quantization
-from specdec.quantization.base import replace_linears
-from specdec.target.adapters import Adapters
+from specdec.quantization.base import output_width, replace_linears
 
 _Draft = TypeVar("_Draft", bound=DraftHead)
 
 
-class Settings(TypedDict, total=False):
-    """Settings of drafters with a model; ``sampling`` None: deterministic for most probable paths, else iid."""
+class Drawn(TypedDict, total=False):
+    """How drafts are made; ``sampling`` None: deterministic for most probable paths, else iid."""
 
     sampling: DraftSampling | str | None
     temperature: float | None
-    attention: str
     optimize: bool
+
+
+class Scored(Drawn, Reduced, total=False):
+    """``Drawn``, and the tokens that are drafted."""
+
+
+class Settings(Scored, total=False):
+    """Settings of drafters with a model."""
+
+    attention: str
     kv_cache: str | None
 
 
@@ -92,11 +98,13 @@ class OwnModelDrafter(ScoredDrafter):
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        **vocabulary: Unpack[Reduced],
     ):
         if sampling is None:
             sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
         super().__init__(tree, sampling, temperature)
         check_format(kv_cache)
+        self.vocabulary = DraftVocabulary(tree.ranks, **vocabulary)
         self.name, self.attention, self.kv_cache = name, attention, kv_cache
         self.optimize = flag("optimize", optimize)
 
@@ -106,9 +114,15 @@ class OwnModelDrafter(ScoredDrafter):
         # A model with recurrent layers is shown the last token above the root.
         return 2 * (tree.max_depth + 1) if cls.at_once else 1 + tree.max_shown
 
-    def runner_for(
-        self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int, adapters: Adapters | None = None
-    ) -> ModelRunner:
+    def reduced(self, model: Any, target: Target, ids: torch.Tensor | None = None) -> tuple[Any, Ids | None]:
+        """Return a model with the rows of its vocabulary alone, and its tokens, out of ``ids`` (None: all)."""
+        output: Any = model.get_output_embeddings()
+        if self.vocabulary.size is None or output is None:  # without one, the runner says so
+            return model, ids
+        ids, _ = self.vocabulary.kept(self.name, output_width(output), ids, target)
+        return with_output(model, ids), ids
+
+    def runner_for(self, model: Any, kind: str, sizes: Sizes, *, max_nodes: int, **more: Any) -> ModelRunner:
         """Return a runner of the model, a ``"head"`` or a ``"drafter"``, for one engine; errors name it as such."""
         try:
             return ModelRunner(
@@ -120,7 +134,7 @@ class OwnModelDrafter(ScoredDrafter):
                 optimize=self.optimize,
                 kv_cache=self.kv_cache,
                 paging=sizes.paging,
-                adapters=adapters,
+                **more,
             )
         except ValueError as error:
             raise ValueError(f"the {kind} {self.name}: {error}") from error
@@ -160,6 +174,8 @@ class HeadDrafter(OwnModelDrafter):
         """Return a copy of a head, which reads these hidden states, as it runs beside a target."""
         head = fitted(head, self.name, layers, target).bound(target.model)
         lengthen(head, sizes.max_length)
+        if self.vocabulary.size is not None:
+            head.reduce(self.vocabulary, self.name, target)
         if self.quantization is not None:
             if self.quantization_check:
                 check_fast(head, self.quantization)
@@ -188,7 +204,6 @@ class FeatureDrafter(HeadDrafter):
         head = self.beside(given, layers, target, sizes)
         runner = self.runner_for(head, "head", sizes, max_nodes=self.shown(self.tree))
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
-        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         scorer = self.scorer_of(
             head,
             runner,
@@ -200,7 +215,7 @@ class FeatureDrafter(HeadDrafter):
             to_model=row_of(head, target.vocab_size),
             fuse_version=lambda: fusion.version,
         )
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=layers)
+        return ScoredSession(self, scorer, target, sizes, ids=head.draft_ids, hidden_layers=layers)
 
     @classmethod
     def shown(cls, tree: TreeBuilder) -> int:
@@ -244,18 +259,17 @@ class CausalDrafter(OwnModelDrafter):
         """Returns the model that drafts for a target. Raises ValueError: none does."""
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        runner = self.runner_for(self.model_for(target), "drafter", sizes, max_nodes=self.shown(self.tree))
-        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
-        scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes)
+        model, ids = self.reduced(self.model_for(target), target, self.shared(target))
+        runner = self.runner_for(model, "drafter", sizes, max_nodes=self.shown(self.tree))
+        to_model = row_of(model, target.vocab_size)
+        scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=to_model)
+        return ScoredSession(self, scorer, target, sizes, ids=ids)
+
+    def shared(self, target: Target) -> Ids | None:
+        """Return the tokens that may be drafted (``shared_tokens``); None for all."""
+        return None
 
     def scorer_of(self, runner: ModelRunner, **common: Any) -> Scorer:
         """Return what scores with the model; ``common`` are the arguments of ``ModelScorer``."""
         kind = ModelScorer if runner.cache.states is None else RecurrentScorer
         return kind(runner, **common)
-
-
-def twin_of(model: PreTrainedModel) -> Any:
-    """Returns a model with modules of its own and the very same tensors."""
-    tensors: Iterable[Tensor] = itertools.chain(model.parameters(), model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

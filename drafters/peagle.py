@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from drafters.eagle import DECIDES_3, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
+from drafters.eagle import DECIDES_3, LoadedEagle, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
 from drafters.heads.assemble import MASK_KEYS, mask_of, needed
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
@@ -26,7 +26,7 @@ from drafters.heads.training import (
     frozen_copy,
     most_frequent,
 )
-from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst
+from drafters.own_model import FeatureDrafter, HeadOptions
 from specdec import ModelRunner, Target
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
@@ -108,16 +108,9 @@ class PEagleDrafter(FeatureDrafter):
         self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        embeddings: str = "auto",
-        **options: Unpack[LoadedFirst],
-    ) -> "PEagleDrafter":
+    def from_pretrained(cls, path: str | Path, *, shape: AnyTree | None = None, **options: Unpack[LoadedEagle]) -> Any:
         """Load a head with ``load_eagle``, from a folder or the hub."""
-        return cls.loaded(path, load_eagle, shape, {**options, "embeddings": embeddings, "kind": PEagleHead})
+        return cls.loaded(path, load_eagle, shape, {**options, "kind": PEagleHead})
 
     def scorer_of(self, head: PEagleHead, runner: ModelRunner, **window: Any) -> ParallelScorer:
         rows = head.get_input_embeddings().weight.shape[0]

@@ -59,17 +59,13 @@ class RecurrentHead(Heads):
         shared = min(self.exit_size, self.hidden_size)
         self.output(1).weight[:, :shared] = rows_of(output)[:, :shared]
 
-    def state(
-        self, embeds: Float[Tensor, "*rows hidden"], above: Float[Tensor, "*rows hidden"] | None
-    ) -> Float[Tensor, "*rows hidden"]:
+    def state(self, embeds: Float[Tensor, "*rows hidden"], above: Tensor | None) -> Float[Tensor, "*rows hidden"]:
         if not self.rnn:
             return embeds if above is None else embeds + above
         before = self.rnn_u.bias if above is None else self.rnn_u(above)
         return nn.functional.silu(self.rnn_w(embeds) + before)
 
-    def features(
-        self, hidden: Float[Tensor, "*rows hidden"], state: Float[Tensor, "*rows hidden"]
-    ) -> Float[Tensor, "*rows width"]:
+    def features(self, hidden: Float[Tensor, "*rows hidden"], state: Float[Tensor, "*rows hidden"]) -> Tensor:
         """What the output layer reads."""
         joined = torch.cat([hidden, state], dim=-1)
         return self.lm_head[:-1](joined if self.input_proj is None else self.input_proj(joined))

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from drafters.combined import CombinedDrafter, CombinedSession
+from drafters.heads.bound import row_of
 from drafters.own_model import CausalDrafter
 from specdec import Batch, Drafter, ModelRunner, Sizes, StatelessDrafter, Target, Topology, Verifier
 from specdec.acceptance import Plain, accept, certain
@@ -24,7 +25,6 @@ from specdec.arguments import instance
 from specdec.drafting.builders import StaticTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.random import Purpose, mix, uniforms
@@ -92,6 +92,7 @@ class _Stage:
         runner = session.scorer.model
         assert isinstance(runner, ModelRunner), "a causal LM runs in one"
         self.session, self.rule, self.runner = session, rule, runner
+        self._to_model = row_of(runner.model, session.vocabulary.target)
         runner.refuse_states("draft in stages")
         self.held = np.zeros(sizes.max_batch_size, dtype=np.int64)
         self.known, self.ran = self.held, False
@@ -101,7 +102,7 @@ class _Stage:
         self.session.prepare(batch)
         self.known, self.ran = np.maximum(batch.on_host.lengths - 1, 0), False
 
-    def scores(self, batch: Batch, width: int, vocabulary: VocabularyMap) -> Float[Tensor, "batch node vocab"]:
+    def scores(self, batch: Batch, width: int) -> Float[Tensor, "batch node vocab"]:
         """Return logits at the roots and the tokens behind them, after a forward of these and of what is missing."""
         host, self.ran = batch.on_host, True
         back = int((host.lengths - self.known).max())
@@ -111,7 +112,7 @@ class _Stage:
         aligned = bool((starts + back == host.lengths).all())  # as nearly always: not where a sequence begins
         scores = self.runner.run(
             ForwardBatch(
-                tokens=vocabulary.to_drafter(tokens),
+                tokens=self._to_model(tokens),
                 slots=batch.slots,
                 lengths=_there(starts, batch.device),
                 topology=Topology.chain(back + width, batch.device),
@@ -168,8 +169,7 @@ class StagedSession(CombinedSession):
         width = int(room.max())
         if width == 0:
             return DraftTree.root_only(batch.roots)
-        vocabulary = VocabularyMap(stage.runner.vocab_size, batch.vocab_size)
-        drawing = Drawing.of(batch, vocabulary, DraftSampling.IID, self._temperatures[level])
+        drawing = Drawing.of(batch, stage.session.vocabulary, DraftSampling.IID, self._temperatures[level])
         q = drawing.room(width + 1) if drawing.sampled else None
         drawn = np.zeros_like(room)
         for number in itertools.count():
@@ -216,9 +216,7 @@ class StagedSession(CombinedSession):
         self, stage: _Stage, drawing: Drawing, batch: Batch, guess: DraftTree
     ) -> tuple[Verdict, Float[Tensor, "batch node vocab"] | None]:
         """Verify drafts with a stage's model; return what is accepted, and what followed each node was drawn from."""
-        scores = drawing.scores(
-            stage.scores(batch, guess.width, drawing.vocabulary), *self._paths(drawing, batch, guess.width)
-        )
+        scores = drawing.scores(stage.scores(batch, guess.width), *self._paths(drawing, batch, guess.width))
         if not drawing.sampled:
             return certain(guess, drawing.vocabulary.to_target(first_largest(scores))), None
         p = drawing.room(guess.width)

@@ -236,7 +236,7 @@ class SuffixTree:
     def follow(self, point: Point, most: int, least: float) -> Draft:
         """Return the path of at most ``most`` tokens, no less probable than ``least``, of most frequent tokens."""
         node, offset = point
-        draft, probability, tokens = Draft(), 1.0, []
+        score, probability, tokens = 0.0, 1.0, list[int]()
         while len(tokens) < most:
             if offset == node.length:
                 child = node.best
@@ -254,10 +254,9 @@ class SuffixTree:
             if probability < least * ROUNDED or not new:
                 break
             tokens += new
-            draft.score += probability * len(new)
+            score += probability * len(new)
             offset += len(new)
-        draft.tokens, draft.parents = tokens, list(range(-1, len(tokens) - 1))
-        return draft
+        return Draft.path(tokens, score=score, match=0)
 
     def branch(self, point: Point, most: int, least: float, deepest: int) -> Draft:
         """Return the tree of the ``most`` most probable nodes, on paths no less probable than ``least``."""

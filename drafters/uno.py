@@ -16,12 +16,12 @@ from torch import Tensor
 from drafters.heads.parallel import FillsMasks, Masked
 from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, output_of
 from drafters.lora import LAYERS, Lora, widths, write_adapter
-from drafters.own_model import Options, OwnModelDrafter, Settings, twin_of
+from drafters.own_model import Options, OwnModelDrafter, Settings
+from drafters.reduced import twin_of
 from specdec import Batch, Drafter, Sizes, Target
 from specdec.arguments import shown, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import ParallelScorer
 from specdec.random import Purpose, uniforms
 from specdec.target.adapters import Adapters, Matrices
@@ -54,25 +54,21 @@ class UnoDrafter(OwnModelDrafter):
     ):
         self.adapter: str | Matrices = adapter if isinstance(adapter, Mapping) else _folder(Path(adapter))
         name = self.adapter if isinstance(self.adapter, str) else "uno"
-        super().__init__(tree_of(shape), **{**options, "name": options.get("name") or name})
+        options["name"] = options.get("name") or name
+        super().__init__(tree_of(shape), **options)
         self.noise_below = None if noise_below is None else whole("noise_below", noise_below, least=2)
         self.has_leaf_probs = self.tree.has_leaf_probs  # a leaf's law is said by one more place
 
     @classmethod
     def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        *,
-        shape: AnyTree = TOKENS,
-        noise_below: int | None = None,
-        **options: Unpack[Settings],
+        cls, path: str | Path, *, shape: AnyTree = TOKENS, noise_below: int | None = None, **options: Unpack[Settings]
     ) -> "UnoDrafter":
-        if not any((Path(name_or_path) / place / "adapter_config.json").is_file() for place in ("", "adapter")):
+        if not any((Path(path) / place / "adapter_config.json").is_file() for place in ("", "adapter")):
             raise ValueError(
-                f"no adapter at {shown(name_or_path)}: give a folder with adapter_config.json (a downloaded copy of "
+                f"no adapter at {shown(path)}: give a folder with adapter_config.json (a downloaded copy of "
                 f"s-sahoo/uno-qwen3-8B, say)"
             )
-        return cls(name_or_path, shape, noise_below=noise_below, **options)
+        return cls(path, shape, noise_below=noise_below, **options)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Put the adapter beside the target's weights, in a model of its own, and allocate a cache."""
@@ -83,7 +79,8 @@ class UnoDrafter(OwnModelDrafter):
             )
         twin = twin_of(target.model)
         adapters = Adapters(twin, {"uno": self.adapter})
-        runner = self.runner_for(twin, "drafter", sizes, max_nodes=self.shown(self.tree), adapters=adapters)
+        model, ids = self.reduced(twin, target)
+        runner = self.runner_for(model, "drafter", sizes, max_nodes=self.shown(self.tree), adapters=adapters)
 
         def noise(batch: Batch, count: int) -> Int[Tensor, "batch place"]:
             numbers = uniforms(batch.keys, batch.lengths, Purpose.LOOK_AHEAD, count)
@@ -97,7 +94,7 @@ class UnoDrafter(OwnModelDrafter):
             window=self.max_depth + 1,
             max_batch_size=sizes.max_batch_size,
         )
-        return ScoredSession(self, scorer, VocabularyMap(runner.vocab_size, target.vocab_size), target.device, sizes)
+        return ScoredSession(self, scorer, target, sizes, ids=ids)
 
 
 def _folder(given: Path) -> str:
@@ -160,9 +157,7 @@ class TrainedUno(FillsMasks):
         self._choice.clear()
         return masked.prediction(output.last_hidden_state)
 
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
+    def logits(self, states: Tensor, previous: Int[Tensor, " place"], depth: int) -> Float[Tensor, "place column"]:
         return self._output[0](states)
 
     def drafter(self) -> Drafter:

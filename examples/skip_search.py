@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafters.itself import Absent, layers_of, parts_of, returned_by
-from drafters.own_model import twin_of
+from drafters.reduced import twin_of
 from specdec import Engine, SamplingParams, Target
 from specdec.acceptance import parts_of as parts_of_batch
 from specdec.arguments import whole

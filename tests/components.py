@@ -227,6 +227,22 @@ def peagle_head(model: PreTrainedModel) -> PEagleHead:
     return wide(PEagleHead.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=token), 1.0)
 
 
+def reduced(drafter: Any) -> Drafter:
+    """The same drafter, whose draft vocabulary has the last tokens, as if they were the most frequent ones."""
+    drafter.vocabulary._counts = lambda target: torch.arange(target.vocab_size)
+    return drafter
+
+
+def respelled(drafter: Any) -> Drafter:
+    """The same drafter, some of whose tokens are other text than the target's of the same number."""
+    drafter.shared = lambda target: torch.tensor([token for token in range(target.vocab_size) if token % 4 != 2])
+    return drafter
+
+
+def rows(target: PreTrainedModel) -> int:
+    return target.get_output_embeddings().weight.shape[0]
+
+
 def model_drafter(*given: Any, **options: Any) -> Callable[..., Drafter]:
     return lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), *given, **options)
 
@@ -292,6 +308,21 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ).pruned_by(ConfidenceNodes(0.05, learn=False)),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
+    ),
+    "model_reduced": lambda target, distance=DISTANCE: reduced(
+        ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement", vocabulary=rows(target) - 1)
+    ),
+    "model_respelled": lambda target, distance=DISTANCE: respelled(
+        ModelDrafter(perturbed(target, distance), 3, sampling="iid")
+    ),
+    "eagle3_reduced": lambda target, **_: reduced(
+        EagleDrafter(eagle3_head(target), 3, sampling="iid", vocabulary=rows(target) - 2)
+    ),
+    "medusa_reduced": lambda target, **_: reduced(
+        MedusaDrafter(medusa_heads(target), TREE, sampling="without_replacement", vocabulary=rows(target) - 1)
+    ),
+    "block_reduced": lambda target, **_: reduced(
+        BlockDrafter(markov_head(target), TREE, sampling="without_replacement", vocabulary=rows(target) - 1)
     ),
     "model_chain_own_temperature": model_drafter(2, sampling="iid", temperature=0.6),
     "medusa_sampled": lambda target, **_: MedusaDrafter(medusa_heads(target), TREE, sampling="without_replacement"),

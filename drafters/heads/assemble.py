@@ -21,6 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from drafters.heads.bound import move
 from drafters.heads.files import OURS, TRAINING, Checkpoint, Where
 from specdec.arguments import number, shown, whole
+from specdec.drafting.vocabulary import Ids
 from specdec.target.loading import listed, resolve_device, resolve_dtype
 
 logger = logging.getLogger(__name__)
@@ -124,9 +125,7 @@ def finite(tensor: Tensor | None) -> bool:
     return all(bool(end.isfinite()) for end in torch.aminmax(tensor))
 
 
-def take_draft_ids(
-    name: str, tensors: dict[str, Tensor], outputs: Sequence[str] = ("lm_head.weight",)
-) -> Int[Tensor, " column"] | None:
+def take_draft_ids(name: str, tensors: dict[str, Tensor], outputs: Sequence[str] = ("lm_head.weight",)) -> Ids | None:
     """Takes the map of a reduced vocabulary out of the tensors: the target's id of every column, ascending.
 
     ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens. The rows of ``outputs``,
@@ -211,9 +210,7 @@ def norms_queries(tensors: Mapping[str, Tensor], layer: str) -> bool:
     return f"{layer}self_attn.q_norm.weight" in tensors
 
 
-def sizes_of(
-    name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int
-) -> dict[str, Any]:
+def sizes_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int) -> Written:
     """Returns the fields of a configuration that tensors of decoder layers tell, and RoPE."""
     queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight").shape[0]
     keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight").shape[0]

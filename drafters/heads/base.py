@@ -18,9 +18,8 @@ from specdec.cache.transformers_cache import CACHE
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
     """Returns the configuration of a new head of a target's widths (MLPs too, unless given), with plain RoPE."""
     text: Any = target.config.get_text_config(decoder=True)
-    sizes: dict[str, Any] = sizes_like(text) | (
-        {} if intermediate_size is None else {"intermediate_size": intermediate_size}
-    )
+    given = {} if intermediate_size is None else {"intermediate_size": intermediate_size}
+    sizes: dict[str, Any] = {**sizes_like(text), **given}
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     return LlamaConfig(vocab_size=text.vocab_size, num_hidden_layers=layers, rope_parameters=rope, **sizes)
 

@@ -269,9 +269,7 @@ class BlockHead(DraftHead):
             else:
                 cache.update(keys, values, index)
 
-    def logits_of(
-        self, hidden: Float[Tensor, "*some hidden"], output: nn.Module | None = None
-    ) -> Float[Tensor, "*some column"]:
+    def logits_of(self, hidden: Float[Tensor, "*some hidden"], output: nn.Module | None = None) -> Tensor:
         """Returns the logits of normed hidden states, by the head's own output layer unless another one is given."""
         layer = output or self.lm_head
         if layer is None:

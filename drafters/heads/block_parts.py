@@ -13,7 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.block_config import BlockConfig
+from drafters.reduced import cut
 from specdec.filters import first_largest, largest
+
+Noted = tuple[Float[Tensor, "*some note"], Float[Tensor, "*some state"] | None]
 
 
 class PlaceHead(nn.Module, ABC):
@@ -47,7 +50,7 @@ class PlaceHead(nn.Module, ABC):
         hidden: Float[Tensor, "*some width"] | None = None,
         state: Float[Tensor, "*some state"] | None = None,
         embeds: Float[Tensor, "*some hidden"] | None = None,
-    ) -> tuple[Float[Tensor, "*some note"], Float[Tensor, "*some state"] | None]:
+    ) -> Noted:
         """Return what ``read`` is told of the places behind some tokens, and the states below these tokens.
 
         Args:
@@ -58,14 +61,14 @@ class PlaceHead(nn.Module, ABC):
             embeds: The token's embedding; only if ``reads_embeddings``.
         """
 
-    def read(
-        self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some note"]
-    ) -> Float[Tensor, "*some column"]:
+    def reduce(self, rows: Int[Tensor, " column"]) -> None:
+        """Keep some columns of the logits."""
+        setattr(self, self.output, cut(getattr(self, self.output), rows))
+
+    def read(self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some note"]) -> Tensor:
         return logits + getattr(self, self.output)(note)
 
-    def forward(
-        self, logits: Tensor, tokens: Tensor, depth: int, **above: Tensor | None
-    ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some state"] | None]:
+    def forward(self, logits: Tensor, tokens: Tensor, depth: int, **above: Tensor | None) -> tuple[Tensor, Any]:
         note, below = self.note(tokens, depth, **above)
         return self.read(logits, note), below
 
@@ -117,13 +120,10 @@ class MarkovHead(PlaceHead):
     def embed(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some rank"]:
         return rows_of(self.markov_w1.weight, tokens)
 
-    def note(
-        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
-    ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some rank"] | None]:
+    def note(self, tokens: Tensor, depth: int, hidden: Any = None, state: Any = None, embeds: Any = None) -> Noted:
         known = self.embed(tokens)
         if self.kind == "vanilla":
             return known, None
-        assert hidden is not None, "this kind of Markov head reads hidden states"
         if self.kind == "gated":
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, known], dim=-1))) * known, None
         state = torch.zeros_like(known) if state is None else state
@@ -140,11 +140,9 @@ class ConfidenceHead(nn.Module):
         self.rank = config.markov_rank if config.confidence_with_markov else 0
         self.proj = nn.Linear(config.hidden_size + self.rank, 1)
 
-    def forward(
-        self, hidden: Float[Tensor, "*some hidden"], known: Float[Tensor, "*some rank"] | None = None
-    ) -> Float[Tensor, "*some"]:
+    def forward(self, hidden: Float[Tensor, "*some hidden"], known: Any = None) -> Float[Tensor, "*some"]:
         """Returns the logit of the probability; ``known`` is ``MarkovHead.embed`` of the tokens before, with a rank."""
-        inputs: Any = hidden if not self.rank else torch.cat([hidden, known], dim=-1)  # type: ignore[list-item]
+        inputs = hidden if not self.rank else torch.cat([hidden, known], dim=-1)
         return self.proj(inputs)[..., 0]
 
 
@@ -195,9 +193,7 @@ def _convolved(
     return output.view(batch, nodes, width)
 
 
-def convolved_layer(
-    layer: Any, hidden: Float[Tensor, "batch node hidden"], places: int, **kwargs: Any
-) -> Float[Tensor, "batch node hidden"]:
+def convolved_layer(layer: Any, hidden: Float[Tensor, "batch node hidden"], places: int, **kwargs: Any) -> Tensor:
     """Returns the output of a decoder layer of transformers with convolutions around its attention and its MLP."""
 
     def attended(normed: Tensor) -> Tensor:
@@ -219,9 +215,10 @@ class CandidateSelector(PlaceHead):
         for table in (self.predecessor_codebook, self.successor_codebook):
             nn.init.normal_(table, std=0.02)
 
-    def note(
-        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
-    ) -> tuple[Float[Tensor, "*some rank"], None]:
+    def reduce(self, rows: Int[Tensor, " column"]) -> None:
+        self.successor_codebook = nn.Parameter(self.successor_codebook[rows], requires_grad=False)
+
+    def note(self, tokens: Tensor, depth: int, hidden: Any = None, state: Any = None, embeds: Any = None) -> Noted:
         return rows_of(self.predecessor_codebook, tokens) * self.hidden_projection(hidden), None
 
     def read(
@@ -248,10 +245,7 @@ class PrefixHead(PlaceHead):
         self.joined = nn.Linear(width + self.state_width, config.emb_dim, bias=False)
         self.columns = nn.Linear(config.emb_dim, config.columns, bias=False)
 
-    def note(
-        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
-    ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
-        assert hidden is not None, "it reads hidden states, and embeddings"
+    def note(self, tokens: Tensor, depth: int, hidden: Any = None, state: Any = None, embeds: Any = None) -> Noted:
         state = hidden.new_zeros(*embeds.shape[:-1], self.state_width) if state is None else state
         reset, update, new = self.gru_input(embeds).chunk(3, dim=-1)
         own_reset, own_update, own_new = self.gru_state(state).chunk(3, dim=-1)
@@ -299,19 +293,14 @@ class Refiner(PlaceHead):
             state = torch.cat([self._inner(known[:, 0], before), state[:, self.rank :]], dim=-1)
         return known[:, hidden.shape[1] - tokens :], state
 
-    def note(
-        self, tokens: Tensor, depth: int, hidden: Tensor | None = None, state: Tensor | None = None, embeds: Any = None
-    ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
-        assert hidden is not None and state is not None, "prepare makes both"
+    def note(self, tokens: Tensor, depth: int, hidden: Any = None, state: Any = None, embeds: Any = None) -> Noted:
         place, inner = depth + (not self.shifted), self._inner(hidden, tokens)
         parts = state.unflatten(-1, (self.places, self.rank))
         parts = torch.cat([parts[..., :place, :], inner[..., None, :], parts[..., place + 1 :, :]], dim=-2)
         mixed = inner + (parts[..., : place + 1, :] * self.mix_l[:, place, : place + 1].T).sum(-2)
         return self._through(mixed), parts.flatten(-2)
 
-    def along(
-        self, tokens: Tensor, hidden: Tensor, state: Tensor | None, embeds: Tensor | None = None
-    ) -> Float[Tensor, "row depth rank"]:
+    def along(self, tokens: Tensor, hidden: Tensor, state: Tensor | None, embeds: Tensor | None = None) -> Tensor:
         assert state is not None, "prepare makes it"
         first = 0 if self.shifted else 1
         own = torch.cat([state.unflatten(-1, (self.places, self.rank))[:, :first], self._inner(hidden, tokens)], dim=1)
@@ -349,9 +338,7 @@ class Refinement(nn.Module):
         return refined
 
 
-def tokens_before(
-    columns: Int[Tensor, "row depth"], roots: Int[Tensor, " row"], draft_ids: Int[Tensor, " column"] | None
-) -> Int[Tensor, "row depth"]:
+def tokens_before(columns: Int[Tensor, "row depth"], roots: Int[Tensor, " row"], draft_ids: Tensor | None) -> Tensor:
     """Returns the token before each depth, the root first, of the columns that are taken down a path."""
     taken = columns[:, :-1]
     return torch.cat([roots[:, None], taken if draft_ids is None else draft_ids[taken]], dim=1)

@@ -11,9 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from drafters.reduced import DraftVocabulary, cut, twin_of
 from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.inflate import signal_width
 from specdec.interfaces import Description
+from specdec.quantization.base import output_width
 from specdec.target.target import Target
 
 POWERS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
@@ -100,13 +102,21 @@ class DraftHead(PreTrainedModel):
     def bound(self, target: PreTrainedModel) -> Self:
         """Return the head on the target's device and in its dtype, with what it borrows; parameters stay its own."""
         placed = beside(self, target.device, target.dtype)
-        shared = [*placed.parameters(), *placed.buffers()]
-        twin: Any = copy.deepcopy(placed, {id(tensor): tensor for tensor in shared})
+        twin = twin_of(placed)
         if twin.base_model.embed_tokens is None:
             twin.base_model.embed_tokens = target.get_input_embeddings()
         if twin.lm_head is None:
             twin.lm_head = target.get_output_embeddings() if self.scales_itself else output_of(target)
         return twin.eval()
+
+    def reduce(self, vocabulary: DraftVocabulary, name: str, target: Target) -> None:
+        """Keep some tokens of its own, with a copy of the output layer's rows for them."""
+        twin: Any = self
+        columns = output_width(getattr(twin.lm_head, "layer", twin.lm_head))
+        self.draft_ids, rows = vocabulary.kept(name, columns, self.draft_ids, target)
+        twin.lm_head = cut(twin.lm_head, rows)
+        if getattr(twin, "place_head", None) is not None:
+            twin.place_head.reduce(rows)
 
     def widened(self, width: int) -> Self:
         """Return the same head for wider hidden states of the target (``widened``), where there is one; else itself."""

@@ -59,9 +59,7 @@ class _EagleBackbone(FeatureBackbone):
         self.norm = nn.Identity()  # the output is meant to be the target's, whose output layer reads it
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
-    def join(
-        self, embeds: Float[Tensor, "batch node hidden"], features: Float[Tensor, "batch node width"]
-    ) -> Float[Tensor, "batch node joined"]:
+    def join(self, embeds: Tensor, features: Tensor) -> Float[Tensor, "batch node joined"]:
         """Embedding and feature, projected to one width."""
         return self.fc(torch.cat([embeds, features], dim=-1))
 
@@ -214,9 +212,7 @@ class _Eagle3Backbone(FeatureBackbone):
         self.norm = _rms_norm(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
-    def join(
-        self, embeds: Float[Tensor, "batch node hidden"], features: Float[Tensor, "batch node width"]
-    ) -> Float[Tensor, "batch node joined"]:
+    def join(self, embeds: Tensor, features: Tensor) -> Float[Tensor, "batch node joined"]:
         """The two side by side, un-normed: the first layer norms each, and needs the feature as it came."""
         return torch.cat([embeds, features], dim=-1)
 

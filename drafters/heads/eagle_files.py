@@ -226,9 +226,8 @@ def save_eagle(
         public["eagle_config"] = {"use_aux_hidden_state": True, IDS: ids}
         public |= {"num_aux_hidden_states": head.captured} if layout == "sglang" else {}
     ours |= {"family": "eagle3", "hidden_layers": head.hidden_layers, "captured_width": head.captured_width}
-    ours |= {KEYS[flag]: getattr(head, flag) for flag in FLAGS} | (
-        {} if head.tokens is None else {"tokens": head.tokens}
-    )
+    ours |= {} if head.tokens is None else {"tokens": head.tokens}
+    ours |= {KEYS[flag]: getattr(head, flag) for flag in FLAGS}
     first = "midlayer." if len(head.model.layers) == 1 and layout != "speculators" else "layers.0."
     tensors = dict(head.named_parameters()) | draft_id_tensors(head.draft_ids, head.config.vocab_size)
     write(folder, named(tensors, names_of(first)), public | own, ours=ours)

@@ -15,25 +15,22 @@ from drafters.heads.assemble import loader
 from drafters.heads.bound import beside, rows_of, widened
 from drafters.heads.files import Checkpoint, Where
 from drafters.heads.training import Borrowed, TrainedHead, frozen_copy, output_of
+from drafters.own_model import OwnModelDrafter, Scored
+from drafters.reduced import DraftVocabulary, cut
 from specdec import Batch, DraftSampling, Outcome, Target, Topology, TreeShape
-from specdec.arguments import flag, instance, whole
+from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, StaticTree, tree_of
-from specdec.drafting.scored import ScoredDrafter, ScoredSession
+from specdec.drafting.scored import ScoredSession
 from specdec.drafting.scorer import Scorer
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.executor import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Description, Drafter, Sizes
 from specdec.quantization.base import input_width
 from specdec.target.loading import resolve_dtype
 
+_SHALLOW = [(0,), (1,), (2,), (0, 0), (0, 1), (0, 2), (1, 0)]
 DEFAULT_SHAPE = TreeShape.from_paths(
-    [
-        *[(0,), (1,), (2,)],
-        *[(0, 0), (0, 1), (0, 2), (1, 0)],
-        *[(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
-        *[(0, 0, 0, 0), (0, 0, 0, 1)],
-    ]
+    [*_SHALLOW, (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)]
 )
 """13 nodes, four deep: most children are below likely paths (section 2.3.3 of Medusa's paper)."""
 
@@ -93,9 +90,18 @@ class Heads(nn.Module):
         """The same heads with the target's output layer, if they borrow it."""
         return self
 
+    def reduced(self, vocabulary: DraftVocabulary, target: Target) -> Any:
+        """The same heads with some tokens of their own, and a copy of the output layers' rows for them."""
+        ids, rows = vocabulary.kept(type(self).__name__, self.vocab_size, self.draft_ids, target)
+        twin = cut(self, rows, [self.output(depth) for depth in range(1, 1 + self.num_heads)])
+        twin.vocab_size, twin.draft_ids = len(ids), ids
+        return twin
+
     def like(self, **changed: Any) -> Any:
         """New heads of the same sizes, but for some."""
-        return type(self)(**{name: getattr(self, name) for name in self.sizes} | changed)
+        twin = type(self)(**{name: getattr(self, name) for name in self.sizes} | changed)
+        twin.draft_ids = self.draft_ids
+        return twin
 
     def parts(self, name: str) -> tuple[int, int]:
         """See ``bound.widened``."""
@@ -120,7 +126,7 @@ class LastStateScorer(Scorer):
 
     def __init__(self, heads: ModuleCaller, *, max_batch_size: int, dtype: torch.dtype, device: torch.device):
         module: Any = heads.module
-        self.heads, self.model = heads, module
+        self.heads, self.model, self.vocab_size = heads, module, module.vocab_size
         self.max_depth = module.max_depth
         with torch.inference_mode(False):
             self.newest = torch.zeros(max_batch_size, module.hidden_size, dtype=dtype, device=device)
@@ -155,9 +161,7 @@ class PathScorer(LastStateScorer):
         self._known = self.newest.new_zeros(len(batch), self._nodes, self._width)
         return self._scored(batch, batch.roots[:, None], slice(0, 1), self._known[:, :1], 0)
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Tensor:
         nodes = slice(topology.width - tokens.shape[1], topology.width)
         parents = topology.parents[:, nodes].expand(len(batch), -1)
         above = self._known.gather(1, parents[:, :, None].expand(-1, -1, self._width))
@@ -169,7 +173,13 @@ class PathScorer(LastStateScorer):
         return logits
 
 
-class LastStateDrafter(ScoredDrafter):
+class LoadedHeads(Scored, Where, total=False):
+    """``Scored``, where the heads' files are, and what they compute in."""
+
+    dtype: str | torch.dtype | None
+
+
+class LastStateDrafter(OwnModelDrafter):
     """Drafts with a head for every depth, from the target's hidden state at the last committed position.
 
     A row proposes nothing in the first round after a prompt of one token, where no token is committed yet.
@@ -191,16 +201,14 @@ class LastStateDrafter(ScoredDrafter):
         heads: Any,
         shape: AnyTree | None = None,
         *,
-        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
-        temperature: float | None = None,
         dtype: str | torch.dtype | None = None,
-        optimize: bool = True,
+        **options: Unpack[Scored],
     ):
         name = type(self).__name__
         instance("heads", heads, self.kind, f"{self.kind.__name__}, or load them with {name}.from_pretrained(…)")
-        self.optimize = flag("optimize", optimize)
         self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
-        super().__init__(tree_of(self.usual_tree(heads) if shape is None else shape), sampling, temperature)
+        given: Any = {"sampling": DraftSampling.DETERMINISTIC, "name": self.title, **options}
+        super().__init__(tree_of(self.usual_tree(heads) if shape is None else shape), **given)
         self.shape = self.tree.shape if isinstance(self.tree, StaticTree) else None
         most = heads.max_depth
         if most is not None and self.max_depth > most:
@@ -229,16 +237,13 @@ class LastStateDrafter(ScoredDrafter):
         path: str | Path,
         *,
         shape: AnyTree | None = None,
-        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
-        temperature: float | None = None,
-        dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
-        optimize: bool = True,
-        **where: Unpack[Where],
+        **options: Unpack[LoadedHeads],
     ) -> Any:
         """Load heads with ``Heads.from_pretrained``."""
-        heads = cls.kind.from_pretrained(path, device=device, **where)
-        return cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
+        given: Any = dict(options)
+        where = {key: given.pop(key) for key in Where.__annotations__ if key in given}
+        return cls(cls.kind.from_pretrained(path, device=device, **where), shape, **given)
 
     def describe(self, target: Target | None = None) -> Description:
         return replace(self.heads.describe(), kind=f"{self.title} heads", at_once=self.at_once)
@@ -270,10 +275,10 @@ class LastStateDrafter(ScoredDrafter):
                 f"the {self.title} heads have {tokens} tokens and the target {target.name} has "
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
+        if self.vocabulary.size is not None:
+            heads = heads.reduced(self.vocabulary, target)
         scorer = self.scorer(heads, target, sizes)
-        ids = None if ids is None else ids.to(target.device)
-        vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size, ids)
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
+        return ScoredSession(self, scorer, target, sizes, ids=heads.draft_ids, hidden_layers=(-1,))
 
 
 class TrainedHeads(TrainedHead):
@@ -313,9 +318,7 @@ class TrainedHeads(TrainedHead):
                 f"{self.depths} of width {hidden_size} with {vocab_size} are wanted for the target {target.name}"
             )
 
-    def logits(
-        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
-    ) -> Float[Tensor, "place column"]:
+    def logits(self, states: Tensor, previous: Int[Tensor, " place"], depth: int) -> Float[Tensor, "place column"]:
         return self.head.output(depth)(states).float()
 
     def settings(self, target: Target) -> dict[str, Any]:

@@ -38,9 +38,7 @@ class _Backbone(FeatureBackbone):
         if "layer_type" in inspect.signature(rotary.forward).parameters:  # one kind of layers turns unlike another
             self.rotary_arguments = {"layer_type": "full_attention"}
 
-    def join(
-        self, embeds: Float[Tensor, "batch node hidden"], features: Float[Tensor, "batch node width"]
-    ) -> Float[Tensor, "batch node joined"]:
+    def join(self, embeds: Tensor, features: Tensor) -> Float[Tensor, "batch node joined"]:
         """Returns embedding and feature, each normed, projected to one width."""
         pair = [self.enorm(embeds), self.hnorm(features)]
         return self.proj(torch.cat(pair[::-1] if self.hidden_first else pair, dim=-1))

@@ -87,8 +87,8 @@ def plan_drafter(
     if runs == "head":
         return _head(owner, options, getattr(kind, "usual", None), target, formats, at_once=at_once)
     if runs == "model":
-        same = bool(getattr(kind, "same_vocabulary", False))
-        return _model(options, target, formats, target_name, at_once=at_once, same_vocabulary=same)
+        same = target_name if getattr(kind, "same_vocabulary", False) else None
+        return _model(options, target, formats, same, at_once=at_once)
     if runs == "target":
         return _target(options, target, formats, at_once=at_once)
     raise ValueError(
@@ -97,11 +97,8 @@ def plan_drafter(
     )
 
 
-def _model(
-    options: Mapping[str, Any], target: ModelShape, formats: Formats, target_name: str, *, at_once: bool,
-    same_vocabulary: bool,
-) -> Planned:  # fmt: skip
-    """The plan of a model of its own."""
+def _model(options: Any, target: ModelShape, formats: Formats, same: str | None, *, at_once: bool) -> Planned:
+    """The plan of a model of its own, of the ``same`` vocabulary as the target of this name."""
     from specdec.drafting.vocabulary import MOST_PADDING  # imports PyTorch, as its class has
 
     name = str(options.get("name"))
@@ -109,12 +106,13 @@ def _model(
     more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
     precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
     shape = shape_of(config, f"drafter.name={name}")
-    if same_vocabulary and abs(shape.vocab - target.vocab) > MOST_PADDING:
+    if same is not None and abs(shape.vocab - target.vocab) > MOST_PADDING:
         raise ValueError(
-            f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={target_name} one of "
+            f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={same} one of "
             f"{target.vocab:,}: give a drafter of the same vocabulary, or drafter=tli or slem"
         )
     title = f"{name}, a model of {short_count(shape.weights)} parameters" + ", which fills masks" * at_once
+    shape = shape.reduced(options.get("vocabulary"))
     return Planned(title=title, model=DraftModel(shape=shape, precision=precision, at_once=at_once, catches_up=at_once))
 
 
@@ -123,14 +121,15 @@ def _target(options: Mapping[str, Any], target: ModelShape, formats: Formats, *,
     scheme, kv_cache = options.get("quantization"), options.get("kv_cache")
     precision = choose_formats({}, dtype=formats.computes, quantization=scheme, kv_cache=kv_cache).precision
     kept, exits = _kept(target.layers, options.get("skip"))
-    shape = replace(target, layers=kept, table_weights=0, tied=False)  # the target's tables serve both
+    shape = replace(target, layers=kept, table_weights=0, tied=False).reduced(options.get("vocabulary"))
     files = options.get("adapter", options.get("name"))
     adapter = 0 if files is None else sum(stored_sizes(str(files)).values())
+    own = shape.output_weights * precision.output if options.get("vocabulary") else 0  # the target's tables serve both
     title = f"the target in {scheme}" if scheme else "the target" + " without some parts" * (kept != target.layers)
     return Planned(
         title=title + f" with {short_count(adapter)} parameters of its own" * (adapter > 0),
         model=DraftModel(shape=shape, precision=precision, at_once=at_once, catches_up=at_once),
-        weights=None if scheme else adapter * precision.activations,
+        weights=None if scheme else adapter * precision.activations + own,
         keeps=not exits or scheme is not None or kv_cache is not None,
     )
 
@@ -175,6 +174,7 @@ def _head(
         title = f"{usual.get('title', title)}, with the sizes that such heads usually have"
     if shape.borrowed:
         precision = replace(precision, output=formats.precision.output)
+    shape = shape.reduced(options.get("vocabulary"))
     model = DraftModel(shape=shape, precision=precision, at_once=at_once or together, catches_up=masks)
     return Planned(title=title, model=model, longest=longest)
 

@@ -13,7 +13,7 @@ from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
 from experiments.results.manifest import revision_of
 from experiments.results.records import PLAIN
-from specdec.drafting.vocabulary import check_same_vocabulary
+from specdec.drafting.vocabulary import shared_tokens
 from specdec.engine.engine import Engine
 from specdec.target.loading import find_tokenizer, load_config
 
@@ -136,7 +136,7 @@ def check_vocabularies(config: DictConfig, sections: Sequence[str]) -> None:
         if getattr(getattr(component, "__self__", component), "same_vocabulary", False):
             drafter, target = _vocabulary(options), _vocabulary(plain(config, "target"))
             if drafter is not None and target is not None:
-                check_same_vocabulary(drafter.name, drafter.tokenizer, drafter.vocab_size, target)
+                shared_tokens(drafter.name, drafter.tokenizer, drafter.vocab_size, target)
 
 
 def _vocabulary(options: dict[str, Any]) -> Any:

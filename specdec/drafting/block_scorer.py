@@ -113,9 +113,7 @@ class BlockScorer(Follower):
                 self._states[:, 0] = first
         return self._conditioned(batch.roots[:, None], 0, first=0, parents=None)
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch some vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Tensor:
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)

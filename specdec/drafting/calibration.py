@@ -220,8 +220,3 @@ def source_of(source: str, scorer: Scorer) -> str:
     if source == "head" and not scorer.has_confidence:
         raise ValueError("source=head is its confidence head; this drafter has none: give top, entropy, margin or auto")
     return source
-
-
-def spared(played: Int[Tensor, "1"], every: int) -> Bool[Tensor, "1"]:
-    """Return whether a round is one of those in which nothing is left out, so that all confidences are seen."""
-    return (played + 1) % every == 0

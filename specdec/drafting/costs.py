@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 KIND = "calibrated costs of rounds"  # the mark of the files that ``plan costs=fit`` writes
 _Costs = TypeVar("_Costs")
+Counts = Int[np.ndarray, "*size"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +53,13 @@ def check_conditions(measured: Conditions, here: Conditions, path: str, *, draft
 class RaggedCosts(Protocol):
     """Seconds of rounds in which every row has a draft of its own length."""
 
-    @property
-    def padded(self) -> bool:
-        """Whether a round costs what its deepest draft does, however deep the others are."""
-        ...
+    padded: bool  # whether a round costs what its deepest draft does, however deep the others are
 
     def check_depth(self, depth: int) -> None:
         """Refuse drafts that are deeper than the costs know."""
         ...
 
-    def ragged(
-        self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
-    ) -> Float[np.ndarray, "*size"]:
+    def ragged(self, rows: int, positions: float, *, drafted: Counts, deepest: Any) -> Float[np.ndarray, "*size"]:
         """Return the seconds of rounds with ``positions`` in the cache and ``drafted`` tokens in all rows together."""
         ...
 
@@ -126,9 +122,7 @@ class RoundCosts:
     def check_depth(self, depth: int) -> None:
         self.seconds(self.rows[0], depth)
 
-    def ragged(
-        self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
-    ) -> Float[np.ndarray, "*size"]:
+    def ragged(self, rows: int, positions: float, *, drafted: Counts, deepest: Any) -> Float[np.ndarray, "*size"]:
         return self._rising(rows)[deepest]
 
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:

@@ -84,7 +84,7 @@ class Drawing:
         if self.sampling.by_path:
             assert tokens is not None and above is not None, "a penalty needs the nodes above"
             paths = path_tokens(self.vocabulary.to_drafter(tokens), above)
-        scores = self.masked(adjust(logits[..., : self.vocabulary.common], self.sampling, paths), tokens, above)
+        scores = self.masked(adjust(self.vocabulary.present(logits, -torch.inf), self.sampling, paths), tokens, above)
         if paths is None:
             return scores
         return forbid_ends(scores, self.sampling, self.batch.lengths[:, None] + (paths >= 0).sum(-1) - 1)
@@ -101,7 +101,7 @@ class Drawing:
         assert tokens is not None and above is not None, "a grammar needs the nodes above"
         matchers = self.batch.matchers
         bits = matchers.ask(matchers.question(self.batch.slots, tokens, above), drafts=True)
-        allowed = self.vocabulary.columns(matchers.unpacked(bits))
+        allowed = self.vocabulary.present(self.vocabulary.columns(matchers.unpacked(bits)), False)
         return scores.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
 
     def distribution(self, scores: Float[Tensor, "batch some token"]) -> Float[Tensor, "batch some token"]:

@@ -110,7 +110,7 @@ class LookUpSession(RatedSession):
             return DraftTree.root_only(batch.roots)
         roots = batch.on_host.tokens[np.arange(len(batch)), batch.on_host.lengths]
         if not self._is_chain:
-            return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], batch.device)
+            return trees(roots, drafts, batch.device)
         branches = np.full((len(drafts), self._max_depth), -1, dtype=np.int64)
         for row, draft in enumerate(drafts):
             branches[row, : len(draft.tokens)] = draft.tokens
@@ -131,13 +131,11 @@ class LookUpSession(RatedSession):
         return drafts
 
 
-def chains(
-    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
-) -> DraftTree:
+def chains(roots: Int[np.ndarray, " batch"], paths: Int[np.ndarray, "batch depth"], device: torch.device) -> DraftTree:
     """Return one branch per row (-1 padded, at least one token); its width is a power of two, to be captured."""
-    sizes = (branches >= 0).sum(1)
-    width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
-    tokens = np.concatenate([roots[:, None], branches[:, :width].clip(min=0)], axis=1, dtype=np.int64)
+    sizes = (paths >= 0).sum(1)
+    width = min(1 << (int(sizes.max()) - 1).bit_length(), paths.shape[1])
+    tokens = np.concatenate([roots[:, None], paths[:, :width].clip(min=0)], axis=1, dtype=np.int64)
     valid = None
     if sizes.min() < width:
         valid = torch.from_numpy(np.arange(width + 1) <= sizes[:, None]).to(device, non_blocking=True)
@@ -147,33 +145,32 @@ def chains(
 
 def trees(
     roots: Int[np.ndarray, " batch"],
-    tokens: Sequence[Sequence[int]],
-    parents: Sequence[Sequence[int]],
+    drafts: Sequence[Draft],
     device: torch.device,
     valid: Sequence[int] | None = None,
 ) -> DraftTree:
-    """Return one tree per row, in as few columns as the rows need, of tokens and parents as in ``Draft``.
+    """Return one tree per row, in as few columns as the rows need.
 
     ``valid`` is how many of each row's tokens may be accepted, the first ones; None for all.
     """
-    sizes = np.array([len(row) for row in tokens])
+    sizes = np.array([len(each.tokens) for each in drafts])
     counts = sizes if valid is None else np.array(valid)
     columns = np.arange(int(sizes.max()))
     drafted = columns < sizes[:, None]
     # Tokens, parents and validity in one array, which is one copy to the device.
-    packed = np.zeros((3, len(tokens), 1 + drafted.shape[1]), dtype=np.int64)
-    packed[0, :, 1:][drafted] = np.concatenate([np.asarray(row, dtype=np.int64) for row in tokens])
-    packed[1, :, 1:][drafted] = 1 + np.concatenate([np.asarray(row, dtype=np.int64) for row in parents])
+    packed = np.zeros((3, len(drafts), 1 + drafted.shape[1]), dtype=np.int64)
+    packed[0, :, 1:][drafted] = np.concatenate([np.asarray(each.tokens, dtype=np.int64) for each in drafts])
+    packed[1, :, 1:][drafted] = 1 + np.concatenate([np.asarray(each.parents, dtype=np.int64) for each in drafts])
     packed[2, :, 1:] = columns < counts[:, None]
     packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
     ids, above, accepted = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
-    drafts = [row[:count] for row, count in zip(parents, counts, strict=True) if count]
+    kept = [each.parents[:count] for each, count in zip(drafts, counts, strict=True) if count]
     return DraftTree.build(
         ids,
         above,
         valid=accepted.bool(),
-        max_depth=max((_depth(row) for row in parents), default=0),
-        max_children=int(max((np.bincount(1 + np.asarray(row)).max() for row in drafts), default=0)),
+        max_depth=max((_depth(each.parents) for each in drafts), default=0),
+        max_children=int(max((np.bincount(1 + np.asarray(row)).max() for row in kept), default=0)),
     )
 
 

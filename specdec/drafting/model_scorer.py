@@ -242,7 +242,7 @@ class RetokenizedScorer(Follower):
                 f"in other tokens than before: draft with a model of attention alone"
             )
         super().__init__(runner)
-        self.caches = ()
+        self.caches, self.vocab_size = (), runner.vocab_size if columns is None else len(columns)
         self._spellings, self._most, self._width = (source, own), max_tokens, width
         self._to_model, self._columns = to_model, columns
         self.texts = [Retokenized(source, own) for _ in range(max_batch_size)]

@@ -14,7 +14,7 @@ from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.scorer import Scorer
-from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.vocabulary import Ids, VocabularyMap
 from specdec.host import can_look
 from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import GREEDY_BELOW, SamplingParams
@@ -69,16 +69,16 @@ class ScoredDrafter(Drafter):
 
 
 class ScoredSession(Session):
-    """The drafts of a scorer, whose columns ``vocabulary`` translates, in one engine."""
+    """The drafts of a scorer in one engine; ``ids`` are the tokens that may be drafted (``VocabularyMap``)."""
 
     def __init__(
         self,
         drafter: ScoredDrafter,
         scorer: Scorer,
-        vocabulary: VocabularyMap,
-        device: torch.device,
+        target: Target,
         sizes: Sizes,
         *,
+        ids: Ids | None = None,
         hidden_layers: Sequence[int] = (),
     ):
         leaves = sizes.leaf_probs
@@ -91,7 +91,8 @@ class ScoredSession(Session):
         self.drafter, self.tree, self.scorer = drafter, drafter.tree, scorer
         self.models, self.caches, self.lookback = scorer.models, scorer.caches, scorer.lookback
         self.max_depth = drafter.max_depth
-        self._vocabulary, self._leaves = vocabulary, leaves
+        self._leaves, device = leaves, target.device
+        self.vocabulary = VocabularyMap(scorer.vocab_size, target.vocab_size, None if ids is None else ids.to(device))
         self._every = True  # whether every row that drafts has a state to begin with
         self.tree.bind(device, leaves=leaves)
         self.policy = copy.copy(drafter.policy)
@@ -149,7 +150,7 @@ class ScoredSession(Session):
     def _grown(self, batch: Batch, depth: int) -> DraftTree:
         policy, leaves, drafter = self.policy, self._leaves, self.drafter
         rater = None if policy is None else policy.rater(self.scorer, batch, may_stop=not leaves)
-        drawing = Drawing.of(batch, self._vocabulary, drafter.sampling, drafter.temperature, leaves=leaves, rater=rater)
+        drawing = Drawing.of(batch, self.vocabulary, drafter.sampling, drafter.temperature, leaves=leaves, rater=rater)
         grown = self.tree.grow(self.scorer, drawing, depth)
         ready: Bool[Tensor, " batch"] | None = None if self._every else batch.lengths > 0  # rows with a target's state
         if policy is not None:

@@ -30,6 +30,7 @@ class Scorer:
         per_depth: Whether the logits depend on the depth alone; it then has ``all_logits`` in place of the other two.
         max_depth: The deepest node that it can score the tokens of; None without a limit.
         has_confidence: Whether it predicts acceptance (``confidence``).
+        vocab_size: The number of columns of its logits.
         needs_state: Whether it reads the target's states, so that rows in which no token is committed get no drafts.
     """
 
@@ -37,6 +38,7 @@ class Scorer:
     max_depth: int | None = None
     has_confidence: bool = False
     needs_state: bool = False
+    vocab_size: int
     model: ModelRunner | nn.Module | None = None
     caches: tuple[Cache, ...] = ()
     lookback: int | None = None
@@ -99,7 +101,7 @@ class Follower(Scorer, ABC):
     """Scores with a model that follows the target; the last token of ``slots`` slots is kept."""
 
     def __init__(self, runner: ModelRunner, *, slots: int = 0):
-        self.model = self.runner = runner
+        self.model, self.runner, self.vocab_size = runner, runner, runner.vocab_size
         self.caches = (runner.cache,)
         with torch.inference_mode(False):
             self._last_token = torch.zeros(slots, dtype=torch.long, device=runner.device)
@@ -111,9 +113,7 @@ class Follower(Scorer, ABC):
         slots = outcome.slots
         self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
 
-    def read(
-        self, tokens: Int[Tensor, "batch position"], slots: Int[Tensor, " batch"], starts: Tensor, **more: Any
-    ) -> None:
+    def read(self, tokens: Int[Tensor, "batch position"], slots: Tensor, starts: Tensor, **more: Any) -> None:
         chain = Topology.chain(tokens.shape[1], tokens.device)
         inputs: Any = {"tokens": tokens, "slots": slots, "lengths": starts, "topology": chain, **more}
         self.runner.run(ForwardBatch(wants=Wants(logits=0), **inputs))
@@ -162,13 +162,8 @@ class Level:
         self.row_of = index([row for _, row, _ in family])
         self.rank_of = index([rank for _, _, rank in family])
         self.parent_of = self.parents[self.row_of]
-        self.by_rank = [
-            (
-                index([i for i, (_, _, r) in enumerate(family) if r == rank]),
-                index([row for _, row, r in family if r == rank]),
-            )
-            for rank in range(self.width)
-        ]
+        ranked = [[(i, row) for i, (_, row, r) in enumerate(family) if r == rank] for rank in range(self.width)]
+        self.by_rank = [(index([i for i, _ in each]), index([row for _, row in each])) for each in ranked]
 
 
 class LevelPlan:

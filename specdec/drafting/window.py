@@ -51,7 +51,7 @@ class WindowScorer(Follower):
         super().__init__(runner)
         self.needs_state, self.lookback = fuse is not None, window
         self._window, self._layers, self._fuse, self._to_model = window, tuple(layers), fuse, to_model
-        self._fuse_version = fuse_version
+        self._fuse_version, self._has_features = fuse_version, width > 0
         device, dtype = runner.device, runner.facts.dtype
         # The most entries of each slot's window that may not be in the cache yet, and how many before a tree was grown.
         # Only rounds in which no tree is grown can add more than the window holds.
@@ -100,7 +100,9 @@ class WindowScorer(Follower):
         if self._fuse is None:
             return outcome.tokens, self._features.new_zeros(*outcome.tokens.shape, 0)
         states = [outcome.hidden_states[layer] for layer in self._layers]
-        return following(outcome), self._fuse(states).to(self._features.dtype)
+        last = (outcome.counts[:, None] - 1).clamp_(min=0)
+        following = outcome.tokens.roll(-1, dims=1).scatter(1, last, outcome.next_tokens[:, None])
+        return following, self._fuse(states).to(self._features.dtype)
 
     def _push(self, slots: Tensor, features: Tensor, tokens: Tensor, counts: Int[Tensor, " batch"]) -> None:
         index = counts[:, None] + self._cells
@@ -121,7 +123,7 @@ class WindowScorer(Follower):
         return tokens.gather(1, index), take(features, index), (lengths - self._window).clamp(min=0), have
 
     def _put(self, tokens: Tensor, features: Tensor, slots: Tensor, starts: Tensor) -> None:
-        self.read(self._to_model(tokens), slots, starts, features=given(features))
+        self.read(self._to_model(tokens), slots, starts, features=features if self._has_features else None)
 
     def prepare(self, batch: Batch) -> Hashable:
         host = batch.on_host
@@ -242,7 +244,7 @@ class ParallelScorer(WindowScorer):
                 tokens,
                 Topology.chain(nodes, batch.device),
                 (lengths - window).clamp_(min=0),
-                features=given(features),
+                features=features if self._has_features else None,
                 adapters=adapters,
                 key_bound=bound,
                 wants=Wants(logits=depth if every else None),
@@ -252,17 +254,6 @@ class ParallelScorer(WindowScorer):
             return logits
         first = have if self._rooted else (have - 1).clamp_(min=0)
         return take(logits, first[:, None] + torch.arange(depth, device=batch.device))
-
-
-def following(outcome: Outcome) -> Int[Tensor, "batch position"]:
-    """Return the token that follows each of the tokens that became final; what follows in padding means nothing."""
-    last = (outcome.counts[:, None] - 1).clamp_(min=0)
-    return outcome.tokens.roll(-1, dims=1).scatter(1, last, outcome.next_tokens[:, None])
-
-
-def given(features: Float[Tensor, "batch some width"]) -> Tensor | None:
-    """Return what a forward is given as features: None where entries are tokens alone."""
-    return features if features.shape[2] else None
 
 
 def take(values: Float[Tensor, "batch some width"], index: Int[Tensor, "batch other"]) -> Tensor:

@@ -1,7 +1,7 @@
 """What the cost of a decoder depends on: the sizes of its layers, without their numbers."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -132,6 +132,13 @@ class ModelShape:
     borrowed: bool = False
     other_weights: int = 0
     max_length: int | None = None
+
+    def reduced(self, vocab: int | None) -> "ModelShape":
+        """Return the same sizes with an output layer of its own, for so many tokens alone; None for all."""
+        if vocab is None:
+            return self
+        rows = self.output_weights * vocab // self.vocab
+        return replace(self, vocab=vocab, output_weights=rows, tied=False, borrowed=False)
 
     @cached_property
     def groups(self) -> tuple[tuple[Layer, int], ...]:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from drafters.heads.training import TargetStates, TextBatch
 from drafters.lora import TrainedLora, write_adapter
 from drafters.model import ModelDrafter
-from drafters.own_model import twin_of
+from drafters.reduced import twin_of
 from drafters.uno import TrainedUno, UnoDrafter
 from experiments.exporting.folders import Source, kind_of, read
 from specdec import Engine, SamplingParams, Target

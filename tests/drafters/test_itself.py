@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from drafters.itself import SelfDrafter, leave_out, parts_of
-from drafters.own_model import twin_of
+from drafters.reduced import twin_of
 from experiments.measuring.meters import held_by
 from specdec import Engine, Paging, SamplingParams, Target
 from specdec.quantization import quantize

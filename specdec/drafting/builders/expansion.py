@@ -139,7 +139,7 @@ class BeamTree(TreeBuilder):
 
         ``at`` is the front's depth, the number under which its first node was shown, and the candidates before these.
         """
-        logits = logits[..., : drawing.vocabulary.common]
+        logits = drawing.vocabulary.present(logits, -torch.inf)
         if paths[1] is not None:
             logits = drawing.masked(logits.float(), *paths)
         columns = logits.shape[-1]

@@ -89,9 +89,7 @@ class SampledTree(BeamTree):
         slot = worth[:, :, None] * before
         return slot.where(own > 0, 0.0), slot * share
 
-    def kept_by(
-        self, slot: Float[Tensor, "batch parent child"], node: Float[Tensor, "batch parent child"]
-    ) -> Float[Tensor, "batch parent child"]:
+    def kept_by(self, slot: Float[Tensor, "batch parent child"], node: Float[Tensor, "batch parent child"]) -> Tensor:
         """Return by what nodes are kept, the most first: the worth of their slots. Any other would bias the output."""
         return slot
 

@@ -40,7 +40,9 @@ class StaticTree(TreeBuilder):
         shape, batch = plan.shape, len(rows)
         plainly = not drawing.sampled and not drawing.leaves and not drawing.by_path and rater is None
         if scorer.per_depth and plainly:
-            return _at_once(plan, scorer.all_logits(rows, depth), drawing)
+            best = drawing.scores(scorer.all_logits(rows, depth)).topk(plan.width, dim=-1).indices
+            drafted = vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
+            return Grown(DraftTree.from_shape(plan.shape, torch.cat([rows.roots[:, None], drafted], dim=1)))
         logits_of = scorer.levels(rows, len(plan.levels))
         if rater is not None:
             rater.begin(shape.num_nodes + 1)
@@ -90,13 +92,6 @@ class StaticTree(TreeBuilder):
         law = drawing.law_of(tokens)
         tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
         return Grown(tree, rated=None if rater is None else rater.rated.first(tree.width))
-
-
-def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawing: Drawing) -> Grown:
-    best = drawing.scores(logits).topk(plan.width, dim=-1).indices
-    tokens = drawing.vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
-    tokens = torch.cat([drawing.batch.roots[:, None], tokens], dim=1)
-    return Grown(DraftTree.from_shape(plan.shape, tokens))
 
 
 def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
-from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of, spared
+from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of
 from specdec.drafting.costs import RoundCosts, needed
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
@@ -62,6 +62,10 @@ class NodePolicy(ABC):
         return self.learn and self.explore > 0
 
     @property
+    def _spares(self) -> Bool[Tensor, "1"]:
+        return (self._played + 1) % self.explore == 0
+
+    @property
     def version(self) -> Hashable:
         return tuple(getattr(self, name) for name in self.unseen)
 
@@ -94,7 +98,7 @@ class NodePolicy(ABC):
             survival, order = survival.sort(dim=-1, descending=True, stable=True)
         kept = self.kept(survival, batch) & (survival >= 0)
         if self.explores:
-            kept |= spared(self._played, self.explore) & (survival >= 0)
+            kept |= self._spares & (survival >= 0)
         kept[:, 0].fill_(True)
         if self._builder.ordered and not tree.in_line:
             order = (~kept).long().argsort(dim=-1, stable=True)
@@ -121,9 +125,7 @@ class NodePolicy(ABC):
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
         self._cells.index_fill_(0, slots, -1)
 
-    def count(
-        self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], decided: Bool[Tensor, " batch"]
-    ) -> None:
+    def count(self, slots: Tensor, path: Int[Tensor, "batch depth"], decided: Bool[Tensor, " batch"]) -> None:
         """Count what was accepted of the last drafts: a path of nodes per row, without the root, -1 padded."""
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
         cells = cells.where(decided[:, None], -1)
@@ -163,7 +165,7 @@ class ConfidenceNodes(NodePolicy):
         return survival >= self.threshold
 
     def _least(self) -> float | None:
-        if self.explores and not (can_look(self._played) and not spared(self._played, self.explore)):
+        if self.explores and not (can_look(self._played) and not self._spares):
             return None  # this may be a round in which nothing is left out
         return self.threshold
 
