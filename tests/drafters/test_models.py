@@ -8,15 +8,12 @@ import torch
 from drafters import ModelDrafter, SLEMDrafter, TLIDrafter
 from specdec import Batch, DraftSampling, DraftTree, Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode
-from specdec.drafting.vocabulary import VocabularyMap
 from specdec.random import request_key, shared_noise
 from specdec.sampling import adjust, distribution
 from tests.architectures import tiny
-from tests.components import lettered, other_vocabulary, perturbed, renumbered, text_drafter
+from tests.components import lettered, perturbed, renumbered, text_drafter
 from tests.forwards import drafted, node_paths, slots_of
 from tests.models import tiny_model
-from tests.test_distribution import LEVEL, p_value
-from tests.test_distribution import VOCAB as FIVE
 from verifiers import RejectionVerifier, SharedNoiseVerifier
 
 VOCAB = 24
@@ -124,32 +121,6 @@ def test_q_is_the_models_law_over_the_common_tokens_after_the_text_in_its_own(mo
                     kept = kept.masked_fill(kept < kept.topk(params[row].top_k).values[-1], -torch.inf)
                 expected = torch.cat([kept.softmax(0), torch.zeros(4)])
                 assert torch.allclose(tree.draft_probs[row, node], expected, atol=1e-5)
-
-
-def wrong_map(self: VocabularyMap, columns: torch.Tensor) -> torch.Tensor:
-    """Columns are taken for their neighbours' tokens where they are drawn, not where q is written."""
-    columns = (columns + 1) % self.common
-    return columns if self.ids is None else self.ids[columns]
-
-
-def not_renormalized(put: Any):
-    """Writes q as it was before the tokens that are not common were left out."""
-    return lambda self, room, nodes, q: put(self, room, nodes, 0.6 * q)
-
-
-def test_outputs_follow_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``slem``, and all samples: tests/test_distribution.py, marked ``full``."""
-    model = tiny_model("llama", vocab_size=FIVE, scale=1.5, layers=2)
-    drafter = TLIDrafter(shape=[2, 1], sampling="iid", **other_vocabulary(model, 0.6))
-
-    def p() -> float:
-        return p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0), samples=2500)
-
-    assert p() > LEVEL
-    for name, mutant in (("to_target", wrong_map), ("put", not_renormalized(VocabularyMap.put))):
-        with monkeypatch.context() as changed:
-            changed.setattr(VocabularyMap, name, mutant)
-            assert p() < LEVEL
 
 
 def same(model, kind: str, depth: int = 3, lacks: int | None = None, **options: Any):

@@ -61,10 +61,15 @@ def of_that_softmax(self: VocabularyMap, room: torch.Tensor, nodes: Any, q: torc
     PUT(self, room, nodes, q * self.share)
 
 
+def not_renormalized(self: VocabularyMap, room: torch.Tensor, nodes: Any, q: torch.Tensor) -> None:
+    PUT(self, room, nodes, 0.6 * q)
+
+
 PRESENT, PUT = VocabularyMap.present, VocabularyMap.put
 MUTANTS = {
     "model_respelled": (RejectionVerifier(), {"present": with_absent_ones, "put": of_that_softmax}),
     "model_reduced": (TraversalVerifier(), {"to_target": wrong_map}),
+    "tli_tree_without_replacement": (RejectionVerifier(), {"put": not_renormalized}),
 }
 
 
