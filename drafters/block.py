@@ -16,7 +16,7 @@ from drafters.heads.block_files import is_shifted, load_block, save_block
 from drafters.heads.block_parts import Refinement
 from drafters.heads.bound import row_of
 from drafters.heads.files import Public, has
-from drafters.own_model import HeadDrafter, HeadOptions, LoadedFirst, layers_given
+from drafters.own_model import HeadDrafter, HeadOptions, Loaded, LoadedFirst, layers_given
 from specdec.arguments import instance, whole
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
@@ -52,8 +52,8 @@ def _published(shifted: bool, **kind: Any) -> Public:
     )
 
 
-class LoadedBlock(LoadedFirst, total=False):
-    """``LoadedFirst``, and settings of a ``BlockDrafter``."""
+class LoadedBlock(Loaded, LoadedFirst, total=False):
+    """``Loaded``, ``LoadedFirst``, and settings of a ``BlockDrafter``."""
 
     block_size: int | None
     mask_token_id: int | None

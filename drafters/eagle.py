@@ -20,7 +20,7 @@ from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
 from drafters.heads.files import Public, has
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
-from drafters.own_model import FeatureDrafter, HeadOptions, LoadedFirst, layers_given
+from drafters.own_model import FeatureDrafter, HeadOptions, Loaded, LoadedFirst, layers_given
 from specdec import Drafter, Target
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, TreeBuilder, tree_of
@@ -52,8 +52,8 @@ def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool)
     return has(names, "midlayer.hidden_norm.", "layers.0.hidden_norm.") and masks is (mask_of("", config) is not None)
 
 
-class LoadedEagle(LoadedFirst, total=False):
-    """``LoadedFirst``, and which ``embeddings`` a head reads (``load_eagle``)."""
+class LoadedEagle(Loaded, LoadedFirst, total=False):
+    """``Loaded``, ``LoadedFirst``, and which ``embeddings`` a head reads (``load_eagle``)."""
 
     embeddings: str
 

@@ -71,8 +71,8 @@ class Loaded(Where, Settings, total=False):
     quantization_check: bool
 
 
-class LoadedFirst(Loaded, total=False):
-    """``Loaded``, of a head that is loaded before its target is known, and runs in the target's dtype and device."""
+class LoadedFirst(TypedDict, total=False):
+    """Settings of a head that is loaded before its target is known, and runs in the target's dtype and device."""
 
     dtype: str | torch.dtype | None
     device: str | torch.device | None
