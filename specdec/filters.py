@@ -15,6 +15,8 @@ from specdec.opaque import opaque
 
 _BLOCK = 32
 """Tokens of which the largest logit is kept: blocks without one that is large enough are looked at no more."""
+_MANY = 256  # blocks of a row: to sort as many tokens takes longer than to find the few where its top p ends
+_LEVELS, _STEPS = 1024, 8  # of logits, counted from the largest one down, and how many of them are one nat
 
 
 def keep_top(
@@ -57,21 +59,33 @@ def _keep_top(
     if most != 0:  # as many blocks have a logit of this size, so that as many tokens have
         first = tops.topk(tops.shape[1] if most is None else min(most, tops.shape[1]), dim=-1).values
         least = first.gather(1, k.clamp(1, first.shape[1]) - 1).where(k <= first.shape[1], least)
+    probs = rows.softmax(-1) if alone else rows
     if alone:  # tokens of less than (1 - p) / vocab have less than 1 - p together: the top p ends before them
-        total = rows.softmax(-1).amax(-1, keepdim=True).reciprocal()
+        total = probs.amax(-1, keepdim=True).reciprocal()
         least = least.where(k > 0, peak + ((1 - p) * total / (2 * vocab)).log())
     # NaN must not disappear here, because it tells that a request has gone wrong.
     passes = ((k == 0) & (p >= 1)) | peak.isnan()
-    values, ids = _few(blocks, tops >= least.masked_fill(passes, torch.inf))
+    least = least.masked_fill(passes, torch.inf)
+    wanted, sure, above = tops >= least, None, 0.0
+    if total is not None and rows.device.type == "cpu" and (wanted.sum(1) > _MANY).any():
+        level = ((peak - rows) * _STEPS).nan_to_num_(nan=_LEVELS).clamp_(max=_LEVELS - 1).long()
+        index = (level + _LEVELS * torch.arange(len(rows))[:, None]).flatten()
+        sums = index.bincount(probs.flatten(), _LEVELS * len(rows)).view(-1, _LEVELS).cumsum(1)
+        last, narrow = (sums < p).sum(1, keepdim=True), (k == 0) & ~passes  # the level at which the top p ends
+        above = (F.pad(sums, (1, 0)).gather(1, last) * total).where(narrow, 0.0)
+        sure = narrow & (level < last)
+        blocks, wanted = rows[..., None], torch.where(narrow, level == last, rows >= least)
+    values, ids = _few(blocks, wanted)
     values, order = values.sort(dim=-1, descending=True, stable=True)
     dropped = (torch.arange(values.shape[1], device=rows.device) >= k) & (k > 0)
     mass = (values - peak).double().exp().masked_fill(dropped, 0.0)  # as shares of the largest
     within = mass.sum(-1, keepdim=True)
-    stays = mass.cumsum(-1) - mass < p * (within if total is None else within.where(k > 0, total))
+    stays = above + mass.cumsum(-1) - mass < p * (within if total is None else within.where(k > 0, total))
     stays[:, 0] = True  # nothing is before it, and p is positive
     values = values.where((stays | (p >= 1)) & ~dropped, -torch.inf)
     ids = ids.gather(1, order).clamp_(max=vocab - 1)
     kept = torch.full_like(rows, -torch.inf).scatter_reduce_(1, ids, values, "amax")
+    kept = kept if sure is None else torch.where(sure, rows, kept)
     return torch.where(passes, rows, kept) if rows.device.type != "cpu" or passes.any() else kept
 
 
@@ -86,12 +100,12 @@ def _few(
         values = blocks.flatten(1)
         return values, torch.arange(values.shape[1], device=values.device).expand_as(values)
     row, block = wanted.nonzero(as_tuple=True)
-    counts = row.bincount(minlength=len(blocks))
+    counts, size = row.bincount(minlength=len(blocks)), blocks.shape[2]
     place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
-    values = blocks.new_full((len(blocks), max(int(counts.max()), 1), _BLOCK), -torch.inf)
+    values = blocks.new_full((len(blocks), max(int(counts.max()), 1), size), -torch.inf)
     ids = torch.zeros_like(values, dtype=torch.long)
     values[row, place] = blocks[row, block]
-    ids[row, place] = block[:, None] * _BLOCK + torch.arange(_BLOCK)
+    ids[row, place] = block[:, None] * size + torch.arange(size)
     return values.flatten(1), ids.flatten(1)
 
 

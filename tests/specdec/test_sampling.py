@@ -285,6 +285,23 @@ def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
         assert torch.equal(kept[clear], expected[clear])
 
 
+def test_the_same_tokens_stay_where_many_are_likely() -> None:
+    """Rows of a large vocabulary, flat and steep, with ties, beside one with top-k, one without filters, and NaN."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (
+        torch.randn(6, 2, 20_001, generator=generator) * torch.tensor([0.0, 0.1, 1.0, 3.0, 9.0, 1.0])[:, None, None]
+    )
+    logits[:, 1] = logits[:, 1].bfloat16().float()
+    logits[..., 7] = -torch.inf
+    k, p = torch.tensor([0, 0, 0, 0, 50, 0]), torch.tensor([1 / 3, 0.9, 0.31, 0.95, 0.8, 1.0])
+    expected, margin = by_sorting(logits, k, p)
+    assert (margin[:5] > 1e-8).all(), "choose p so that no sum of mass is p up to rounding"
+    assert torch.equal(keep_top(logits, k, p)[:5], expected[:5])
+    assert torch.equal(keep_top(logits, k, p)[5], logits[5])
+    logits[5, 0, 3] = torch.nan
+    assert keep_top(logits, k, p)[5, 0].isnan().any()
+
+
 def test_a_row_with_nan_keeps_it() -> None:
     """Else a request that went wrong would go on as if nothing had happened."""
     logits = torch.tensor([[[1.0, torch.nan, 3.0, 0.0]], [[1.0, 2.0, 3.0, 0.0]]])
