@@ -12,7 +12,7 @@ from drafters.reduced import DraftVocabulary
 from specdec import Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode
 from specdec.drafting import vocabulary
-from specdec.drafting.vocabulary import VocabularyMap, shared_tokens
+from specdec.drafting.vocabulary import VocabularyMap
 from specdec.quantization import quantize
 from tests.components import DRAFTERS, block_head, lettered, reduced
 from tests.forwards import slots_of
@@ -21,6 +21,9 @@ from tests.test_distribution import LEVEL, p_value
 from verifiers import RejectionVerifier, TraversalVerifier
 
 SAMPLED, SIZES = SamplingParams(temperature=1.0), Sizes(max_batch_size=1, max_length=32)
+
+
+shared_tokens: Any = vocabulary.shared_tokens
 
 
 def words(*names: str) -> Any:
@@ -51,13 +54,13 @@ def wrong_map(self: VocabularyMap, columns: torch.Tensor) -> torch.Tensor:
     return self.ids.roll(1)[columns]
 
 
-def with_absent_ones(self: VocabularyMap, table: torch.Tensor, empty: float) -> torch.Tensor:
+def with_absent_ones(self: Any, table: torch.Tensor, empty: float) -> torch.Tensor:
     """Notes what the softmax would be shared with if it had the columns of absent tokens, too."""
     self.share = 1 - table[..., : self.common].softmax(-1)[..., self.absent].sum(-1, keepdim=True)
     return PRESENT(self, table, empty)
 
 
-def of_that_softmax(self: VocabularyMap, room: torch.Tensor, nodes: Any, q: torch.Tensor) -> None:
+def of_that_softmax(self: Any, room: torch.Tensor, nodes: Any, q: torch.Tensor) -> None:
     PUT(self, room, nodes, q * self.share)
 
 
@@ -108,16 +111,17 @@ def test_a_reduced_layer_has_the_rows_of_the_whole_one(name: str) -> None:
 
 def test_a_quantized_layer_keeps_its_integers_and_a_tied_table_all_its_rows() -> None:
     for scheme in ("int8", "int4", None):
-        whole = tiny_model("gemma3", vocab_size=256, layers=2)
+        whole: Any = tiny_model("gemma3", vocab_size=256, layers=2)
         assert whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
         if scheme is not None:
             quantize(whole, scheme, check=False)
-        twin, ids = reduced(ModelDrafter(whole, vocabulary=100)).reduced(whole, Target(tiny_model(vocab_size=256)))
+        drafter: Any = reduced(ModelDrafter(whole, vocabulary=100))
+        twin, ids = drafter.reduced(whole, Target(tiny_model(vocab_size=256)))
         assert ids.tolist() == list(range(156, 256)) and twin.get_input_embeddings().weight.shape[0] == 256
         assert twin.base_model is whole.base_model and len(whole.get_output_embeddings().weight) == 256
         hidden, output = torch.randn(3, whole.config.hidden_size), twin.get_output_embeddings()
         assert torch.equal(output(hidden), whole.get_output_embeddings()(hidden)[:, ids]) and output.out_features == 100
-        described = reduced(ModelDrafter(whole, vocabulary=100)).describe(Target(tiny_model(vocab_size=256)))
+        described = drafter.describe(Target(tiny_model(vocab_size=256)))
         assert list(described.tokens or ()) == ids.tolist()
 
 
@@ -151,8 +155,9 @@ def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
 
 def test_drafts_have_no_other_tokens() -> None:
     model = tiny_model(vocab_size=32, layers=2)
-    drafter: Any = reduced(BlockDrafter(block_head(model, selector_rank=4, selector_top_k=3), vocabulary=9))
-    for made in (drafter, reduced(SelfDrafter(quantization="int4", shape=3, vocabulary=9))):
+    block: Any = reduced(BlockDrafter(block_head(model, selector_rank=4, selector_top_k=3), vocabulary=9))
+    itself: Any = reduced(SelfDrafter(quantization="int4", shape=3, vocabulary=9))
+    for made in (block, itself):
         engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=1, max_length=40)
         (output,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))
         assert list(output.token_ids) == reference_decode(model, [1, 2, 3], SamplingParams(max_new_tokens=12))

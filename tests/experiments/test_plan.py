@@ -67,6 +67,16 @@ def test_formats_change_bytes(planned: Any) -> None:
     assert smaller.kv / memory.kv == pytest.approx((128 + 4) / 256), "a byte per number, a factor per vector"
 
 
+@pytest.mark.parametrize("drafter", ["model", "mtp", "medusa", "quantized"])
+def test_a_draft_vocabulary_makes_the_output_layer_smaller(drafter: str, planned: Any, llama: Path) -> None:
+    words = [f"drafter={drafter}", *([f"drafter.name={llama}"] if drafter == "model" else [])]
+    whole, cut = (planned(*words, f"drafter.vocabulary={n}").asked.drafter.model.shape for n in ("null", 16384))
+    assert (
+        cut.output_weights == whole.output_weights * 16384 // whole.vocab and cut.table_weights == whole.table_weights
+    )
+    assert not cut.borrowed and cut.vocab == 16384
+
+
 @pytest.mark.parametrize(
     ("drafter", "said", "longest"),
     [("ngram", "looks drafts up", 8), ("medusa", "4 Medusa heads", 4), ("block", "block drafter of 5 layers", 8)],
