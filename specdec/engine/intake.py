@@ -223,7 +223,7 @@ def encode_chat(
 def chat_message(given: Message, where: str) -> dict[str, Any]:
     """Returns a message as chat templates read it: content in parts as one text, arguments of calls as objects."""
     message = {name: value for name, value in deepcopy(dict(given)).items() if value is not None or name == "content"}
-    calls: Any = message.get("tool_calls", ())
+    calls = message.get("tool_calls") or ()
     try:
         if isinstance(message.get("content"), list):
             message["content"] = "".join(part["text"] for part in message["content"])
