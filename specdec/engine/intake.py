@@ -225,8 +225,8 @@ def chat_message(given: Message, where: str) -> dict[str, Any]:
     message = {name: value for name, value in deepcopy(dict(given)).items() if value is not None or name == "content"}
     calls = message.get("tool_calls") or ()
     try:
-        if isinstance(message.get("content"), list):
-            message["content"] = "".join(part["text"] for part in message["content"])
+        if isinstance(content := message.get("content"), list):
+            message["content"] = "".join(part["text"] for part in content)
         for function in (call.get("function", call) for call in calls):
             if isinstance(function["arguments"], str):  # as OpenAI's clients send them
                 function["arguments"] = json.loads(function["arguments"])
