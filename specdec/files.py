@@ -16,26 +16,27 @@ from typing import Any, NamedTuple
 MODELS = "SPECDEC_MODELS"
 """The environment variable with a folder of models, for machines without a network."""
 SHORT = {
+    "openai_humaneval": "humaneval.jsonl",
     "smollm2-135m-instruct": "smollm2-135m",
     "gemma-3-270m": "gemma3-270m",
     "qwen2.5-coder-0.5b-instruct": "qwen-coder-0.5b",
     "qwen2.5-coder-1.5b-instruct": "qwen-coder-1.5b",
 }
-"""Other names that folders of some models may have there."""
+"""Other names that folders and files of some models and datasets may have there."""
 _GGUF = ".gguf"
 
 
 def offline(name: str) -> str:
-    """Return the folder of ``OWNER/NAME`` in that of ``SPECDEC_MODELS``: ``name`` in lower case, or its ``SHORT`` one.
+    """Return the place of ``OWNER/NAME`` in ``SPECDEC_MODELS``, its ``NAME`` in lower case or its ``SHORT`` one.
 
-    Without the variable or such a folder, and for every other text, returns the name itself.
+    Without the variable or such a place, and for every other text, returns the name itself.
     """
     owner, _, own = name.lower().partition("/")
     top = os.environ.get(MODELS)
     if not top or not owner or not own or "/" in own or looks_local(name):
         return name
     places = (Path(top).expanduser() / each for each in (own, SHORT.get(own, own)))
-    return str(next((place for place in places if place.is_dir()), name))
+    return str(next((place for place in places if place.exists()), name))
 
 
 def looks_local(path: str) -> bool:
@@ -43,8 +44,7 @@ def looks_local(path: str) -> bool:
     if Path(path).exists() or Path(path).is_absolute() or path.startswith((".", "~")) or "\\" in path:
         return True
     first, *others = path.split("/")
-    inside = len(others) > 1 or (len(others) == 1 and (others == [""] or Path(first).is_dir()))
-    return inside or path.endswith(_GGUF)
+    return path.endswith(_GGUF) or len(others) > 1 or (len(others) == 1 and (others == [""] or Path(first).is_dir()))
 
 
 def located(path: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ import httpx
 from huggingface_hub import hf_hub_download, list_repo_files
 from pyarrow import ArrowException, parquet
 
+from specdec.files import offline
 from specdec.origin import first_sentence
 
 _URL = re.compile(r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[^/]+))?/(?P<path>.+)")
@@ -39,8 +40,7 @@ def rows(file: str, setting: str = "dataset.file") -> Iterator[tuple[int, Any]]:
                 try:
                     yield number, json.loads(line)
                 except json.JSONDecodeError as error:
-                    where = f"{file}, line {number}"
-                    raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+                    raise ValueError(f"{file}, line {number} is not JSON: {error.msg} ({error.colno})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from error
     except (ArrowException, OSError) as error:
@@ -48,7 +48,7 @@ def rows(file: str, setting: str = "dataset.file") -> Iterator[tuple[int, Any]]:
 
 
 def _locate(file: str, setting: str) -> Path:
-    path = Path(file).expanduser()
+    path = Path(offline(file)).expanduser()
     if path.is_file():
         return path
     url = _URL.fullmatch(file)

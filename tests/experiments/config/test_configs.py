@@ -202,14 +202,17 @@ PAIRS = sorted(TABLES["pair"])
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configure) -> None:
-    config = configure("check" if name.endswith("_mtp") else "run", f"pair={name}", "drafter.temperature=0.5")
-    assert component_of(config, "drafter")[1]["temperature"] == 0.5
+    looks_up = choices_of(TABLES["pair"][name])["drafter"] == "ngram"
+    setting, value = ("max_ngram", 3) if looks_up else ("temperature", 0.5)
+    config = configure("check" if name.endswith("_mtp") else "run", f"pair={name}", f"drafter.{setting}={value}")
+    assert component_of(config, "drafter")[1][setting] == value
     assert component_of(config, "target")[0].__self__ is Target
-    names = [config.target.name, *([] if name.endswith("_mtp") else [config.drafter.name])]
+    names = [config.target.name, *([] if looks_up or name.endswith("_mtp") else [config.drafter.name])]
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", each) for each in names)
     assert choices_of(TABLES["pair"][name]).keys() == {"target", "drafter"}
     kind, head = choices_of(TABLES["pair"][name])["drafter"], (TABLES["pair"][name].get("drafter") or {}).get("name")
-    shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
+    files = "without files" if looks_up else "in the target's files"
+    shown = f"`{kind}`: {head}" if head else f"`{kind}`, {files}"
     assert f"| `{name}` | {config.target.name} | {shown} | " in PAGE.read_text(), "the page lists it"
 
 
