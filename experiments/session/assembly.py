@@ -81,14 +81,8 @@ def measure_methods(
             for asked in samplings:
                 contender.engine.check_sampling(asked)
     template = plain(config, "chat_template")
-    fitting = fit(
-        chosen,
-        sampling,
-        tokenizer,
-        max_length=engine.max_length,
-        policy=selection_of(dataset).too_long,
-        template=template,
-    )
+    limits = {"max_length": engine.max_length, "policy": selection_of(dataset).too_long}
+    fitting = fit(chosen, sampling, tokenizer, template=template, **limits)
     prompts = fitting.prompts
     facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
     facts |= {"licenses": licenses(prompts), "template": template_facts(prompts, tokenizer, template)}

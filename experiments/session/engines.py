@@ -77,15 +77,9 @@ def assemble(
     contenders: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in others_too}
     targets = _targets([plainly, *others])
     for each in others:
-        settle_costs(
-            made[each.name],
-            rules[each.name],
-            targets[each.target],
-            samples,
-            max_batch_size=each.config.engine.max_batch_size,
-            folder=Path(config.out),
-            method=each.name if len(others) > 1 else "",
-        )
+        kept = {"folder": Path(config.out), "method": each.name if len(others) > 1 else ""}
+        most = each.config.engine.max_batch_size
+        settle_costs(made[each.name], rules[each.name], targets[each.target], samples, max_batch_size=most, **kept)
     phase("packing weights and allocating caches", shown=not in_sweep())
     engines = {
         each.name: new_engine(each.config, targets[each.target], made[each.name], rules[each.name]) for each in others
@@ -107,15 +101,8 @@ def assemble(
         # Drafts on a quantized target have to equal plain decoding of that one. Plain decoding with settings of its own
         # is compared with nothing, because no rule promises anything about it.
         same = () if each in without else (other.name for other in without if other.distribution == each.distribution)
-        found.append(
-            Contender(
-                each.name,
-                engines[each.name],
-                speculate=made[each.name] is not None,
-                reference=next(iter(same), None),
-                other_target=each.distribution != plainly.distribution,
-            )
-        )
+        compared = {"reference": next(iter(same), None), "other_target": each.distribution != plainly.distribution}
+        found.append(Contender(each.name, engines[each.name], speculate=made[each.name] is not None, **compared))
     for name, other in contenders.items():
         other.bind(target, max_batch_size=baseline.max_batch_size, max_length=baseline.max_length)
         found.append(Contender(name, other))
@@ -140,15 +127,10 @@ def accounted(contenders: Sequence[Contender]) -> list[Contender]:
     ]
 
 
-def peaks_of(target: Target) -> Mapping[str, float]:
-    """The best that the target's device does, measured."""
-    return brief_peaks(target.device, target.dtype).facts()
-
-
-def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, float]:
-    """The better of earlier peaks and new ones: a busy machine makes them lower, and nothing higher."""
-    now = brief_peaks(target.device, target.dtype).facts()
-    return {name: max(value, now.get(name, value)) for name, value in before.items()}
+def peaks_of(target: Target, before: Mapping[str, float] | None = None) -> Mapping[str, float]:
+    """The best that the target's device does, now or ``before``: a busy machine makes it lower, and nothing higher."""
+    now, then = brief_peaks(target.device, target.dtype).facts(), before or {}
+    return {**then, **{name: max(value, then.get(name, value)) for name, value in now.items()}}
 
 
 def _targets(methods: Sequence[Method]) -> dict[str, Target]:

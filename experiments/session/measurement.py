@@ -11,15 +11,8 @@ from experiments.config.sections import bootstrap_of, in_sweep, plain_whole
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import process_bytes
-from experiments.reporting import terminal
+from experiments.reporting import run_tables, terminal
 from experiments.reporting.progress import Progress
-from experiments.reporting.run_tables import (
-    errors_of,
-    memory_table,
-    not_recorded,
-    print_troubles,
-    utilization_table,
-)
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.frame import frame_of
@@ -29,7 +22,7 @@ from experiments.results.origin import read_manifest
 from experiments.results.records import RECORDS, Record, begin_records, keep_record
 from experiments.results.runs import Run
 from experiments.results.summary import summarize
-from experiments.session.engines import better_peaks
+from experiments.session.engines import peaks_of
 from experiments.session.policies import keep_calibrations
 from experiments.tracing.trace import FOLDER, shards
 from experiments.tracking.mirror import Mirror
@@ -129,7 +122,7 @@ class Measurement:
     def _report(self, records: list[Record], exit_code: int) -> Run:
         peaks = self.facts["peaks"]
         if peaks is not None:  # the machine may have been busy for the moment that the first measurement took
-            peaks = better_peaks(peaks, self.contenders[0].engine.target)
+            peaks = peaks_of(self.contenders[0].engine.target, peaks)
         outputs = frame_of(records, self.folder.as_posix())
         frame = summarize(
             outputs,
@@ -153,13 +146,13 @@ class Measurement:
         if any(row["finished"] for row in run.rows):
             more, files = self._closing(run, records)
             written += files
-            tables = [*self.report.tables(run, self.title), utilization_table(run), *more]
+            tables = [*self.report.tables(run, self.title), run_tables.utilization_table(run), *more]
             terminal.show(console, *tables, stacked=False)
             for name, plot in self.report.plots.items():
                 path = plot(run, self.folder / name, self.title)
                 written += [path] if path is not None else []
-        print_troubles(console, run)
-        for warning in not_recorded(recordings):
+        run_tables.print_troubles(console, run)
+        for warning in run_tables.not_recorded(recordings):
             console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)
         print_verdicts(console, run)
@@ -172,7 +165,7 @@ class Measurement:
         """More tables for the end, and the files of what policies have learned."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
         files: Sequence[Path] = keep_calibrations(engines, self.folder)
-        tables: Tables = [memory_table(self.held | process_bytes())]
+        tables: Tables = [run_tables.memory_table(self.held | process_bytes())]
         ended = Ended(run=run, records=records, contenders=self.contenders)
         for study in self.report.studies:
             more, written = study(ended)
@@ -184,7 +177,7 @@ def check_finished(run: Run) -> None:
     """Refuse a run of which nothing came."""
     for row in run.rows:
         if not row["finished"]:
-            raise ValueError(f"every prompt failed with {row['method']}: {next(iter(errors_of(run, row)))}")
+            raise ValueError(f"every prompt failed with {row['method']}: {next(iter(run_tables.errors_of(run, row)))}")
 
 
 class NotLosslessError(ValueError):

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
+from experiments.planning.drafting import plan_drafter
+from experiments.planning.sources import choose_formats, inflated, read_config, shape_of
 from experiments.results.manifest import revision_of
 from experiments.results.records import PLAIN
 from specdec.drafting.vocabulary import shared_tokens
-from specdec.engine.engine import Engine
-from specdec.target.loading import find_tokenizer, load_config
+from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
+from specdec.memory import free_memory
+from specdec.physics.capacity import Served
+from specdec.target.loading import find_tokenizer, load_config, resolve_device
 
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own, in ``setups``."""
@@ -127,6 +132,32 @@ def check_components(
             component_of(config, f"{group}.{name}")
     _check_setups(config, [PLAIN, *drafters])
     check_vocabularies(config, list(drafters.values()))
+    check_memory(config, list(drafters.values()))
+
+
+def check_memory(config: DictConfig, sections: Sequence[str]) -> None:
+    """Refuse a target with a drafter that do not fit into memory, by their files, before they are loaded."""
+    target, engine = plain(config, "target"), plain(config, "engine")
+    name, rows = target.get("name"), engine.get("max_batch_size")
+
+    def served(section: str, scheme: str | None) -> Served:
+        given = inflated(read_config(name, target.get("gguf_file")), target.get("inflate"))
+        shape, kv_cache = shape_of(given, name), engine.get("kv_cache")
+        formats = choose_formats(given, dtype=str(target.get("dtype")), quantization=scheme, kv_cache=kv_cache)
+        planned = plan_drafter(plain(config, section), shape, formats, target_name=name)
+        drafting = () if planned is None else planned.memory_of(0)
+        return Served(shape=shape, precision=formats.precision, drafting=drafting)
+
+    divided = target.get("device_map") or target.get("tensor_parallel")
+    for section in () if divided or not isinstance(name, str) else sections:
+        refusal = None
+        with suppress(ValueError, OSError, TypeError, KeyError):  # files say nothing of it: loading says why
+            whole, int4 = served(section, target.get("quantization")), served(section, "int4")
+            known = min(whole.shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+            free = free_memory(resolve_device(target.get("device") or "auto"))
+            refusal = whole.refusal(free, rows=rows, length=engine.get("max_length") or known, int4=int4)
+        if refusal is not None:
+            raise ValueError(f"{name} and {section} do not fit into memory: {refusal}")
 
 
 def check_vocabularies(config: DictConfig, sections: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
-from specdec.slot_memory import SlotMemory
+from specdec.slot_memory import SlotMemory, written_bytes
 
 PROGRAM = 0.6e9
 """Bytes of Python, PyTorch, transformers and what a run imports, as a process on Linux held them."""
@@ -62,9 +62,8 @@ class Drafting:
     @property
     def slots(self) -> SlotMemory:
         """Its cache. In recurrent layers the last token is a node, too."""
-        state = state_bytes_per_row(self.shape, self.precision)
-        per_position = kv_bytes_per_position(self.shape, self.precision)
-        return SlotMemory(per_position=per_position, drafted=self.shown, per_row=3 * state, per_node=state)
+        state, keys = (of(self.shape, self.precision) for of in (state_bytes_per_row, kv_bytes_per_position))
+        return SlotMemory(per_position=keys, drafted=self.shown, per_row=3 * state, per_node=state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +109,21 @@ class Served:
     @property
     def slots(self) -> SlotMemory:
         """The target's cache. Recurrent layers have a state of every row, of its root, and of every drafted node."""
-        state = state_bytes_per_row(self.shape, self.precision)
-        per_position = kv_bytes_per_position(self.shape, self.precision)
-        return SlotMemory(per_position=per_position, drafted=self.drafted, per_row=2 * state, per_node=state)
+        state, keys = (of(self.shape, self.precision) for of in (state_bytes_per_row, kv_bytes_per_position))
+        return SlotMemory(per_position=keys, drafted=self.drafted, per_row=2 * state, per_node=state)
 
     def most_rows(self, memory: float, *, length: int) -> int:
         """Return how many slots of a length there is room for in so many bytes; 0 if there is none."""
         return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
+
+    def refusal(self, free: float, *, rows: int, length: int, int4: "Served") -> str | None:
+        """Return why slots of a length do not fit into so many bytes, and what would; None if they do."""
+        need, less = self.memory(rows=rows, length=length), int4.memory(rows=rows, length=length).total
+        parts = need.total, need.weights, need.drafter, need.kv + need.drafter_kv, free
+        ways = [f"target.quantization=int4 ({written_bytes(less)})"] if less <= free else []
+        ways += [f"engine.max_length={longest}"] if (longest := self.longest(free, rows=rows)) > 1 else []
+        said = "{} are needed (target {}, drafter {}, caches {}), and {} are free".format(*map(written_bytes, parts))
+        return None if need.total <= free else f"{said}; give {' or '.join(ways) or 'a smaller model'}"
 
     def longest(self, memory: float, *, rows: int) -> int:
         """Return how long so many slots can be in so many bytes; 0 if there is no room."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from experiments.config.sections import (
 from experiments.contenders.base import OtherEngine
 from experiments.exporting.folders import kind_of
 from experiments.results.statistics import Bootstrap
+from experiments.session import methods
 from experiments.training.data.document import Source
 from experiments.training.data.regenerate import RegenerateConfig
 from experiments.training.losses import Loss
@@ -214,6 +216,21 @@ def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configur
     files = "without files" if looks_up else "in the target's files"
     shown = f"`{kind}`: {head}" if head else f"`{kind}`, {files}"
     assert f"| `{name}` | {config.target.name} | {shown} | " in PAGE.read_text(), "the page lists it"
+
+
+def test_models_that_do_not_fit_are_refused_by_their_files(configure: Configure, monkeypatch) -> None:
+    """Of 64 slots of 1,024 positions the caches are the most; fewer bits of 10 MiB of weights help where those are."""
+    config = configure("run", "drafter=model", "engine.max_batch_size=64")
+    for free, words in (
+        (1e12, ""),
+        (1e8, r"target and drafter .*: 238 MiB are needed \(target 10 MiB, .* caches 224 MiB\), and 95 MiB are free"),
+        (1e8, r"; give engine\.max_length=\d\d\d$"),
+        (245e6, r"give target\.quantization=int4 \(232 MiB\) or engine\.max_length=10\d\d$"),
+        (5e6, r"; give a smaller model"),
+    ):
+        monkeypatch.setattr(methods, "free_memory", lambda device, free=free: free)
+        with pytest.raises(ValueError, match=words) if words else nullcontext():
+            methods.check_memory(config, ["drafter"])
 
 
 def test_a_module_in_the_targets_own_files_is_found(configure: Configure, tmp_path: Path) -> None:

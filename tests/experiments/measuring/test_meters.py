@@ -13,7 +13,7 @@ from experiments.measuring import meters
 from experiments.measuring.accounting import Accountant, ModelWork
 from experiments.measuring.meters import Clocks, LoadMeter, held_by, process_bytes
 from experiments.measuring.peaks import Peaks, measure_peaks
-from experiments.session.engines import better_peaks
+from experiments.session.engines import peaks_of
 from specdec import Engine, Target
 from specdec.physics.devices import read_devices, row_of
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
@@ -111,7 +111,7 @@ def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("experiments.session.engines.brief_peaks", lambda *of: quiet)
     target: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     before = {"copy": 4e9, "read": 1e9, "flops": 1e9, "cache_bytes": 1, "older": 9e9}
-    found = better_peaks(before, target)
+    found = peaks_of(target, before)
     assert found == {"copy": 4e9, "read": 3e9, "flops": 5e9, "cache_bytes": 1, "older": 9e9}
 
 
