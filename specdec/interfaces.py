@@ -42,7 +42,8 @@ class Session(ABC):
 
     The engine calls ``admit`` for every request that speculates; ``observe`` after every piece of its prompt and after
     every round; ``prepare`` and ``propose`` once per round for all rows together; and ``release`` at the request's end.
-    A session never changes the target's cache or the output.
+    A session never changes the target's cache or the output. Where a prompt shares the forward of the first round, one
+    that wants hidden states, or has a model over the target's cache, is not asked to draft in it.
 
     Attributes:
         reads_host: Whether ``propose`` reads ``Batch.host``, and ``observe`` reads ``Outcome.host``. The rounds of any

@@ -87,16 +87,18 @@ class Accountant:
         rounds = _rounds_of(completions)
         if rounds.empty:
             return {}
-        number, context, drafted, depth, committed = (rounds[name].to_numpy() for name in rounds)
+        number, context, drafted, depth, committed, shared = (rounds[name].to_numpy() for name in rounds)
         nodes, count = drafted + 1, int(number.max()) + 1
         work = {"verified": float(nodes.sum()), "committed": float(committed.sum())}
         if (target := self.target) is not None:
+            own = shared == 0  # the others are the prefill's, which their first tokens hardly make longer
             verify = target.rows(context=context, drafted=drafted, depth=np.minimum(depth, drafted))
-            read = target.weights(np.bincount(number, weights=nodes, minlength=count))
-            work["verify_forwards"] = float(count)
-            work["verify_bytes"] = read + float(np.sum(verify.attention.bytes))
-            work["verify_flops"] = float(np.sum(verify.total.flops))
-            work["useful_flops"] = float(np.sum(target.rows(batch=committed, context=context).total.flops))
+            several = np.bincount(number[own], weights=nodes[own], minlength=count)
+            work["verify_forwards"] = float(np.sum(several > 0))
+            work["verify_bytes"] = target.weights(several[several > 0]) + float(np.sum(verify.attention.bytes * own))
+            work["verify_flops"] = float(np.sum(verify.total.flops * own))
+            useful = target.rows(batch=committed, context=context).total
+            work["useful_flops"] = float(np.sum(useful.flops * own))
         if (drafter := self.drafter) is not None:
             forwards = np.minimum(depth, 1) if self.at_once else depth
             # What must be done at least: every forward reads the weights once for all rows, and one token per row.
@@ -120,15 +122,18 @@ def _rounds_of(completions: Sequence[Completion]) -> pandas.DataFrame:
     """A row per round of requests that ran together; the rows of a batch share one mapping of seconds in a round.
 
     The round's ``number``, positions in the row's cache before it (``context``), drafted ``nodes`` that were verified,
-    their ``depth``, and the tokens that became final (``committed``).
+    their ``depth``, the tokens that became final (``committed``), and whether a prompt ``shared`` the round's forward.
     """
     numbers: dict[int, int] = {}
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, ...]] = []
     for done in completions:
         context = len(done.prompt_ids) - 1
         for step in done.steps:
             number = numbers.setdefault(id(step.seconds), len(numbers))
             emitted = step.accepted + 1 if decided([step]) else 0
-            rows.append((number, context, step.proposed_nodes, step.proposed_depth, emitted))
+            shared = "prefill" in step.seconds and "verify" not in step.seconds
+            rows.append((number, context, step.proposed_nodes, step.proposed_depth, emitted, shared))
             context += emitted
-    return pandas.DataFrame(rows, columns=["number", "context", "nodes", "depth", "committed"], dtype=np.int64)
+    return pandas.DataFrame(
+        rows, columns=["number", "context", "nodes", "depth", "committed", "shared"], dtype=np.int64
+    )

@@ -9,9 +9,11 @@ backend, a step of a captured forward, or the invariant order.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig
@@ -123,6 +125,34 @@ def refuses_attention_functions(model: Any) -> str | None:
     return f"{model.config.model_type} does not take an attention function"
 
 
+def joint(
+    batches: Sequence[ForwardBatch], backend: AttentionBackend, cache: Cache, facts: Facts
+) -> tuple[Attend, View, Callable[[Tensor], list[Tensor]]]:
+    """Return what answers the calls of several forwards whose nodes go through the model as one row, and their view.
+
+    And what takes such a row, ``[1, node, ...]``, apart. The cache is aimed at all of them.
+    """
+    views, shapes = list[View](), [(batch.batch, batch.nodes) for batch in batches]
+    for batch in batches:
+        aimed = copy(cache)
+        aimed.aim(batch)
+        views.append(backend.prepare(batch, aimed, facts))
+    cache.aim_together(batches)
+
+    def apart(row: Tensor) -> list[Tensor]:
+        parts = row[0].split([rows * nodes for rows, nodes in shapes])
+        return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def attend(call: AttentionCall) -> Tensor:
+        found, tensors = list[Tensor](), [apart(each.transpose(1, 2)) for each in call[:3]]
+        for view, *parts in zip(views, *tensors, strict=True):
+            query, key, value = (part.transpose(1, 2) for part in parts)
+            found.append(backend.attend(call._replace(query=query, key=key, value=value), view).flatten(0, 1))
+        return torch.cat(found)[None]
+
+    return attend, View(cache, views[0].masks), apart
+
+
 class _Running(OwnLayout):
     """Stands for the cache during a forward, and knows the layer whose keys attention is called with."""
 
@@ -190,16 +220,9 @@ def answered_by(answer: Callable[..., Tensor]) -> AbstractContextManager[object]
 
 
 def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **kwargs: object,
+) -> tuple[Tensor, None]:  # fmt: skip
     """The attention function, in the form of transformers' ``AttentionInterface``.
 
     Raises:

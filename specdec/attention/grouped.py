@@ -109,15 +109,10 @@ def _answer(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *options: A
 
 
 def attend(
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch kv_head key head_dim"],
-    value: Float[Tensor, "batch kv_head key value_dim"],
-    mask: Float[Tensor, "batch mask_head rows key"],
-    *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    sinks: Float[Tensor, " head"] | None = None,
-) -> Float[Tensor, "batch query head value_dim"]:
+    query: Float[Tensor, "batch head query head_dim"], key: Float[Tensor, "batch kv_head key head_dim"],
+    value: Float[Tensor, "batch kv_head key value_dim"], mask: Float[Tensor, "batch mask_head rows key"], *,
+    scaling: float | None = None, softcap: float | None = None, sinks: Float[Tensor, " head"] | None = None,
+) -> Float[Tensor, "batch query head value_dim"]:  # fmt: skip
     """Return attention's output over all keys that queries may see.
 
     Keys and values are not repeated for the query heads that share them; the rows of the additive mask are. For the
@@ -149,15 +144,10 @@ def _by_node(output: Float[Tensor, "batch kv_head rows value_dim"], heads: int) 
 
 
 def attend_codes(
-    query: Float[Tensor, "batch kv_head rows head_dim"],
-    keys: QuantizedTensor,
-    values: QuantizedTensor,
-    mask: Float[Tensor, "batch mask_head rows key"],
-    *,
-    scaling: float | None,
-    softcap: float | None,
+    query: Float[Tensor, "batch kv_head rows head_dim"], keys: QuantizedTensor, values: QuantizedTensor,
+    mask: Float[Tensor, "batch mask_head rows key"], *, scaling: float | None, softcap: float | None,
     sinks: Float[Tensor, "batch kv_head rows 1"] | None,
-) -> Float[Tensor, "batch kv_head rows value_dim"]:
+) -> Float[Tensor, "batch kv_head rows value_dim"]:  # fmt: skip
     """Return attention's output in the queries' dtype; products and softmax are float32's.
 
     Keys are ``[batch, kv_head, key, head_dim]``, values ``[batch, kv_head, key, value_dim]``; see ``attend``.

@@ -40,16 +40,10 @@ def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach) ->
 
 
 def tree_mask(
-    starts: Int[Tensor, " batch"],
-    visible: Bool[Tensor, "batch query cell"],
-    length: int,
-    dtype: torch.dtype,
-    *,
-    query_positions: Int[Tensor, "batch query"] | None = None,
-    cell_positions: Int[Tensor, "batch cell"] | None = None,
-    window: int | None = None,
-    chunk: int | None = None,
-) -> Float[Tensor, "batch 1 query key"]:
+    starts: Int[Tensor, " batch"], visible: Bool[Tensor, "batch query cell"], length: int, dtype: torch.dtype, *,
+    query_positions: Int[Tensor, "batch query"] | None = None, cell_positions: Int[Tensor, "batch cell"] | None = None,
+    window: int | None = None, chunk: int | None = None,
+) -> Float[Tensor, "batch 1 query key"]:  # fmt: skip
     """Return an additive mask: 0 where a query may attend to a key, -inf where it may not.
 
     Every row's cache holds a prefix of ``starts`` positions, which all queries see, and behind it the cells of the

@@ -148,20 +148,9 @@ def _faster(dtype: torch.dtype) -> str:
 
 
 def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor,
-    table: Tensor,
-    words: Tensor | None,
-    depth: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    window: int,
-    chunk: int,
-    cells: int,
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, table: Tensor, words: Tensor | None, depth: Tensor,
+    scaling: float | None, softcap: float | None, sinks: Tensor | None, window: int, chunk: int, cells: int,
+) -> Tensor:  # fmt: skip
     library = native_library()
     assert library is not None, "asked by `check`"
     wanted, dtype = query.dtype, keys.dtype

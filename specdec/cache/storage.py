@@ -120,10 +120,8 @@ class Cache(OwnLayout):
             self._cells = torch.arange(self.positions, device=device)
         self._views: dict[tuple[int, int], dict[int, tuple[Tensor, ...]]] = {}
         self.segments: tuple[Segment, ...] = ()
-        self.length = 0
         self._batch: ForwardBatch | None = None
-        self._gathered = False
-        self._start = -1
+        self.length, self._start, self._gathered = 0, -1, False
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._places = [place for place in places if place != self._cells.device]
         self._layers: dict[int, tuple[Tensor, ...]] = {}
@@ -199,8 +197,7 @@ class Cache(OwnLayout):
         rows, nodes, width = batch.batch, batch.nodes, batch.topology.width
         look = can_look(batch.lengths)
         self.length = self._needed(batch, look=look)
-        self._batch = batch
-        self._gathered = not look
+        self._batch, self._gathered = batch, not look
         everything = (Segment(slice(0, rows), slice(0, self.slots)),)  # all rows, gathered from all slots
         self.segments = segments(tuple(batch.slots.tolist())) if look else everything
         if len(self.segments) == 1:
@@ -211,6 +208,12 @@ class Cache(OwnLayout):
             # This index holds however the rows are cut into segments.
             self._indices = self._everywhere(self._at(batch.slots, self._written(batch)))
 
+    def aim_together(self, batches: Sequence[ForwardBatch]) -> None:
+        """Prepare to write the nodes of several forwards as one row of them, forward by forward, row by row."""
+        index = [torch.broadcast_tensors(*self._at(each.slots, self._written(each))) for each in batches]
+        rows, cells = (torch.cat([part.flatten() for part in parts])[None] for parts in zip(*index, strict=True))
+        self._start, self._indices = -1, self._everywhere((rows, cells))
+
     def _written(self, batch: ForwardBatch) -> Int[Tensor, "batch node"]:
         """Return the positions that a forward writes to. Padding that would fall off the row's end stays there."""
         width = batch.topology.width
@@ -218,8 +221,7 @@ class Cache(OwnLayout):
 
     def model_positions(self, batch: ForwardBatch) -> Int[Tensor, "batch node"]:
         """Return the positions that a model is given; others may stand past the last, where embeddings have no row."""
-        depth = batch.topology.depth
-        depth = depth if batch.nodes == batch.topology.width else depth[:, -batch.nodes :]
+        depth = batch.topology.depth[:, -batch.nodes :]
         return (batch.lengths[:, None] + depth).clamp(max=self.max_length - 1)
 
     def _needed(self, batch: ForwardBatch, *, look: bool) -> int:

@@ -109,17 +109,10 @@ class Engine:
         # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
-                target.model,
-                max_batch_size=slots,
-                max_length=self.max_length,
-                max_nodes=drafter.max_nodes if drafter is not None else 0,
-                attention=attention,
-                optimize=optimize,
-                kv_cache=kv_cache,
-                paging=self.paging,
-                invariant=invariant,
-                adapters=target.adapters,
-            )
+                target.model, max_batch_size=slots, max_length=self.max_length,
+                max_nodes=drafter.max_nodes if drafter is not None else 0, attention=attention, optimize=optimize,
+                kv_cache=kv_cache, paging=self.paging, invariant=invariant, adapters=target.adapters,
+            )  # fmt: skip
             if self.paging.shared and self.runner.cache.states is not None:
                 kind = self.runner.facts.model_type
                 raise ValueError(f"{kind} has recurrent layers, whose states no requests share: leave shared=True out")
@@ -128,12 +121,9 @@ class Engine:
             self.session: Session | None = None
             if drafter is not None and verifier is not None:
                 room = Sizes(
-                    max_batch_size=slots,
-                    max_length=self.max_length,
-                    leaf_probs=verifier.needs_leaf_probs,
-                    paging=self.paging,
-                    runner=self.runner,
-                )
+                    max_batch_size=slots, max_length=self.max_length, leaf_probs=verifier.needs_leaf_probs,
+                    paging=self.paging, runner=self.runner,
+                )  # fmt: skip
                 try:
                     self.session = drafter.bind(target, room)
                 except ValueError as error:

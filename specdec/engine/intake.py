@@ -126,17 +126,12 @@ class Intake:
         matcher = self.matcher(sampling, speculate=speculate)
         identity = next(self._ids)
         return Request(
-            id=identity,
-            prompt_ids=ids,
-            sampling=sampling.seeded(identity),
-            speculate=speculate and self._can_speculate,
-            stop_ids=self._stop_ids(sampling),
-            matcher=matcher,
+            id=identity, prompt_ids=ids, sampling=sampling.seeded(identity),
+            speculate=speculate and self._can_speculate, stop_ids=self._stop_ids(sampling), matcher=matcher,
             adapter=self.adapter(sampling),
-            detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop), least=least),
-            arrived=arrived,
+            detokenizer=Detokenizer(target.tokenizer, ids, stop=tuple(sampling.stop), least=least), arrived=arrived,
             ingestion=time.perf_counter() - begin,
-        )
+        )  # fmt: skip
 
 
 def _for_all(sampling: Any, count: int) -> list[SamplingParams]:

@@ -22,20 +22,12 @@ def make_step(request: Request, played: DeviceRound, row: int, seconds: Mapping[
 
     def made(count: int, **more: Any) -> Step:
         return Step(
-            request=request.id,
-            round=number,
-            token_ids=tuple(tokens[:count]),
-            logprobs=tuple(read.logprobs[row, :count].tolist()),
-            **_raw(request, read, row, count),
-            proposed_nodes=int(read.proposed_nodes[row]),
-            proposed_depth=int(read.proposed_depth[row]),
-            accepted=accepted,
-            expected_accepted=float(read.expected_accepted[row]),
-            **more,
-            seconds=seconds,
-            elapsed=visible - request.admitted,
-            visible=visible,
-        )
+            request=request.id, round=number, token_ids=tuple(tokens[:count]),
+            logprobs=tuple(read.logprobs[row, :count].tolist()), **_raw(request, read, row, count),
+            proposed_nodes=int(read.proposed_nodes[row]), proposed_depth=int(read.proposed_depth[row]),
+            accepted=accepted, expected_accepted=float(read.expected_accepted[row]), **more, seconds=seconds,
+            elapsed=visible - request.admitted, visible=visible,
+        )  # fmt: skip
 
     if not read.valid[row]:
         unknown = f"the logits or the draft's probabilities were not finite in round {number}"
@@ -84,13 +76,10 @@ def completion(request: Request, steps: Sequence[Step]) -> Completion:
     """Returns what a request's steps add up to. A request that was dropped before its end is an error."""
     reason = steps[-1].finish_reason if steps else None
     return Completion(
-        prompt_ids=tuple(request.prompt_ids),
-        token_ids=tuple(request.output_ids),
-        text="".join(step.text for step in steps),
-        finish_reason=reason or "error",
-        steps=tuple(steps),
+        prompt_ids=tuple(request.prompt_ids), token_ids=tuple(request.output_ids),
+        text="".join(step.text for step in steps), finish_reason=reason or "error", steps=tuple(steps),
         error=steps[-1].error if steps and reason is not None else "the request was aborted before it ended",
-    )
+    )  # fmt: skip
 
 
 def _timestamps(request: Request, finished: float) -> Timestamps:

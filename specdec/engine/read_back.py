@@ -62,16 +62,11 @@ class ReadBack:
         whole = packed[:, : 2 * width + 3].astype(np.int64)
         figures, rest = whole[:, 2 * width - 1 :], packed[:, 2 * width + 3 :]
         return cls(
-            tokens=whole[:, :width],
-            path=whole[:, width : 2 * width - 1],
-            num_accepted=figures[:, 0],
-            proposed_nodes=figures[:, 1],
-            proposed_depth=figures[:, 2],
-            valid=figures[:, 3] > 0,
-            expected_accepted=rest[:, 0],
-            logprobs=rest[:, 1 : width + 1],
+            tokens=whole[:, :width], path=whole[:, width : 2 * width - 1], num_accepted=figures[:, 0],
+            proposed_nodes=figures[:, 1], proposed_depth=figures[:, 2], valid=figures[:, 3] > 0,
+            expected_accepted=rest[:, 0], logprobs=rest[:, 1 : width + 1],
             raw=None if alternatives is None else rest[:, width + 1 :].reshape(len(packed), width, -1),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from specdec.batch import Batch
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.executor import autocast_of
 from specdec.execution.recorder import CudaGraphRecorder, Recordings, TapeRecorder
-from specdec.forward import bucket_of
+from specdec.forward import ForwardBatch, ForwardOutput, bucket_of
 from specdec.interfaces import Session, Verifier
 from specdec.memory import ran_out
 from specdec.placement import is_shared, is_spread, main_device
@@ -73,6 +74,10 @@ class RecordingCounts:
         return self.replayed / self.rounds if self.rounds else None
 
 
+Beside = tuple[ForwardBatch, Callable[[ForwardOutput], object]]
+"""A forward that shares a round's pass over the weights, and what takes its output before the round is judged."""
+
+
 @dataclass(eq=False)
 class Stages:
     """Runs the stages of one round: recorded ones through their recordings, others as they are."""
@@ -84,10 +89,12 @@ class Stages:
     whole: bool = False  # those are among them that run models
     cast: Hashable = None  # what casts when a stage is recorded casts in its replays
     expected: int = 0  # replays of the engine so far, if all recorded stages that have run were replayed
+    some: np.ndarray | None = None  # the rows that draft, if not all do
+    beside: Beside | None = None  # goes through the target with the round, which is verified as it is
 
     def __call__(self, name: str, key: Hashable, stage: Callable[..., Any], *inputs: Any) -> Any:
         """Return the result of a stage of these inputs; ``key`` is all else that it depends on."""
-        if self.recordings is None or name not in self.names:
+        if self.recordings is None or name not in self.names or (name == "verify" and self.beside is not None):
             return stage(*inputs)
         self.expected += 1
         return self.recordings.run(name, (key, self.cast), stage, inputs, repeatable=name != "commit")

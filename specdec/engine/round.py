@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
@@ -15,7 +16,7 @@ from specdec.coupling import decided
 from specdec.engine.clock import StageTimer
 from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Decision, DeviceRound, Fetch, pack
-from specdec.engine.recording import RoundRecorder, Stages, buckets, may_record, traits
+from specdec.engine.recording import Beside, RoundRecorder, Stages, buckets, may_record, traits
 from specdec.engine.slot_table import SlotTable
 from specdec.filters import first_largest
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants, bucket_of
@@ -60,16 +61,11 @@ class Mode:
 
     @classmethod
     def speculative(cls, drafter: Drafter, session: Session, verifier: Verifier) -> "Mode":
+        wants = Wants(hidden_layers=tuple(session.hidden_layers), top_k=session.top_tokens)
         return cls(
-            verifier=verifier,
-            noise=verifier.noise,
-            at_one=verifier.needs_leaf_probs,
-            wants=Wants(hidden_layers=tuple(session.hidden_layers), top_k=session.top_tokens),
-            session=session,
-            max_nodes=drafter.max_nodes,
-            max_depth=drafter.max_depth,
-            is_chain=drafter.is_chain,
-        )
+            verifier=verifier, noise=verifier.noise, at_one=verifier.needs_leaf_probs, wants=wants, session=session,
+            max_nodes=drafter.max_nodes, max_depth=drafter.max_depth, is_chain=drafter.is_chain,
+        )  # fmt: skip
 
     def evidence(
         self,
@@ -90,59 +86,59 @@ class Rounds:
     """The rounds of one engine."""
 
     def __init__(self, runner: ModelRunner, table: SlotTable, timer: StageTimer, recorder: RoundRecorder):
-        self._runner, self.table, self.timer, self.recorder = runner, table, timer, recorder
+        self.runner, self.table, self.timer, self.recorder = runner, table, timer, recorder
 
     def begin(
-        self, mode: Mode, batch: Batch, requests: Sequence[Request | None], look: Look | None = None, *, ahead: int = 0
-    ) -> DeviceRound:
-        """Do a round on the device, of which the host knows nothing yet; a row may be ``ahead`` tokens longer."""
+        self, mode: Mode, batch: Batch, requests: Sequence[Request | None], look: Look | None = None, *, ahead: int = 0,
+        some: Int[np.ndarray, " row"] | None = None, beside: Beside | None = None,
+    ) -> DeviceRound:  # fmt: skip
+        """Do a round on the device, of which the host knows nothing yet; a row may be ``ahead`` tokens longer.
+
+        For ``some`` and ``beside`` see ``Stages``.
+        """
         bound = bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1)
         run = self.recorder.begin(mode.session, batch, bound, _why_not(mode, batch), padded=look is None)
+        run.some, run.beside = some, beside
         begun = self.play(mode, batch, run, requests, look)
         self.recorder.end(run)
         return begun
 
     def play(
-        self,
-        mode: Mode,
-        batch: Batch,
-        run: Stages,
-        requests: Sequence[Request | None],
-        look: Look | None = None,
+        self, mode: Mode, batch: Batch, run: Stages, requests: Sequence[Request | None], look: Look | None = None,
         nodes: int | None = None,
-    ) -> DeviceRound:
+    ) -> DeviceRound:  # fmt: skip
         """Propose, verify, accept and commit; in a warm-up, ``nodes`` stands for a draft from the host of this size."""
         session, rows, table = mode.session, run.rows, self.table
+        late = session is not None and (session.reads_host or run.some is not None)
         with self.timer.stage("draft"):
             tree, prepared = self._drafted(mode, batch, run, nodes)
             in_line = tree.in_line or tree.width == 1
-        with self.timer.stage("verify"):
+        with self.timer.stage("verify" if run.beside is None else "prefill"):
             question = None
             if rows.has_grammars:  # the host answers while the device verifies
                 question = Fetch(rows.matchers.question(rows.slots, tree.tokens, tree.ancestors, tree.valid))
             key: Hashable = mode.wants, rows.key_bound, rows.place
-            output = run("verify", key, partial(verify, mode.wants, rows, self._runner), tree)
+            output = run("verify", key, partial(verify, mode.wants, rows, self.runner, run.beside), tree)
         with self.timer.stage("accept"):
             masks = None
             if question is not None:
                 bits = rows.matchers.answer(question.wait())
                 masks = torch.from_numpy(bits).to(rows.device, non_blocking=True)
             key = id(mode), traits(mode.verifier), look is None, rows.kind
-            stage = partial(judge, mode, rows, self._runner.agreement, look is not None)
+            stage = partial(judge, mode, rows, self.runner.agreement, look is not None)
             decision = run("judge", key, stage, tree, output.scores, masks)
             fetch = Fetch(decision.packed[: len(batch)])  # before other stages may use the memory again
         if look is not None:
             drafts = zip(requests, batch.on_host.drafting, strict=True)
             look(decision.seen(tree, tuple(request if drafting else None for request, drafting in drafts)))
         with self.timer.stage("commit"):
-            key = id(mode), in_line, prepared, rows.place, tuple(rows.sampling.tables)
-            stage = partial(commit, session, rows, self._runner, table, in_line)
+            key = id(mode), in_line, late, prepared, rows.place, tuple(rows.sampling.tables)
+            stage = partial(commit, session, rows, self.runner, table, in_line, late)
             shown = () if session is None else (tree.tokens, tree.valid, output.hidden_states, output.top_tokens)
             outcome = run("commit", key, stage, decision.verdict, decision.tokens, decision.valid, *shown)
             if outcome is not None and len(rows) > len(batch):
                 outcome = with_tensors(outcome, lambda tensor: tensor[: len(batch)])
-        alone = run.whole and self.recorder.early and not rows.has_grammars
-        alone = alone and (session is None or not session.reads_host)
+        alone = run.whole and self.recorder.early and not (rows.has_grammars or late)
         return DeviceRound(tree, decision, outcome, fetch, batch, requests, alone=alone)
 
     def _drafted(self, mode: Mode, batch: Batch, run: Stages, nodes: int | None) -> tuple[DraftTree, Hashable]:
@@ -151,7 +147,9 @@ class Rounds:
         if session is None:
             return DraftTree.root_only(rows.roots), None
         prepared: Hashable = None
-        if run.whole and not session.reads_host:
+        if run.some is not None:
+            tree = propose_some(mode, batch, run.some)
+        elif run.whole and not session.reads_host:
             prepared = session.prepare(run.on_host)
             key = id(mode), prepared, rows.key_bound, rows.kind
             tree = session.trimmed(run("draft", key, partial(propose, mode, rows)))
@@ -162,7 +160,7 @@ class Rounds:
             tree = self.recorder.sized(
                 tree, nodes, max_nodes=mode.max_nodes, max_depth=mode.max_depth, is_chain=mode.is_chain
             )
-        tree = self._runner.agreement.on_tree(tree, fixed=not session.reads_host)
+        tree = self.runner.agreement.on_tree(tree, fixed=not session.reads_host)
         if len(tree.tokens) < len(rows):  # the last row's once more for all that follow, whose tree does not matter
             index = torch.arange(len(rows), device=rows.device).clamp_(max=len(tree.tokens) - 1)
             tree = with_tensors(tree, lambda tensor: tensor.index_select(0, index))
@@ -220,18 +218,31 @@ def propose(mode: Mode, batch: Batch) -> DraftTree:
     return tree
 
 
-def verify(wants: Wants, batch: Batch, runner: ModelRunner, tree: DraftTree) -> ForwardOutput:
+def propose_some(mode: Mode, batch: Batch, rows: Int[np.ndarray, " row"]) -> DraftTree:
+    """Return the session's drafts for some rows; the others have none."""
+    if not len(rows):
+        return DraftTree.root_only(batch.roots)
+    assert mode.session is not None
+    some, every = batch.rows(rows), np.arange(len(batch))
+    mode.session.prepare(some)
+    tree = propose(mode, some)
+    places = np.searchsorted(rows, every).clip(max=len(rows) - 1), np.isin(every, rows) * tree.max_depth
+    index, depth = (torch.from_numpy(each).to(batch.device, non_blocking=True) for each in places)
+    tree = with_tensors(tree, lambda tensor: tensor.index_select(0, index))
+    return replace(tree, tokens=torch.cat([batch.roots[:, None], tree.tokens[:, 1:]], dim=1)).limited(depth)
+
+
+def verify(wants: Wants, batch: Batch, runner: ModelRunner, beside: Beside | None, tree: DraftTree) -> ForwardOutput:
     """Return what the target says of all nodes of the trees, in one forward."""
-    return runner.run(
-        ForwardBatch.of_tree(
-            tree,
-            slots=batch.slots,
-            lengths=batch.lengths,
-            host_lengths=None if batch.host is None else batch.host.lengths,
-            key_bound=batch.key_bound,
-            wants=wants,
-        )
-    )
+    forward = ForwardBatch.of_tree(
+        tree, slots=batch.slots, lengths=batch.lengths, key_bound=batch.key_bound, wants=wants,
+        host_lengths=None if batch.host is None else batch.host.lengths,
+    )  # fmt: skip
+    if beside is None:
+        return runner.run(forward)
+    other, output = runner.run_together([beside[0], forward])
+    beside[1](other)
+    return output
 
 
 def judge(
@@ -284,6 +295,7 @@ def commit(
     runner: ModelRunner,
     table: SlotTable,
     in_line: bool,
+    late: bool,
     verdict: Verdict,
     tokens: Int[Tensor, "batch position"],
     valid: Bool[Tensor, " batch"],
@@ -294,22 +306,19 @@ def commit(
 ) -> Outcome | None:
     """Make the accepted path final: in the cache, for the session, and in the slots.
 
-    Returns what a session that reads the host's numbers will observe when they are known; None for any other.
+    Returns what the session is to observe when the host knows it; None if it has observed it.
 
     Args:
         in_line: Whether the trees are chains, where everything stands in its final place already.
+        late: Whether the session observes the outcome when the host's numbers are known.
         tokens, valid: See ``Decision``.
         node_tokens, node_valid: The nodes that were verified, and which of them the tree has.
         hidden_states, top_tokens: What the session wants of the target at these nodes.
     """
     outcome = Outcome(
-        slots=batch.slots,
-        starts=batch.lengths,
-        tokens=tokens,
-        counts=(verdict.num_accepted + 1) * valid,
-        next_tokens=verdict.next_token.where(valid, batch.roots),
-        path=verdict.path,
-    )
+        slots=batch.slots, starts=batch.lengths, tokens=tokens, counts=(verdict.num_accepted + 1) * valid,
+        next_tokens=verdict.next_token.where(valid, batch.roots), path=verdict.path,
+    )  # fmt: skip
     if not in_line or runner.cache.states is not None:
         runner.cache.commit(batch.slots, batch.lengths, verdict.path, outcome.counts)
     later = None
@@ -319,15 +328,10 @@ def commit(
         if not in_line:
             hidden_states = {layer: along_path(state, path) for layer, state in hidden_states.items()}
         shown = replace(
-            outcome,
-            counts=outcome.counts * told,
-            path=path,
-            hidden_states=hidden_states,
-            node_tokens=node_tokens,
-            node_valid=node_valid,
-            top_tokens=top_tokens,
-        )
-        if session.reads_host:
+            outcome, counts=outcome.counts * told, path=path, hidden_states=hidden_states, node_tokens=node_tokens,
+            node_valid=node_valid, top_tokens=top_tokens,
+        )  # fmt: skip
+        if late:
             # The lengths are about to move, and without drafts the tokens are the roots, which move, too.
             later = replace(shown, starts=batch.lengths.clone(), tokens=tokens.clone())
         else:

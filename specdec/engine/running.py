@@ -1,12 +1,13 @@
 """The requests that hold a slot: how they enter and leave the caches, the slot table and the drafting session."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from specdec.cache.pages import Paging, Placement, pages_for
@@ -14,7 +15,7 @@ from specdec.engine.output import failed
 from specdec.engine.read_back import DeviceRound
 from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
-from specdec.forward import ForwardBatch
+from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.interfaces import Session
 from specdec.requests import Request
 from specdec.target.runner import ModelRunner
@@ -28,15 +29,30 @@ class Swapped(NamedTuple):
     tensors: list[list[Tensor]]  # their entries, by cache
 
 
+class Pieces(NamedTuple):
+    """Pieces of prompts that a forward is to put into the cache; the host counts them as being there."""
+
+    requests: Sequence[Request]
+    forward: ForwardBatch
+    outcome: Outcome  # without what the target says
+    told: Int[np.ndarray, " row"]  # the rows that the session follows
+    unseen: bool  # the session observes them behind the forward
+
+
 class RunningRequests:
     """The requests in the slots, from entry to end: ``pages`` says where they are in the caches.
 
     ``session`` observes those that speculate, and ``paging`` is the memory of all caches, ``filled_in``.
+    ``reads_target``: whether it drafts from what the target has computed of a prompt: hidden states, or its cache.
     """
 
     def __init__(self, runner: ModelRunner, slots: SlotTable, session: Session | None, paging: Paging):
         self._runner, self._slots, self._session = runner, slots, session
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
+        shared = [
+            getattr(model, "cache", None) is runner.cache for model in (() if session is None else session.models)
+        ]
+        self.reads_target = session is not None and (bool(session.hidden_layers) or any(shared))
         self.pages = pages_for(paging, len(slots))
         self._swap, self._swapped = paging.swap, dict[int, Swapped]()
         self._bytes = sum(cache.bytes_per_position for cache in self._caches)
@@ -121,36 +137,22 @@ class RunningRequests:
             tokens = self._slots.tokens_of(request.slot)[: self._held(request)]
             self.pages.hold(request.slot, tokens, drafted=request.drafted)
 
-    def prefill(self, chunks: Sequence[tuple[Request, int]]) -> None:
-        """Put pieces of requests' tokens into the cache, of each at most so many, all in one forward.
+    def take(self, chunks: Sequence[tuple[Request, int]]) -> Pieces | None:
+        """Take pieces of requests' tokens, of each at most so many, all for one forward; None if there are none.
 
         The last token of a request is left out: it is the root of its first round.
         """
         wanted = ((request, min(count, request.to_prefill)) for request, count in chunks)
         chunks = [(request, count) for request, count in wanted if count]
         if not chunks:
-            return
-        runner, requests = self._runner, [request for request, _ in chunks]
-        starts = np.array([request.prefilled for request in requests])
-        counts = np.array([count for _, count in chunks])
-        padded = np.zeros((len(requests), counts.max()), dtype=np.int64)
-        following = np.zeros(len(requests), dtype=np.int64)
+            return None
+        requests = [request for request, _ in chunks]
+        slots, starts, counts = np.array([(each.slot, each.prefilled, count) for each, count in chunks]).T.copy()
+        padded, following = np.zeros((len(requests), counts.max()), dtype=np.int64), np.zeros_like(counts)
         for row, (request, count) in enumerate(chunks):
             tokens = request.tokens[request.prefilled : request.prefilled + count + 1]
             padded[row, :count], following[row] = tokens[:count], tokens[count]
             request.reach = request.prefilled + padded.shape[1]
-        slots = np.array([request.slot for request in requests])
-        told = np.array([request.drafted for request in requests])
-        session = self._session if told.any() else None
-        batch = ForwardBatch.of_chunk(
-            torch.from_numpy(padded).to(runner.device, non_blocking=True),
-            host_slots=slots,
-            host_lengths=starts,
-            host_counts=counts,
-            hidden_layers=() if session is None else tuple(session.hidden_layers),
-        )
-        output = runner.run(batch)
-        for request, count in chunks:
             again = min(count, max(request.computed - request.prefilled, 0))
             request.recomputed += again
             self.pages.counts.recomputed += again
@@ -159,22 +161,36 @@ class RunningRequests:
             self._slots.prefilled(request.slot, request.prefilled)
             if not request.to_prefill:
                 self._slots.start(request.slot)
-        if session is not None:
-            assert batch.tokens is not None
-            outcome = Outcome(
-                slots=batch.slots,
-                starts=batch.lengths,
-                tokens=batch.tokens,
-                counts=torch.from_numpy(counts).to(runner.device, non_blocking=True),
-                next_tokens=torch.from_numpy(following).to(runner.device, non_blocking=True),
-                hidden_states=output.hidden_states,
-                host=HostOutcome(slots=slots, starts=starts, counts=counts),
-            )
-            session.observe(outcome if told.all() else outcome.rows(np.flatnonzero(told)))
-        for request in requests:
+        told = np.flatnonzero([request.drafted for request in requests])
+        session = self._session if len(told) else None
+        hidden_layers = () if session is None else tuple(session.hidden_layers)
+        tokens, sizes, behind = (
+            torch.from_numpy(each).to(self._runner.device, non_blocking=True) for each in (padded, counts, following)
+        )
+        where: Any = {"host_slots": slots, "host_lengths": starts, "host_counts": counts}
+        forward = ForwardBatch.of_chunk(tokens, **where, hidden_layers=hidden_layers)
+        host = HostOutcome(slots=slots, starts=starts, counts=counts)
+        outcome = Outcome(
+            slots=forward.slots, starts=forward.lengths, tokens=tokens, counts=sizes, next_tokens=behind, host=host
+        )
+        pieces = Pieces(requests, forward, outcome, told, session is not None and self.reads_target)
+        if session is not None and not self.reads_target:
+            self._show(pieces, {})
+        return pieces
+
+    def _show(self, pieces: Pieces, hidden_states: Mapping[int, Tensor]) -> None:
+        assert self._session is not None
+        outcome = replace(pieces.outcome, hidden_states=hidden_states)
+        self._session.observe(outcome if len(pieces.told) == len(pieces.requests) else outcome.rows(pieces.told))
+
+    def put(self, pieces: Pieces, output: ForwardOutput) -> None:
+        """Note that pieces are in the cache, where a forward has put them."""
+        if pieces.unseen:
+            self._show(pieces, output.hidden_states)
+        for request in pieces.requests:
             self._hold(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round
-        for request in requests:
+        for request in pieces.requests:
             request.prefill_ended = request.prefill_ended or (0.0 if request.to_prefill else now)
 
     def follow(self, played: DeviceRound, still: np.ndarray) -> None:
@@ -186,13 +202,9 @@ class RunningRequests:
         if played.outcome is not None and self._session is not None:
             drafted = counts * host.drafting
             known = HostOutcome(
-                slots=host.slots,
-                starts=starts,
-                counts=drafted,
-                path=np.where(drafted[:, None] > 0, read.path, -1),
-                emitted=read.tokens,
-                proposed_depth=read.proposed_depth,
-            )
+                slots=host.slots, starts=starts, counts=drafted, path=np.where(drafted[:, None] > 0, read.path, -1),
+                emitted=read.tokens, proposed_depth=read.proposed_depth,
+            )  # fmt: skip
             self._session.observe(replace(played.outcome, host=known))
 
     def preempt(self, request: Request) -> None:

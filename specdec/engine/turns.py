@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Set
+from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from specdec.engine.clock import COMPLETION
 from specdec.engine.output import make_step
 from specdec.engine.read_back import DeviceRound
 from specdec.engine.round import Look, Mode, Rounds
-from specdec.engine.running import RunningRequests
+from specdec.engine.running import Pieces, RunningRequests
 from specdec.engine.scheduler import Scheduler, View, Work
 from specdec.requests import Request
 from specdec.types import Step
@@ -27,21 +29,17 @@ class Turns:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        plain: Mode,
-        speculative: Mode,
-        running: RunningRequests,
-        rounds: Rounds,
-        *,
-        prefill_chunk: int,
-        reserve: float,
-    ):
+        self, scheduler: Scheduler, plain: Mode, speculative: Mode, running: RunningRequests, rounds: Rounds, *,
+        prefill_chunk: int, reserve: float,
+    ):  # fmt: skip
         self.waiting: dict[int, Request] = {}  # those without a slot by id, which is the order in which they came
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
         self._running, self._rounds = running, rounds
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
-        self._reserve = reserve
+        self._reserve, self._runner = reserve, rounds.runner
+        # Whether drafts begin with a request's second round, because the first one shares the forward of its prompt. A
+        # rule that reads q at the leaves, too, has it in every round.
+        self._waits = running.reads_target and rounds.runner.joins and not speculative.at_one
         self._in_flight: DeviceRound | None = None
 
     def drop_round(self) -> None:
@@ -51,25 +49,21 @@ class Turns:
 
     def abort(self, ids: Set[int]) -> None:
         """End requests that wait or run, without another step; other ids are ignored."""
-        ids, failed = set(ids), None
+        ids = set(ids)
         for request in [self.waiting.pop(waiting) for waiting in ids & self.waiting.keys()]:
             self._running.drop(request)
-        for request in [request for request in self._running if request.id in ids]:
-            try:
-                self._running.leave(request)
-            except BaseException as error:  # the others are to leave all the same
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        with ExitStack() as leaving:  # all of them leave, whatever one raises
+            for request in [request for request in self._running if request.id in ids]:
+                leaving.callback(self._running.leave, request)
 
     def play(self, look: Look | None, note: Note | None, steps: list[Step]) -> None:
         """Run one turn and add its steps; ``look`` sees its round, and ``note`` what the scheduler saw and planned."""
         current, self._in_flight = self._in_flight, None
         if current is None or not current.rows_in(self._slots.by_slot).any():
-            batch = self._plan(note)
+            batch, pieces = self._plan(note)
             if batch is None:
                 return
-            current = self._launch(batch, look)
+            current = self._launch(batch, look, pieces=pieces)
         if look is None and self._may_go_on(current, note):
             # The device plays the next round while the host finishes this one.
             rows = self._slots.rows(current.batch.on_host.slots)
@@ -83,19 +77,17 @@ class Turns:
         return View(
             now=time.perf_counter(),
             waiting=[request for _, request in sorted(self.waiting.items())],  # preempted ones in their place
-            running=running,
-            free_slots=len(self._slots) - len(running),
-            free_pages=pages.free,
-            page_size=pages.page_size,
-            reserve=self._reserve,
-            prefill_chunk=self._prefill_chunk,
-            max_depth=self._speculative.max_depth,
-            max_nodes=self._speculative.max_nodes,
+            running=running, free_slots=len(self._slots) - len(running), free_pages=pages.free,
+            page_size=pages.page_size, reserve=self._reserve, prefill_chunk=self._prefill_chunk,
+            max_depth=self._speculative.max_depth, max_nodes=self._speculative.max_nodes,
             shared=lambda request: pages.own(request.slot) // pages.page_size,
-        )
+        )  # fmt: skip
 
-    def _plan(self, note: Note | None) -> Batch | None:
-        """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
+    def _plan(self, note: Note | None) -> tuple[Batch | None, Pieces | None]:
+        """Preempt, admit and prefill as the scheduler plans.
+
+        Returns the rows that decode, None if there are none, and pieces of prompts that share their forward.
+        """
         view = self._view
         work = self._scheduler.plan(view)
         if note is not None:
@@ -111,19 +103,37 @@ class Turns:
                     if request.slot >= 0:  # otherwise there was no room for it, and it goes on waiting
                         del self.waiting[request.id]
         with self._timer.stage("prefill"):
-            self._running.prefill(work.prefill)
+            pieces = self._running.take(work.prefill)
         ready = {each.slot for each in work.decode if self._running.grow(each, view) and not each.to_prefill}
         slots = np.array(sorted(ready), dtype=np.int64)
         if work.depth is not None:
             self._slots.cap(slots, work.depth)
-        return self._slots.rows(slots) if ready else None
+        if pieces is not None and not (ready and self._joins(pieces)):
+            with self._timer.stage("prefill"):
+                self._running.put(pieces, self._runner.run(pieces.forward))
+            pieces = None
+        return self._slots.rows(slots) if ready else None, pieces
 
-    def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0) -> DeviceRound:
+    def _joins(self, pieces: Pieces) -> bool:
+        """Returns whether pieces of prompts may go through the target with the round that follows.
+
+        A session that reads the target then drafts nothing for requests in their first round. Preempted ones draft.
+        """
+        again = any(request.rounds for request in pieces.requests)
+        return self._runner.joins and (not pieces.unseen or (self._waits and not again))
+
+    def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0, pieces: Pieces | None = None) -> DeviceRound:
         """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
-        speculating = bool(batch.on_host.drafting.any())
+        drafting, some = batch.on_host.drafting, None
+        speculating = bool(drafting.any())
         mode = self._speculative if speculating else self._plain
         requests = [self._slots.by_slot[slot] for slot in batch.on_host.slots.tolist()]
-        return self._rounds.begin(mode, batch, requests, look if speculating else None, ahead=ahead)
+        if self._waits and not ahead:
+            first = drafting & [request is not None and request.rounds == 0 for request in requests]
+            some = np.flatnonzero(drafting & ~first) if first.any() else None
+        beside = None if pieces is None else (pieces.forward, partial(self._running.put, pieces))
+        look = look if speculating else None
+        return self._rounds.begin(mode, batch, requests, look, ahead=ahead, beside=beside, some=some)
 
     def _may_go_on(self, current: DeviceRound, note: Note | None) -> bool:
         """Returns whether the next round may begin before this one has been read."""
@@ -158,19 +168,14 @@ class Turns:
         with self._timer.stage("commit"):
             self._running.follow(current, still)
         begin = time.perf_counter()
-        failed = None
-        for row, request in enumerate(current.requests):
-            if request is None or not still[row]:
-                continue
-            step = make_step(request, current, row, seconds, visible)
-            steps.append(step)
-            if step.finish_reason is not None:
-                try:
-                    self._running.leave(request, sound=bool(read.valid[row]))
-                except BaseException as error:  # the others are to have their steps all the same
-                    failed = failed or error
+        with ExitStack() as leaving:  # all have their steps and leave, whatever one raises
+            for row, request in enumerate(current.requests):
+                if request is None or not still[row]:
+                    continue
+                step = make_step(request, current, row, seconds, visible)
+                steps.append(step)
+                if step.finish_reason is not None:
+                    leaving.callback(self._running.leave, request, sound=bool(read.valid[row]))
         if self._timer.enabled:
             # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
             seconds[COMPLETION] = time.perf_counter() - begin
-        if failed is not None:
-            raise failed

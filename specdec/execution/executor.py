@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.attention.call import NAME, Attend, AttentionBackend, View, Write, answered, configs_of, switched
+from specdec.attention.call import NAME, Attend, AttentionBackend, View, Write, answered, configs_of, joint, switched
 from specdec.attention.facts import Facts
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import of_class
@@ -34,7 +34,7 @@ def model_lock(model: nn.Module) -> threading.RLock:
 
 
 class Executor:
-    """Runs forwards of one model, read once. The caller of ``run`` holds the model's lock (``model_lock``)."""
+    """Runs forwards of one model, read once: here by its own code. The caller of ``run`` holds ``model_lock``."""
 
     captures: bool = False  # forwards of a shape that comes often
 
@@ -43,15 +43,15 @@ class Executor:
     ):
         self.model, self.facts, self.backend, self.packed = model, facts, backend, packed
         self.frozen, self.recurrence, self._configs = Frozen(model), Recurrence(model, facts.mixers), configs_of(model)
+        # On a GPU a second pass replays a graph, and takes less time than the Python of a forward of new sizes.
+        self.joins = facts.device.type == "cpu" and not (facts.mixers or backend.passes_cache)  # see `run_together`
 
     def copies(self) -> dict[int, int]:
         """Return the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``."""
         return {} if self.packed is None else self.packed.bytes_by_weight()
 
-    @staticmethod
-    def at_first_sight() -> AbstractContextManager[bool]:
-        """Capture forwards, during the ``with`` block, when their shape comes for the first time."""
-        return scoped(first_sight, True)
+    # During a `with` block, forwards are captured when their shape comes for the first time.
+    at_first_sight = staticmethod(partial(scoped, first_sight, True))
 
     def weights(self) -> AbstractContextManager[object]:
         """Have layers multiply by what ``packed`` holds, or by plain weights, during the ``with`` block."""
@@ -67,6 +67,24 @@ class Executor:
         self.recurrence.aim(batch, cache.states)
         view = self.backend.prepare(batch, cache, self.facts)
         return ForwardOutput.of(batch.wants, self._outputs(batch.wants, inputs_of(batch, cache), view))
+
+    def run_together(self, batches: Sequence[ForwardBatch], cache: Cache) -> list[ForwardOutput]:
+        """Return the outputs of forwards, of which only the last one wants logits, in one pass over the weights.
+
+        The model is given all nodes as one row, and attention alone knows whose they are. A forward sees what those
+        before it leave.
+        """
+        attend, view, apart = joint(batches, self.backend, cache, self.facts)
+        given = zip(*(inputs_of(batch, cache) for batch in batches), strict=True)
+        inputs = [torch.cat([part.flatten(0, 1) for part in parts])[None] for parts in given]
+        layers, last = tuple({layer: 0 for batch in batches for layer in batch.wants.hidden_layers}), batches[-1]
+        with self.weights():
+            *hidden, logits = self.call_model(Wants(last.given.numel(), layers), inputs, view, attend)
+        parts = {layer: apart(states) for layer, states in zip(layers, hidden, strict=True)}
+        found = [{layer: parts[layer][place] for layer in layers} for place in range(len(batches))]
+        scored = ForwardOutput.of(Wants(top_k=last.wants.top_k), [logits[0].unflatten(0, last.given.shape[:2])])
+        first = [ForwardOutput(None, states) for states in found[:-1]]
+        return [*first, ForwardOutput(scored.logits, found[-1], scored.top_tokens)]
 
     def _outputs(self, wants: Wants, inputs: Sequence[Tensor], view: View) -> Sequence[Tensor]:
         """Return the wanted hidden states, then logits if any: by default by the model's own code."""
@@ -111,7 +129,12 @@ class Executor:
             last: list[Tensor] = []  # the input of the output layer: the normalized last hidden state
             if watches:
                 output_layer: Any = self.model.get_output_embeddings()
-                stack.enter_context(output_layer.register_forward_pre_hook(lambda _, given: last.append(given[0])))
+
+                def watch(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+                    last.append(given[0])
+                    return (given[0][:, -(wants.logits or 0) :],)  # all, or those that are to have logits
+
+                stack.enter_context(output_layer.register_forward_pre_hook(watch))
             output = model(**arguments)
         if "logits" not in output and -1 in wants.hidden_layers:
             last = [output.last_hidden_state]
@@ -120,14 +143,7 @@ class Executor:
         hidden = [states.to(inputs[0].device) for states in hidden]
         if wants.logits == 0:
             return hidden
-        logits = output.logits
-        if wants.logits is not None and logits.shape[1] > wants.logits:
-            logits = logits[:, -wants.logits :]
-        return [*hidden, logits]
-
-
-class EagerExecutor(Executor):
-    """Calls the model's ``forward`` with our cache, masks and positions, on its own weights."""
+        return [*hidden, output.logits[:, -(wants.logits or 0) :]]
 
 
 class ModuleCaller:

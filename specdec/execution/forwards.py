@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend, View
 from specdec.attention.facts import Facts
 from specdec.attention.native import NativeView
-from specdec.execution.executor import EagerExecutor, Executor, autocast_of, first_sight
+from specdec.execution.executor import Executor, autocast_of, first_sight
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.native_program import compile_runs
 from specdec.execution.norms import Forward, lent, norm_of
@@ -115,10 +115,7 @@ class FusedExecutor(ProgramExecutor):
 def executor_for(
     model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool, invariant: bool = False
 ) -> Executor:
-    """Return the fastest executor for a model on its device; without ``optimize`` one that runs the model's code.
-
-    With ``invariant``, a token's logits depend on nothing but the tokens that it sees.
-    """
+    """Return the fastest executor for a model on its device; without ``optimize`` one that runs the model's code."""
     # Only the model's own code moves tensors between devices, or sums them over processes.
     optimize = optimize and not is_spread(model) and not is_shared(model)
     if invariant:
@@ -129,7 +126,7 @@ def executor_for(
         from specdec.kernels import layers  # imports Triton
 
         return FusedExecutor(model, facts, backend, layers)
-    return EagerExecutor(model, facts, backend)
+    return Executor(model, facts, backend)
 
 
 class _ForwardRecorder(Recorder):

@@ -34,6 +34,7 @@ class InvariantExecutor(Executor):
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool):
         on_cpu = next(model.parameters()).device.type == "cpu"
         super().__init__(model, facts, backend, PackedLinears(model) if optimize and on_cpu else None)
+        self.joins = False  # forwards: a token goes through the model by itself
         self.rows = ROWS  # tokens per block
         self.threads: int | None = None  # torch's, on a CPU: another number would divide the work at other places
 
@@ -84,10 +85,7 @@ class InvariantExecutor(Executor):
     def _threads(self) -> Iterator[None]:
         """Use the number of threads that the promise was tried with during the ``with`` block."""
         before = torch.get_num_threads()
-        if self.threads in (None, before):
-            yield
-            return
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.threads or before)
         try:
             yield
         finally:

@@ -62,7 +62,7 @@ def compile_runs(
     now = current.native_view()
     steps = join_turns(_with_views(steps, outputs), outputs, current)
     steps = with_tables(steps, inputs[1], outputs, current, now.cache.max_length)
-    steps = join_gates(steps, outputs, activation_of, gated)
+    steps = join_gates(steps, outputs, lambda each: each.arguments[1] if each.function is activate else None, gated)
     views = {id(tensor): step for step in steps if step.views for tensor in step.makes}
     units: list[Step | list[Operation]] = []
     for step in steps:
@@ -311,11 +311,6 @@ def _strides(tensor: Tensor, *axes: int) -> Iterator[int]:
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """Return a function of ``gate`` times ``up``."""
     return activate(gate, activation) * up
-
-
-def activation_of(step: Step) -> str | None:
-    """Return the activation that a step computes in C; None if it is something else."""
-    return step.arguments[1] if step.function is activate else None
 
 
 def with_tables(

@@ -47,9 +47,8 @@ class Refused(NamedTuple):
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 
-def recording_now() -> bool:
-    """Return whether a stage is being recorded in this thread: nothing that is not part of it may run."""
-    return _recording.get()
+recording_now = _recording.get
+"""Returns whether a stage is being recorded in this thread: nothing that is not part of it may run."""
 
 
 class Recorder(ABC):
@@ -167,21 +166,16 @@ class Recordings:
     def __init__(self, recorder: Recorder, *, after: int, most: int, what: str = "rounds"):
         self._recorder = recorder
         self.after, self._most, self._what = after, most, what
-        self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
+        self.kept: OrderedDict[Any, Recording] = OrderedDict()  # by name, key, and shapes and dtypes of the inputs
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
         self._stopped = False
         self.made = self.replays = 0
         self.refused: Counter[Refused] = Counter()
 
-    @property
-    def keys(self) -> list[Any]:
-        """What there are recordings of: name, key, and shapes and dtypes of the inputs."""
-        return list(self._kept)
-
     def clear(self) -> None:
         """Drop all recordings, because something that they were made from has changed."""
-        self._kept.clear()
+        self.kept.clear()
         self._times.clear()
         self._refused.clear()
         self._recorder.clear()
@@ -227,9 +221,9 @@ class Recordings:
     ) -> tuple[Any, Sequence[Tensor]]:
         """Return the outputs of a stage of tensors like ``run``, and the recording; None if there is none yet."""
         full = (name, key, *[(tensor.shape, tensor.dtype) for tensor in inputs])
-        recording = self._kept.get(full)
+        recording = self.kept.get(full)
         if recording is not None:
-            self._kept.move_to_end(full)
+            self.kept.move_to_end(full)
             self.replays += 1
             return recording, recording(*inputs)
         self._times[full] += 1
@@ -256,10 +250,10 @@ class Recordings:
         if isinstance(recorded, str):  # it is not done again: it may have moved what it would then move once more
             self._refuse(full, Refused(name, recorded))
             return None, outputs
-        self._kept[full] = recorded
+        self.kept[full] = recorded
         self.made += 1
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        if len(self.kept) > self._most:
+            self.kept.popitem(last=False)
         return recorded, outputs
 
     def _refuse(self, key: Hashable, refused: Refused) -> None:

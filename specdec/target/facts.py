@@ -29,7 +29,7 @@ from specdec.cache.probe import ShapeProbe
 from specdec.cache.states import States
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import UnsupportedError, cache_argument, of_class, own_cache_class
-from specdec.execution.executor import EagerExecutor, evaluating, model_lock
+from specdec.execution.executor import Executor, evaluating, model_lock
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
@@ -78,8 +78,7 @@ def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
     """
     if attention != "auto" and (not isinstance(attention, str) or attention not in BACKENDS):
         raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
-    names = [name for name, backend in BACKENDS.items() if attention in ("auto", name)]
-    names = [name for name in names if attention == name or BACKENDS[name].automatic(model)]
+    names = [attention] if attention in BACKENDS else [name for name, each in BACKENDS.items() if each.automatic(model)]
     passed = {name: reason for name in names if (reason := BACKENDS[name].check(model)) is not None}
     if attention in passed:
         raise ValueError(f"attention={attention!r}: {passed[attention]}; use attention='auto'")
@@ -181,7 +180,7 @@ def _trial(
     tokens = trial_tokens(config, facts.vocab_size, device)
     if tokens.shape[1] < TRIAL_LENGTH:
         return None
-    executor = EagerExecutor(model, facts, backend)
+    executor = Executor(model, facts, backend)
     cache = make_cache(facts, max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
     slots, lengths = np.arange(2), np.array(TRIAL_PREFIXES)
     index = torch.from_numpy(slots).to(device)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.attention.call import refuses_attention_functions
 from specdec.cache.storage import Cache
-from specdec.execution.executor import EagerExecutor, model_lock
+from specdec.execution.executor import Executor, model_lock
 from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
@@ -130,12 +130,10 @@ class _Elementwise(TorchDispatchMode):
 class _Run:
     """Forwards of a trial, over a small cache of some slots."""
 
-    def __init__(self, executor: InvariantExecutor | EagerExecutor, *, slots: int):
+    def __init__(self, executor: Executor, *, slots: int):
         self.executor, self.device = executor, executor.facts.device
-        length = 2 * ROWS + len(_PATH)
-        self.cache: Cache = make_cache(
-            executor.facts, max_batch_size=slots, max_length=length, max_nodes=_SHAPE.num_nodes
-        )
+        sizes: Any = {"max_batch_size": slots, "max_length": 2 * ROWS + len(_PATH), "max_nodes": _SHAPE.num_nodes}
+        self.cache: Cache = make_cache(executor.facts, **sizes)
 
     def chain(self, slot: int, tokens: Int[Tensor, " node"], start: int = 0) -> Float[Tensor, "node vocab"]:
         """Return the logits of a line of tokens behind the first ``start`` ones."""
@@ -163,7 +161,7 @@ def _trial(executor: InvariantExecutor) -> str:
     run = _Run(executor, slots=2)
     whole = run.chain(0, tokens)
     model, facts = executor.model, executor.facts
-    own = _Run(EagerExecutor(model, facts, executor.backend), slots=1).chain(0, tokens)
+    own = _Run(Executor(model, facts, executor.backend), slots=1).chain(0, tokens)
     precise = facts.dtype in (torch.float32, torch.float64) and not getattr(model, "is_quantized", False)
     error = differs(whole[None], own[None], precise=precise)
     if error is not None:

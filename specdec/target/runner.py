@@ -1,6 +1,6 @@
 """Runs any Hugging Face causal LM over a KV cache, with an attention backend and an executor."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -92,11 +92,11 @@ class ModelRunner:
             if self.invariant and self.cache.states is not None and self.cache.states.short is not None:
                 raise self.cache.states.short  # tokens that run again do so in pieces, which round in another way
             self.executor, self.agreement, self._version = self._executor(), Agreement(group_of(model)), 0
+            self.joins = self.executor.joins and adapters is None  # whose numbers are chosen row by row
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self.facts.vocab_size
+        return self.facts.vocab_size  # the width of the logits
 
     @property
     def device(self) -> torch.device:
@@ -121,11 +121,8 @@ class ModelRunner:
         Raises:
             ValueError: The model was changed (``Engine.weights_changed``), or so that the cache does not fit it.
         """
-        if not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                return self.run(batch, cache)
         cache = self.cache if cache is None else cache
-        with self._lock:
+        with torch.inference_mode(), self._lock:
             self._look(thoroughly=batch.wants.logits == 0)  # for every prompt
             if self._adapters is None:
                 return self.executor.run(batch, cache)
@@ -134,6 +131,12 @@ class ModelRunner:
                 return self.executor.run(batch, cache)
             finally:
                 self._adapters.choice.clear()
+
+    def run_together(self, batches: Sequence[ForwardBatch]) -> list[ForwardOutput]:
+        """Run forwards in one pass over the weights (``Executor.run_together``), where the runner ``joins`` them."""
+        with torch.inference_mode(), self._lock:
+            self._look()
+            return self.executor.run_together(batches, self.cache)
 
     def refuse_states(self, instead: str) -> None:
         """Refuse recurrent layers where tokens are run again; ``instead`` says what goes with models without."""

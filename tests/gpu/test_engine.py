@@ -120,7 +120,7 @@ def test_graphs_take_a_bounded_share_of_memory(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(4):
         engine.generate(prompts(), SAMPLING)
         sizes.append(torch.cuda.memory_reserved())
-    assert len(engine._rounds.recorder.recordings.keys) <= 8
+    assert len(engine._rounds.recorder.recordings.kept) <= 8
     assert sizes[-1] <= sizes[1] + 2**26  # what is dropped is used again
 
 
@@ -168,7 +168,7 @@ def test_a_stage_that_makes_the_host_wait_is_told_by_the_device(caplog: pytest.L
         engine.generate([[1, 2, 3]] * 2, SamplingParams(max_new_tokens=30, ignore_eos=True))
         counts = engine.recording_counts
         assert list(counts.refused) == ["verify"] and "makes the host wait" in counts.refused["verify"][0]
-        assert len(caplog.records) == 1 and {key[0] for key in rounds.recorder.recordings.keys} == {"judge", "commit"}  # type: ignore[union-attr]
+        assert len(caplog.records) == 1 and {key[0] for key in rounds.recorder.recordings.kept} == {"judge", "commit"}  # type: ignore[union-attr]
 
 
 CUDA = torch.device("cuda")

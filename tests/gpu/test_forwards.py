@@ -98,7 +98,7 @@ def test_tokens_are_those_of_the_models_own_code(architecture: str) -> None:
             executor = engine.runner.executor
             assert isinstance(executor, FusedExecutor) is optimize
             if isinstance(executor, FusedExecutor):
-                assert len(executor.recordings.keys) and not executor.recordings.refused
+                assert len(executor.recordings.kept) and not executor.recordings.refused
     assert found[True, "off"] == found[True, "auto"] == found[False, "off"]
 
 

@@ -102,7 +102,7 @@ class Entries:
 class Forwards:
     """Prefill is a copy."""
 
-    device = CPU
+    device, joins = CPU, True
 
     def __init__(self, cache: Entries):
         self.cache = cache
@@ -118,10 +118,13 @@ class Forwards:
 class HostRounds:
     """Rounds that look at the cache and nothing else."""
 
-    def __init__(self, cache: Entries, table: SlotTable, *, alone: bool):
-        self.table, self.timer, self._cache, self._alone = table, StageTimer(CPU, enabled=False), cache, alone
+    def __init__(self, runner: Forwards, table: SlotTable, *, alone: bool):
+        self.table, self.timer, self._alone = table, StageTimer(CPU, enabled=False), alone
+        self.runner, self._cache = runner, runner.cache
 
-    def begin(self, mode: Mode, batch: Any, requests: Any, look: Any = None, *, ahead: int = 0) -> Any:
+    def begin(self, mode: Mode, batch: Any, requests: Any, look: Any = None, *, beside: Any, **more: Any) -> Any:
+        if beside is not None:
+            beside[1](self.runner.run(beside[0]))
         rows = zip(
             *(getattr(batch, name).tolist() for name in ("slots", "lengths", "roots", "keys", "rounds")), strict=True
         )
@@ -169,7 +172,7 @@ class HostEngine(Engine):
         cache = Entries(self.paging, slots, max_length=max_length, nodes=depth)
         self.runner: Any = Forwards(cache)
         self._slots = SlotTable(slots, max_length, VOCAB, CPU)
-        self._rounds: Any = HostRounds(cache, self._slots, alone=alone)
+        self._rounds: Any = HostRounds(self.runner, self._slots, alone=alone)
         self._intake = Intake(target, max_length=max_length, can_speculate=True)
         self._inboxes, self._steps = {}, deque()
         self._running = RunningRequests(self.runner, self._slots, None, self.paging)

@@ -137,7 +137,7 @@ def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(
     found, plain = (engine.generate(PROMPTS, sampling, speculate=each) for each in (True, False))
     recordings = engine._rounds.recorder.recordings
     assert recordings is not None and recordings.replays > 0
-    assert {key[0] for key in recordings.keys} == {"verify", "judge", "commit"}
+    assert {key[0] for key in recordings.kept} == {"verify", "judge", "commit"}
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
     assert outputs(model, "ngram", 0.0, invariant=True) == outputs(whole, "plain", 0.0, invariant=True)
 
@@ -274,7 +274,7 @@ def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
     for each in (first, second):
         assert each["key heads"] == whole.config.num_key_value_heads // 2, "a process keeps only its own heads"
         assert each["bytes"] < 0.6 * weights_read(whole).bytes
-        assert each["executor"] == "EagerExecutor" and not each["recorded"]
+        assert each["executor"] == "Executor" and not each["recorded"]
         assert "invariant=True" in each["invariant"]
     # The second process has other drafts, and each of its own verdicts is wrong: what the first one decides counts.
     assert first["despite other opinions"] == second["despite other opinions"]

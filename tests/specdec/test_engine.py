@@ -57,8 +57,28 @@ def test_steps_add_up(target) -> None:
             assert 0 <= step.accepted <= step.proposed_depth <= 3
             assert step.proposed_nodes <= 7
             assert 0 <= step.expected_accepted <= step.proposed_depth + 1e-5
-            assert {"draft", "verify", "accept", "commit"} <= step.seconds.keys()
+            assert {"draft", "accept", "commit"} <= step.seconds.keys() and {"verify", "prefill"} & step.seconds.keys()
         assert output.steps[0].seconds.get("prefill", 0.0) > 0 or len(output.prompt_ids) == 1
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "medusa"])
+def test_a_prompt_takes_a_pass_over_the_weights_for_each_of_its_pieces(model, drafter, monkeypatch) -> None:
+    """The last one's has the first token, and requests that decode go along; heads draft from the second round on."""
+    engine = Engine(Target(model), DRAFTERS[drafter](model), RejectionVerifier(), max_batch_size=2, prefill_chunk=4)
+    passes = []
+    for name in ("run", "run_together"):
+        own = getattr(engine.runner, name)
+        monkeypatch.setattr(engine.runner, name, lambda given, own=own: (passes.append(given), own(given))[1])
+    first = engine.submit(REPEATED[0][:1] * 9, GREEDY)
+    turns = [engine.step() for _ in range(3)]
+    second = engine.submit(REPEATED[0][:1] * 9, GREEDY)
+    turns += [engine.step() for _ in range(3)]
+    assert [[step.request for step in steps] for steps in turns] == [
+        [], [first], [first], [first], [first, second], [first, second],
+    ]  # fmt: skip
+    assert len(passes) == len(turns)
+    assert all((steps[-1].proposed_nodes > 0) == (drafter == "ngram") for steps in (turns[1], turns[4]))
+    assert drafter == "ngram" or turns[2][0].proposed_nodes > 0 < turns[4][0].proposed_nodes
 
 
 def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkeypatch) -> None:
@@ -258,7 +278,7 @@ def test_an_error_has_a_time_and_an_abort_has_none(target, monkeypatch) -> None:
         engine.step()
     (failed,) = engine.step()
     found = failed.timestamps  # of a submitted request, in its last step
-    assert found.arrived < found.admitted < found.prefilled < found.finished == failed.visible
+    assert found.arrived < found.admitted < found.prefilled <= found.finished == failed.visible
     waiting = make(target, max_batch_size=1)
     stream = waiting.stream(REPEATED[:2], GREEDY)
     number = next(stream).request

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -127,16 +128,18 @@ CPU_SHORTAGE = (
 @pytest.mark.parametrize("forward", [1, 2], ids=["prefill", "round"])
 def test_out_of_memory_ends_what_runs_and_keeps_the_rest(target, wanted, error, said, forward, monkeypatch) -> None:
     """The first request has finished, the second runs, and the third waits."""
-    engine = Engine(target, NGramDrafter(3), RejectionVerifier(), max_length=64)
-    run, left = engine.runner.run, [0]
+    recording = "auto" if forward == 1 else "off"  # a recorded round has no forward to break
+    engine = Engine(target, NGramDrafter(3), RejectionVerifier(), max_length=64, recording=recording)
+    left = [0]
 
-    def short(batch: Any) -> Any:
+    def short(run: Any, given: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
             raise error
-        return run(batch)
+        return run(given)
 
-    monkeypatch.setattr(engine.runner, "run", short)
+    for name in ("run", "run_together"):
+        monkeypatch.setattr(engine.runner, name, partial(short, getattr(engine.runner, name)))
     tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
     done = {}
     for step in engine.stream(PROMPTS, SAMPLING):
@@ -155,7 +158,7 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
     """The others are in the middle of a forward that needs this one: they must not wait for it."""
     engine = Engine(target, max_length=64)
     monkeypatch.setattr(engine.runner.agreement, "shared", True)
-    monkeypatch.setattr(engine.runner, "run", Mock(side_effect=torch.OutOfMemoryError(CUDA_SHORTAGE)))
+    monkeypatch.setattr(engine.runner, "run_together", Mock(side_effect=torch.OutOfMemoryError(CUDA_SHORTAGE)))
     with pytest.raises(torch.OutOfMemoryError):
         engine.generate(PROMPTS, SAMPLING)
 

@@ -78,6 +78,26 @@ def test_only_what_is_wanted_comes_back(architecture, hidden_layers, capture_aft
             torch.testing.assert_close(output.hidden_states[layer], all_of_it.hidden_states[layer], **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("llama", {}), ("gpt2", {}), ("gemma2", {"attention": "grouped"}), ("gemma3", {"kv_cache": "int8"})],
+)
+def test_forwards_in_one_pass_are_those_one_after_another(architecture: str, options: dict[str, Any]) -> None:
+    """Pieces of two prompts, and trees behind them and behind a row that decodes."""
+    tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    where: Any = {"host_slots": np.array([3, 1]), "host_lengths": np.array([0, 4]), "host_counts": np.array([9, 5])}
+    pieces = ForwardBatch.of_chunk(tokens, **where, hidden_layers=(-1,))
+    where = {"host_slots": np.array([0, 1, 3]), "host_lengths": np.array([6, 9, 9])}
+    trees = ForwardBatch.of_tree(drafted(3), **where, wants=Wants(hidden_layers=(-1, 2), top_k=2))
+    apart, together = (runner_of(tiny_model(architecture), **options) for _ in range(2))
+    expected = [apart.run(each) for each in (pieces, trees)]
+    for one, other in zip(together.run_together([pieces, trees]), expected, strict=True):
+        for layer, states in other.hidden_states.items():
+            torch.testing.assert_close(one.hidden_states[layer][:, :5], states[:, :5], **CLOSE)
+    torch.testing.assert_close(one.scores, other.scores, **CLOSE)
+    assert torch.equal(one.top_tokens, other.top_tokens)  # type: ignore[arg-type]
+
+
 def test_what_makes_no_forward_and_no_warm_up_is_refused() -> None:
     tree, zero = drafted(1), torch.zeros(1, dtype=torch.long)
     chain, embeds = Topology.chain(2, torch.device("cpu")), torch.zeros(1, 6, 4)
@@ -129,7 +149,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def captured(runner: ModelRunner) -> list[object]:
     """The programs that replace forwards."""
-    return runner.executor.recordings.keys  # type: ignore[attr-defined]
+    return list(runner.executor.recordings.kept)  # type: ignore[attr-defined]
 
 
 def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
@@ -189,7 +209,7 @@ def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
 
     for _ in range(2):
         recordings.run("forward", "", stage, [tokens, tokens])
-    assert len(recordings.keys) == (change == "")
+    assert len(recordings.kept) == (change == "")
 
 
 def test_without_memory_for_a_capture_the_model_runs_as_it_is(at_once: None, monkeypatch, caplog) -> None:
@@ -215,7 +235,7 @@ def engine_with(drafter: Drafter) -> Engine:
 
 def sizes(engine: Engine) -> set[tuple[int, int]]:
     """The rows and nodes of the target's captured forwards."""
-    keys = engine.runner.executor.recordings.keys  # type: ignore[attr-defined]
+    keys = list(engine.runner.executor.recordings.kept)  # type: ignore[attr-defined]
     return {tuple(shape) for _, _, (shape, _), *_ in keys}
 
 

@@ -19,7 +19,7 @@ from drafters.ngram import NGramDrafter
 from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.attention import BACKENDS
 from specdec.counting import is_view
-from specdec.execution.executor import EagerExecutor
+from specdec.execution.executor import Executor
 from specdec.execution.forwards import CurrentForward, FusedExecutor, _restored, _Rewriter, executor_for
 from specdec.execution.program import Step
 from specdec.execution.recorder import _recording
@@ -86,7 +86,7 @@ def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
 def test_greedy_tokens_are_those_of_the_models_own_code(architecture, options, fuses, monkeypatch) -> None:
     model = tiny_model(architecture, scale=4.0, layers=2)
     found = decoded(model, **options)
-    assert len(fuses[0].recordings.keys) > 1 and not fuses[0].recordings.refused
+    assert len(fuses[0].recordings.kept) > 1 and not fuses[0].recordings.refused
     monkeypatch.undo()
     assert found == decoded(model, optimize=False, **options)
 
@@ -154,7 +154,7 @@ def test_a_wrong_kernel_is_refused_and_said_once(name: str, caplog: pytest.LogCa
     runner = fused(runner_of(model), SimpleNamespace(**vars(kernels) | {name: WRONG[name]}))
     assert_close([*rounds(runner), *rounds(runner, 1)], [*expected, *rounds(runner_of(model, optimize=False), 1)])
     assert len(caplog.records) == 1 and "are not recorded" in caplog.text
-    assert not runner.executor.recordings.keys  # type: ignore[attr-defined]
+    assert not runner.executor.recordings.kept  # type: ignore[attr-defined]
 
 
 @torch.inference_mode()
@@ -163,7 +163,7 @@ def test_while_a_graph_is_recorded_only_known_programs_run() -> None:
     recordings = runner.executor.recordings  # type: ignore[attr-defined]
     with scoped(_recording, True):
         expected = list(rounds(runner))
-    assert not recordings.keys
+    assert not recordings.kept
     list(rounds(runner))
     before = recordings.replays
     with scoped(_recording, True):
@@ -179,7 +179,7 @@ def test_quantized_layers_are_one_operation_each() -> None:
     runner = fused(runner_of(model))
     # Inputs of products are rounded to bfloat16, on either side of a tie.
     assert_close(list(rounds(runner)), expected, 0.05)
-    assert runner.executor.recordings.keys  # type: ignore[attr-defined]
+    assert runner.executor.recordings.kept  # type: ignore[attr-defined]
     assert not any("forward" in vars(module) for module in model.modules())
 
 
@@ -348,7 +348,7 @@ def test_what_kernels_lack_is_said_once_and_torch_runs(lacks: str, monkeypatch, 
     obstacle.cache_clear()
     try:
         for _ in range(2):
-            assert isinstance(executor_for(model, facts, BACKENDS["grouped"], optimize=True), EagerExecutor)
+            assert isinstance(executor_for(model, facts, BACKENDS["grouped"], optimize=True), Executor)
             assert str(BACKENDS["triton"].check(model)).startswith(reason)
     finally:
         obstacle.cache_clear()

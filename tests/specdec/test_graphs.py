@@ -142,7 +142,7 @@ def test_after_a_capture_that_failed_others_succeed(cuda: Cuda, caplog: pytest.L
         assert (cuda.stream, cuda.underway) == ("main", [])
     run(recordings, "verify", plus_one)
     assert [what for _, what in cuda.captures] == ["broken off"] * 2 + ["captured"]
-    assert len({pool for pool, _ in cuda.captures}) == 3 and recordings.made == len(recordings.keys) == 1
+    assert len({pool for pool, _ in cuda.captures}) == 3 and recordings.made == len(recordings.kept) == 1
     ((refused, kinds),) = recordings.refused.items()
     assert (refused.stage, kinds, refused.by_design) == ("judge", 2, False)
     assert "not permitted when stream is capturing" in refused.reason
@@ -166,7 +166,7 @@ def test_a_stage_that_makes_the_host_wait_is_refused_before_it_is_captured(cuda:
     assert len(caplog.records) == 1 and f"{__name__.rpartition('.')[2]}.py" in caplog.text, "it says where"
     for _ in range(3):
         run(recordings, "verify", plus_one)
-    assert len(recordings.keys) == 1
+    assert len(recordings.kept) == 1
 
 
 def test_code_of_a_users_is_refused_by_design(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,7 +206,7 @@ def rows_of(engine: Engine) -> set[int]:
     """The numbers of rows that there are recordings of."""
     recordings = engine._rounds.recorder.recordings
     assert recordings is not None
-    return {shape[0] for key in recordings.keys for shape, _ in key[2:3]}
+    return {shape[0] for key in recordings.kept for shape, _ in key[2:3]}
 
 
 def decoded(engine: Engine) -> list[tuple[int, ...]]:
@@ -287,7 +287,7 @@ def test_rounds_of_a_warm_engine_are_replayed(target, drafter: str, monkeypatch:
     monkeypatch.setattr(recording_module, "_PER_SIZE", 0)  # mutant: recordings drop each other
     with engine_of(target, drafter) as engine:
         engine.warm_up(sampling=(GREEDY, SAMPLED))
-        assert len(engine._rounds.recorder.recordings.keys) == 1  # type: ignore[union-attr]
+        assert len(engine._rounds.recorder.recordings.kept) == 1  # type: ignore[union-attr]
 
 
 def test_a_warm_up_is_for_lengths_that_there_are(target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,5 +329,5 @@ def test_plain_and_speculative_rounds_in_turn_keep_their_recordings(target) -> N
         for turn in range(6):
             engine.generate([[1, 2, 3, 4, 5, 6]] * 2, replace(GREEDY, max_new_tokens=40), speculate=turn % 2 > 0)
             made.append(engine.recording_counts.stages)
-        assert made[-1] == made[-3] == len(engine._rounds.recorder.recordings.keys)  # type: ignore[union-attr]
+        assert made[-1] == made[-3] == len(engine._rounds.recorder.recordings.kept)  # type: ignore[union-attr]
         assert engine.recording_counts.replayed > 60

@@ -231,7 +231,7 @@ class Clobbering(Recorder):
     ("drafter", "pool"),
     [
         ("model_tree_iid", by_stage),
-        ("model_tree_iid", lambda stage: "mutant: one for all"),
+        ("medusa", lambda stage: "mutant: one for all"),
         *(complete(each, by_stage, strong=False) for each in ("ngram", "medusa", "eagle3_expansion")),
     ],
 )
@@ -335,4 +335,4 @@ def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
         Elsewhere.recordable = recordable
         engine, _ = recorded(target, DRAFTERS["medusa"](target.model), Elsewhere(), max_batch_size=1)
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30))
-        assert (len(engine._rounds.recorder.recordings.keys) > 0) == (most > 0)
+        assert (len(engine._rounds.recorder.recordings.kept) > 0) == (most > 0)

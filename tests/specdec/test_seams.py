@@ -107,6 +107,7 @@ def test_every_request_has_one_last_step_wherever_a_turn_is_broken_off(target, w
             patched.setattr(Detokenizer, "push", Detokenizer.push)
             for owner, name, at in (
                 (rule, "laws", "rule"), (schedule, "plan", "plan"), (engine.runner, "run", "forward"),
+                (engine.runner, "run_together", "forward"),
                 (engine, "on_round", "on_round"), (engine, "on_turn", "on_turn"), (Detokenizer, "push", "text"),
             ):  # fmt: skip
                 if getattr(owner, name) is not None:

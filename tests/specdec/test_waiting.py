@@ -59,9 +59,9 @@ def overlapping(policy: Scheduler, monkeypatch: pytest.MonkeyPatch) -> tuple[lis
     engine = HostEngine(policy, Paging(), slots=2, max_length=MOST, prefill_chunk=64, depth=0, alone=True)
     early, ended, launch = list[bool](), dict[int, int](), Turns._launch
 
-    def noted(turns: Turns, *given: Any, ahead: int = 0) -> Any:
+    def noted(turns: Turns, *given: Any, ahead: int = 0, **more: Any) -> Any:
         early.append(ahead > 0 and bool(turns.waiting))
-        return launch(turns, *given, ahead=ahead)
+        return launch(turns, *given, ahead=ahead, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Turns, "_launch", noted)
