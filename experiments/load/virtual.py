@@ -119,7 +119,8 @@ class Virtual:
 class VirtualEngine:
     """An engine as a value: everything that decides what it does and how long that takes.
 
-    By costs that are not padded, pieces of prompts share a forward with the round, as in vLLM.
+    By costs that are not padded, pieces of prompts share a forward with the round, as in vLLM. Measured costs give them
+    one of their own, as on a GPU, which is a pass over the weights too many for this project's engine on a CPU.
 
     Raises:
         ValueError: The costs do not reach as deep as drafts do, or something cannot be had in virtual time.
