@@ -211,7 +211,7 @@ def _operation(step: Step, current: CurrentForward, view: NativeView) -> Operati
 
 
 def _product(weight: PanelWeight, made: Tensor, inputs: Tensor, bias: Tensor | None) -> Operation | None:
-    if not inputs.is_contiguous() or (bias is not None and (weight.scales is not None or not bias.is_contiguous())):
+    if not inputs.is_contiguous() or (bias is not None and not bias.is_contiguous()):
         return None
     width = inputs.shape[-1]
     sizes = weight.out, width, weight.width, inputs.numel() // width, weight.format, weight.kind

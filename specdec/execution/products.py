@@ -61,8 +61,7 @@ class PanelWeight:
         inputs = inputs.contiguous()
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out))
-        # Quantized products are rounded before the bias is added.
-        added = bias.contiguous() if bias is not None and self.scales is None and is_plain(bias) else None
+        added = bias.contiguous() if bias is not None and is_plain(bias) else None
         more = None if self.scales is None else self.scales.data_ptr(), None if added is None else added.data_ptr()
         sizes = self.out, width, self.width, inputs.numel() // width, self.format, self.kind
         if self._function(self.panels.data_ptr(), *more, inputs.data_ptr(), outputs.data_ptr(), *sizes) == 0:

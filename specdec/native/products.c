@@ -209,8 +209,9 @@ static void finish(const job *j, const float *sums, long first, long row, long r
     for (long c = 0; c < channels; c += WIDTH) {
       vec numbers = LOAD(sums + c);
       if (j->scales && !j->grouped) numbers *= load_some(j->scales, first + c, channels - c, FLOAT32);
-      if (j->bias) numbers += load_some(j->bias, first + c, channels - c, j->kind == EXACT ? FLOAT32 : BFLOAT16);
-      if (j->kind == ROUNDED) numbers = rounded(numbers, BFLOAT16);
+      /* Products with quantized weights are rounded before the bias is added. */
+      if (j->kind == ROUNDED || (j->scales && j->bias)) numbers = rounded(numbers, BFLOAT16);
+      if (j->bias) numbers += load_some(j->bias, first + c, channels - c, j->kind == HALF ? BFLOAT16 : FLOAT32);
       store_some(j->y, (row + r) * j->out + first + c, channels - c, j->kind == HALF ? BFLOAT16 : FLOAT32, numbers);
     }
 }
