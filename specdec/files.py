@@ -142,7 +142,7 @@ def _reader() -> Any:
                 values = self._get(end, self.gguf_scalar_to_np[of], count[0])
                 end, parts = end + values.nbytes, [*values[:, None]]
             for _ in range(count[0] if of == GGUFValueType.STRING else 0):
-                (length,) = struct.unpack_from("<Q", raw, end)
+                (length,) = struct.unpack_from("<Q", raw.data, end)
                 parts.append(raw[end + 8 : end + 8 + length])
                 end += 8 + length
             return end - orig_offs, [kind, count, *parts], list(range(2, 2 + len(parts))), [GGUFValueType.ARRAY, of]

@@ -190,12 +190,13 @@ class Trials:
         for job in self._pair:
             length = min(self._rounds * (self.stage.max_depth + 1), self.stage.max_length - len(job.prompt))
             long = replace(job, sampling=replace(job.sampling, max_new_tokens=length))
-            done = run(self.stage.engine(), [long], stop_after=self._rounds, rows_of_q=1)[0]
+            first, fresh = self.stage.engine(), self.stage.engine()
+            first.runner.joins = fresh.runner.joins = False  # so that every drafter drafts in its first round
+            done = run(first, [long], stop_after=self._rounds, rows_of_q=1)[0]
             last = len(done.drafts) - 1
             if last < 1:
                 continue
             seen = max(seen, last + 1)
-            fresh = self.stage.engine()
             for number in sorted({last - last * k // _CHECKPOINTS for k in range(_CHECKPOINTS)}):
                 before = done.before[number]
                 prompt = (*job.prompt, *done.tokens[:before])

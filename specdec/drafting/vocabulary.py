@@ -1,13 +1,12 @@
 """A drafter's vocabulary beside the target's: the tokens that both have, and the translation of columns and ids."""
 
 import logging
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-
-from specdec.target.target import Target
 
 logger = logging.getLogger(__name__)
 MOST_PADDING = 512  # without tokenizers, a larger gap between two widths is another vocabulary
@@ -69,8 +68,8 @@ class VocabularyMap:
             room[:, nodes[:, None], self.ids] = q.to(room.dtype)
 
 
-def shared_tokens(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Target) -> Ids | None:
-    """Return the ids that a drafter and its target spell alike; None for all below both widths of logits.
+def shared_tokens(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Any) -> Ids | None:
+    """Return the ids that a drafter and its target (its files say enough) spell alike; None for all below both widths.
 
     Raises ValueError: ``MOST_RESPELLED`` of the ids that both have are spelled differently, or without two tokenizers
         the widths differ by more than ``MOST_PADDING``.
@@ -87,7 +86,7 @@ def shared_tokens(name: str, tokenizer: PreTrainedTokenizerBase | None, width: i
             ids = sorted(token for token in alike if token < min(sizes))
             said = "the drafter %s never drafts %d of the %d tokens of %s: it lacks them, or spells others there"
             logger.warning(said, name, len(wanted) - len(ids), len(wanted), target.name)
-            return torch.tensor(ids, device=target.device)
+            return torch.tensor(ids, device=getattr(target, "device", None))
         sizes, example = (len(mine), len(wanted)), min(both - alike, default=0)
         differing = f": {len(both - alike):,} ids are spelled differently, as {example}: "
         differing += f"{mine.get(example)!r} and {wanted.get(example)!r}"

@@ -37,10 +37,13 @@ class Turns:
         self._running, self._rounds = running, rounds
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
         self._reserve, self._runner = reserve, rounds.runner
-        # Whether drafts begin with a request's second round, because the first one shares the forward of its prompt. A
-        # rule that reads q at the leaves, too, has it in every round.
-        self._waits = running.reads_target and rounds.runner.joins and not speculative.at_one
         self._in_flight: DeviceRound | None = None
+
+    @property
+    def _waits(self) -> bool:
+        """Whether drafts begin with a request's second round, as its first one shares the forward of its prompt."""
+        # A rule that reads q at the leaves, too, has it in every round.
+        return self._running.reads_target and self._runner.joins and not self._speculative.at_one
 
     def drop_round(self) -> None:
         """Forget the round in flight, whose rows have failed, and times that belong to no step."""

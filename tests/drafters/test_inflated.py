@@ -59,7 +59,7 @@ def test_a_head_drafts_what_it_did(name: str) -> None:
             found.append((drafts, [(step.token_ids, step.accepted) for output in outputs for step in output.steps]))
             laws.append([tree.draft_probs[tree.valid] for tree in trees if tree.draft_probs is not None])
             session: Any = engine.session
-    assert found[0] == found[1] and len(found[0][0][0][0]) > 1
+    assert found[0] == found[1] and max(len(rows[0]) for rows in found[0][0]) > 1
     torch.testing.assert_close(laws[0], laws[1], atol=1e-3, rtol=1e-3, equal_nan=True)
     if name in BLOCKS:
         assert laws[0] and session.models[0].facts.layers[0].key_heads == 3, "the larger target's head costs more"

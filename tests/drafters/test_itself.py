@@ -74,6 +74,7 @@ def exits(model: PreTrainedModel, skip: list[str], *, over_the_target: bool | No
     if over_the_target is not None:
         drafter._shares_cache = lambda *given: over_the_target  # pyright: ignore[reportAttributeAccessIssue]
     engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40, max_batch_size=2, **options)
+    engine.runner.joins = False  # both draft in a request's first round
     wanted = [replace(GREEDY, temperature=number % 2, seed=number) for number in range(4)]
     outputs = engine.generate([*PROMPTS, [5], PROMPTS[0] * 3], wanted)
     made = [[(step.token_ids, step.accepted, step.proposed_nodes) for step in each.steps] for each in outputs]

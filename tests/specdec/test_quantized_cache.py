@@ -177,6 +177,7 @@ def decoded(kv_cache: str, architecture: str = MAIN, **options: object) -> list[
     """Plain decoding's output, with refilled slots and prompts in pieces."""
     target = Target(target_model(architecture))
     engine = Engine(target, max_batch_size=3, max_length=64, prefill_chunk=7, kv_cache=kv_cache, **options)  # type: ignore[arg-type]
+    engine.runner.joins &= not isinstance(engine.runner.cache, Fresh)  # which knows the nodes of one forward
     return [list(output.token_ids) for output in engine.generate(prompts(), SAMPLING)]
 
 

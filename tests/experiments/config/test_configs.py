@@ -160,6 +160,7 @@ def test_every_option_composes_and_instantiates(
 
 # Where files come from: passed on to transformers, and given with +, as in +drafter.revision=….
 FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code"}
+FILES |= {"gguf_file"}
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
 NOT_SETTINGS = {
     Engine: {"target", "drafter", "verifier"},
@@ -179,7 +180,7 @@ def forgotten(given: set[str], component: Any) -> set[str]:
     wanted = arguments_of(component)
     loaded = {"name_or_path", "path"} & wanted if getattr(component, "__name__", "") == "from_pretrained" else set()
     if loaded:
-        wanted = wanted - loaded - FILES | {"name"}
+        given, wanted = given - FILES, wanted - loaded - FILES | {"name"}
     return {key for key in given if key != "_target_"} ^ wanted
 
 

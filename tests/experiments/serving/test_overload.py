@@ -129,7 +129,8 @@ def test_an_engine_that_cannot_go_on_ends_the_server(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("experiments.serving.worker.MOST_ERRORS", 2)
     with serving(made) as server:
         assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200
-        monkeypatch.setattr(made.runner, "run", lambda *arguments: 1 / 0)
+        for name in ("run", "run_together"):
+            monkeypatch.setattr(made.runner, name, lambda *arguments: 1 / 0)
         for _ in range(2):
             answer = httpx.post(f"{server.url}/v1/completions", json=LONG | {"stream": True})
             assert answer.status_code == 500 and "ZeroDivisionError" in answer.json()["error"]["message"]
