@@ -85,8 +85,8 @@ def converted(folder: Path, precision: str, *, spelled: bool = False) -> Path:
         precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
         spelled: Spell tokens as their numbers, without an end of text, for programs that want texts.
     """
-    import gguf  # pyright: ignore[reportMissingImports]
-    from gguf import quants  # pyright: ignore[reportMissingImports]
+    import gguf
+    from gguf import quants
 
     (config, weights), path = read(folder), folder / "model.gguf"
     width = head_width(config)
