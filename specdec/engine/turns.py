@@ -121,9 +121,10 @@ class Turns:
         """Returns whether pieces of prompts may go through the target with the round that follows.
 
         A session that reads the target then drafts nothing for requests in their first round. Preempted ones draft.
+        Pieces of several lengths are padded where drafts stand, whose NaN would stay there: they go by themselves.
         """
-        again = any(request.rounds for request in pieces.requests)
-        return self._runner.joins and (not pieces.unseen or (self._waits and not again))
+        joins = self._runner.joins and not np.ptp(np.asarray(pieces.forward.counts))
+        return bool(joins) and (not pieces.unseen or (self._waits and not any(each.rounds for each in pieces.requests)))
 
     def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0, pieces: Pieces | None = None) -> DeviceRound:
         """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
