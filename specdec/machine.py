@@ -61,7 +61,6 @@ class DtypeChoice:
 @cache
 def cpu() -> Cpu:
     """Returns the facts of this machine, read at the first call; of those that cannot be read, the most cautious."""
-    # Hardware threads that the process may run on; none if the system does not say (macOS).
     affinity = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
     return Cpu(
         name=_cpu_name(),

@@ -1,10 +1,12 @@
 """How much memory a device has left, and what an error says that ran out of it."""
 
 import ctypes
+import mmap
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import torch
@@ -16,6 +18,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
 _CPU = "can't allocate memory"
 _KEPT = (-3, 32 << 20), (-1, 128 << 20)  # M_MMAP_THRESHOLD, as large as it may be, and M_TRIM_THRESHOLD
+_CLEAN = re.compile(r"^(\w+)-(\w+) ...p \w+ \S+ [1-9].*\n(?:(?!(?:Anonymous|Swap): +[1-9])\w+:.*\n)+VmFlags", re.M)
 
 
 def free_memory(device: torch.device) -> int:
@@ -36,6 +39,22 @@ def give_back() -> None:
         library.malloc_trim(0)
         for option, size in () if "MALLOC_TRIM_THRESHOLD_" in os.environ else _KEPT:
             library.mallopt(option, size)
+
+
+def clean_files() -> list[tuple[int, int]]:
+    """Return the addresses at which files are mapped that nobody has written to there; none outside of Linux."""
+    with suppress(OSError):
+        areas = Path("/proc/self/smaps").read_text(errors="replace")
+        return [(int(begin, 16), int(end, 16)) for begin, end in _CLEAN.findall(areas)]
+    return []
+
+
+def drop(tensor: torch.Tensor, clean: list[tuple[int, int]]) -> None:
+    """Take a tensor that a clean file holds out of memory: its next reader has it read again."""
+    storage, page = tensor.untyped_storage(), mmap.PAGESIZE
+    begin, end = storage.data_ptr() // page * page, storage.data_ptr() + storage.nbytes()
+    if any(first <= begin < end <= last for first, last in clean):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def off_files(model: nn.Module) -> None:

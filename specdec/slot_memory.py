@@ -1,20 +1,6 @@
 """How much memory a cache in slots takes, and what fits where it does not. It needs no PyTorch."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-
-@runtime_checkable
-class Room(Protocol):
-    """Whatever can say how many rows, or how long ones, fit into a memory."""
-
-    def most_rows(self, memory: float, *, length: int) -> int:
-        """Return how many slots of a length there is room for; 0 if there is none."""
-        ...
-
-    def longest(self, memory: float, *, rows: int) -> int:
-        """Return how long so many slots can be; 0 if there is no room."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,27 +35,23 @@ class SlotMemory:
         return SlotMemory(per_position=per_position, drafted=drafted, per_row=per_row)
 
     def most_rows(self, memory: float, *, length: int) -> int:
-        """See ``Room.most_rows``."""
+        """Return how many slots of a length there is room for; 0 if there is none."""
         return max(0, int(memory // self.bytes(rows=1, length=length)))
 
     def longest(self, memory: float, *, rows: int) -> int:
-        """See ``Room.longest``."""
+        """Return how long so many slots can be; 0 if there is no room."""
         if not self.per_position:  # states alone, which have no length
             return 0
         return max(0, int((memory / rows - self._fixed) // self.per_position))
 
 
-def remedy(room: Room, memory: float, *, rows: int, length: int, least: int = 1, within: str = "") -> str:
-    """Return in words what to give instead of sizes that do not fit: fewer rows, shorter ones, or neither helps.
-
-    ``least`` is the least length that makes sense, ``within`` stands before the names of the two settings.
-    """
-    size, longest = f"{within}max_batch_size", f"{within}max_length"
+def remedy(room: SlotMemory, memory: float, *, rows: int, length: int, least: int = 1) -> str:
+    """Return in words what to give instead of sizes that do not fit: fewer rows, shorter ones, or neither helps."""
     fewer, shorter = room.most_rows(memory, length=length), room.longest(memory, rows=rows)
-    ways = [f"{size}={fewer} with {longest}={length}"] if fewer else []
-    ways += [f"{longest}={shorter} with {size}={rows}"] if shorter >= least else []
+    ways = [f"max_batch_size={fewer} with max_length={length}"] if fewer else []
+    ways += [f"max_length={shorter} with max_batch_size={rows}"] if shorter >= least else []
     if not ways and rows > 1 and (shorter := room.longest(memory, rows=1)) >= least:
-        ways = [f"{size}=1 with {longest}={shorter}"]
+        ways = [f"max_batch_size=1 with max_length={shorter}"]
     return f"give at most {' or '.join(ways)}" if ways else "there is no room for a single request"
 
 

@@ -16,7 +16,7 @@ from specdec.execution.norms import Forward, lent, modules_in_c
 from specdec.execution.products import PanelWeight, panels, readable
 from specdec.host import scoped
 from specdec.machine import dtype_name
-from specdec.memory import free_memory
+from specdec.memory import clean_files, drop, free_memory
 from specdec.native import chosen, is_plain, loses, native_library
 
 _SHARE = 0.5  # the share of the free memory that copies may take
@@ -24,17 +24,12 @@ _CPU = torch.device("cpu")
 _LEAST_16_BITS = 1 << 14  # numbers of the smallest weight in 16 bits whose product is not quicker by the plain path
 _TRIED = (128, 32)  # rows for which torch's product is tried; fewer take the C
 
-_only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
+only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
 
 
 def plain_weights() -> AbstractContextManager[bool]:
     """During the ``with`` block, layers that pack their own weights (int8) use ordinary ones."""
-    return scoped(_only_plain, True)
-
-
-def packing_allowed() -> bool:
-    """Return whether layers may use packed weights now."""
-    return not _only_plain.get()
+    return scoped(only_plain, True)
 
 
 class PackedLayer(NamedTuple):
@@ -57,7 +52,8 @@ class PackedLinears:
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
         fit = sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU)
-        self.layers = [_layer(module) for module in linears if fit]
+        files = clean_files()
+        self.layers = [_layer(module, files) for module in linears if fit]
         self._others = list(modules_in_c(model))
 
     def bytes_by_weight(self) -> dict[int, int]:
@@ -111,19 +107,19 @@ def _torch_rows(dtype: torch.dtype) -> int:
 
 
 def _packable(module: nn.Linear) -> bool:
-    # A layer with a `forward` of its own was changed on purpose: that function must be called. So does a weight of a
-    # class of its own (another library's quantization) know best how it is multiplied.
+    # A `forward` of its own, or a weight of another class (another library's quantization), knows how to multiply.
     if type(module) is not nn.Linear or "forward" in vars(module) or type(module.weight) is not nn.Parameter:
         return False
     least = 1 if module.weight.dtype is torch.float32 else _LEAST_16_BITS
     return readable(module.weight) and module.weight.numel() >= least
 
 
-def _layer(module: nn.Linear) -> PackedLayer:
+def _layer(module: nn.Linear, files: list[tuple[int, int]]) -> PackedLayer:
     weight, key = module.weight, _key(module)
     packed, width = _copies.get(key) or panels(weight), weight.shape[1]
     assert packed is not None, "it is packable"
     _copies[key] = packed
+    drop(module.weight, files)
     most = width * torch_rows(weight.dtype) or sys.maxsize
 
     def forward(inputs: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ GROUP = 64  # int4 weights of a row that share a scale
 _FLOAT32, _BFLOAT16, _FLOAT16, _INT8, _INT4 = range(5)
 _EXACT, _HALF, _ROUNDED = range(3)  # float32; bfloat16; float32 that is rounded to bfloat16
 _VECTORS = 4  # of a panel
+_ZEROS = 0x88  # two int4 weights of 0 as ``Int4Linear`` stores them
 _ROWS = 1024  # whose digits are looked at together; the first of them refuse most weights that never had 16 bits
 
 
@@ -94,34 +95,33 @@ def panels(weight: Tensor) -> PanelWeight | None:
     weight = weight.detach()
     with torch.inference_mode():
         format = _format_of(weight)
-        paired = _paired(weight)
-        if format == _BFLOAT16:
-            made = paired.bfloat16().transpose(1, 2).contiguous()
-        else:
-            made = paired.to(torch.float16 if format == _FLOAT16 else torch.float32).permute(0, 2, 3, 1).contiguous()
-    return PanelWeight(made, format, weight.shape[0], 2 * paired.shape[2], weight.dtype)
+        filled = _filled(weight.to((torch.float32, torch.bfloat16, torch.float16)[format]), 2)
+        # Both inputs of a channel stay side by side in bfloat16, and words are copied faster than single numbers.
+        made = _turned(filled.view(torch.int32) if format == _BFLOAT16 else filled).view(filled.dtype)
+    return PanelWeight(made, format, weight.shape[0], filled.shape[1], weight.dtype)
 
 
 def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
     """Return int8 weights ``[out, in]``, -127 to 127, and scales ``[out]`` in the inputs' dtype; None as ``panels``."""
-    if not readable(weight, scale) or (weight == -128).any():  # bfloat16's table has no place for it
+    if not readable(weight, scale) or weight.min() == -128:  # bfloat16's table has no place for it
         return None
-    with torch.inference_mode():
-        paired = _paired(weight.detach())
-        made, scales = paired.transpose(1, 2).contiguous(), scale.detach().float().contiguous()
-    return PanelWeight(made, _INT8, weight.shape[0], 2 * paired.shape[2], scale.dtype, scales)
+    with torch.no_grad():
+        filled = _filled(weight.detach(), 2)
+        made, scales = _turned(filled.view(torch.int16)).view(torch.int8), scale.detach().float().contiguous()
+    return PanelWeight(made, _INT8, weight.shape[0], filled.shape[1], scale.dtype, scales)
 
 
-def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
-    """Return int4 weights, integers from -8 to 7 as int8 ``[out, in]``, with scales ``[out, in / 64]``."""
-    if not readable(integers, scale):
+def int4_panels(stored: Tensor, scale: Tensor) -> PanelWeight | None:
+    """Return int4 weights, ``[out, in / 2]`` as ``Int4Linear`` stores them, with scales ``[out, in / 64]``."""
+    if not readable(stored, scale):
         return None
     out, groups = scale.shape
-    with torch.inference_mode():
-        filled = F.pad(integers.detach(), (0, groups * GROUP - integers.shape[1]))
-        digits = _paired(filled).view(torch.uint8) & 15
-        lanes = digits.view(len(digits), _VECTORS // 2, 2, panel_channels() // _VECTORS, -1, 2)
-        made = (lanes[:, :, 0] | (lanes[:, :, 1] << 4)).permute(0, 3, 2, 4, 1).contiguous()
+    with torch.no_grad():
+        digits = _filled(F.pad(stored.detach(), (0, groups * GROUP // 2 - stored.shape[1]), value=_ZEROS), 1, _ZEROS)
+        # A lane's word has four bits for each vector: of the first input in its lower half, of the second in its upper.
+        one, two, three, four = (_turned(digits) ^ _ZEROS).unflatten(2, (_VECTORS, -1)).unbind(2)
+        even, odd = (one >> 4 | two & 240, three >> 4 | four & 240), (one & 15 | two << 4, three & 15 | four << 4)
+        made = torch.stack([*even, *odd], dim=-1)
         more = -out % panel_channels()
         scales = F.pad(scale.detach().float(), (0, 0, 0, more)).view(-1, panel_channels(), groups)
     return PanelWeight(made, _INT4, out, groups * GROUP, scale.dtype, scales.transpose(1, 2).contiguous())
@@ -133,11 +133,15 @@ def panel_channels() -> int:
     return library.panel_channels()
 
 
-def _paired(weight: Tensor) -> Tensor:
-    """Return ``[panel, channel, pair, 2]``, filled up with zeros."""
-    out, width = weight.shape
-    filled = F.pad(weight, (0, width % 2, 0, -out % panel_channels()))
-    return filled.view(-1, panel_channels(), (width + 1) // 2, 2)
+def _filled(weight: Tensor, inputs: int, value: int = 0) -> Tensor:
+    """Return a contiguous weight with whole panels of channels, and a multiple of so many inputs."""
+    more = (0, -weight.shape[1] % inputs, 0, -weight.shape[0] % panel_channels())
+    return F.pad(weight, more, value=value) if any(more) or weight.storage_offset() % inputs else weight.contiguous()
+
+
+def _turned(words: Tensor) -> Tensor:
+    """Return words ``[out, in]`` as ``[panel, in, channel]``."""
+    return words.view(-1, panel_channels(), words.shape[1]).transpose(1, 2).contiguous()
 
 
 def _format_of(weight: Tensor) -> int:

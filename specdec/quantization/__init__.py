@@ -42,14 +42,11 @@ def quantize(model: PreTrainedModel, name: str, *, check: bool = True) -> PreTra
             is not faster here.
     """
     check_quantization(name)
-    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        raise ValueError(
-            f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew"
-        )
     method = quantized_by(model.config)
-    if method is not None:
+    if method is not None or any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        by, kind = "" if method is None else f" by {method}", model.config.model_type
         raise ValueError(
-            f"quantization={name!r}: this {model.config.model_type} model is quantized by {method} already"
+            f"quantization={name!r}: this {kind} model is quantized{by} already; load it in full precision"
         )
     if check:
         check_fast(model, name)

@@ -20,15 +20,15 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdec.execution.frozen import epoch
-from specdec.execution.packing import packing_allowed
+from specdec.execution.packing import only_plain
 from specdec.execution.products import PanelWeight
 from specdec.kernels import obstacle
+from specdec.memory import clean_files, drop
 from specdec.native import is_plain
 
 CUDA_ROWS = 1024
 """Rows up to which the Triton kernel is taken to be faster on a GPU than dequantizing first, which by its bytes takes
-an H100 17 ms (fp8) to 29 ms (int4) for an 8B. Measured there, 72 rows take 1.12 to 1.27 of full precision's time; that
-1,024 take less than 17 ms more is by counts of instructions."""
+an H100 17 ms (fp8) to 29 ms (int4) for an 8B. That 1,024 rows take less than that is by counts of instructions."""
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -98,7 +98,7 @@ class QuantizedLinear(nn.Module):
     def panels(self) -> PanelWeight | None:
         """Return this project's own product for a CPU; None if rows go through torch's."""
         # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
-        if self.weight.device.type != "cpu" or not packing_allowed() or torch.compiler.is_compiling():
+        if self.weight.device.type != "cpu" or only_plain.get() or torch.compiler.is_compiling():
             return None
         return self._once("panels", self.in_panels)
 
@@ -229,7 +229,7 @@ def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | Non
     GPT-2's ``Conv1D`` is a linear layer with the weight transposed. Experts of a mixture that are stored as one 3-D
     parameter are not replaced. ``make`` makes a layer from a weight of shape (out, in) and a bias.
     """
-    replaced: dict[nn.Module, QuantizedLinear] = {}
+    replaced, files = dict[nn.Module, QuantizedLinear](), clean_files()
     for parent in list(model.modules()):
         for name, module in parent.named_children():
             if not isinstance(module, (nn.Linear, Conv1D)):
@@ -240,6 +240,7 @@ def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | Non
                 replaced[module] = make(weight.t() if isinstance(module, Conv1D) else weight, bias)
                 # A runner that takes hidden states watches the output layer's input.
                 replaced[module]._forward_pre_hooks.update(module._forward_pre_hooks)
+                drop(weight, files)
             setattr(parent, name, replaced[module])
 
 

@@ -149,20 +149,16 @@ def check_packages(method: str) -> None:
     if missing:
         packages = " and ".join(module.replace("_", "-") for module in missing)
         verb = "is" if len(missing) == 1 else "are"
-        raise ValueError(
-            f"it is quantized by {method}, and {packages} {verb} not installed: "
-            f"pip install 'specdec-research[{method}]'"
-        )
+        said = f"it is quantized by {method}, and {packages} {verb} not installed"
+        raise ValueError(f"{said}: pip install 'specdec-research[{method}]'")
 
 
 def check_alone(method: str, *, quantization: object, inflate: object) -> None:
     """Refuse this project's changes to weights on top of another library's."""
     for option, value in (("quantization", quantization), ("inflate", inflate)):
         if value is not None:
-            raise ValueError(
-                f"it is quantized by {method} already; leave {option}={value!r} out, or load the checkpoint in full "
-                f"precision"
-            )
+            said = f"it is quantized by {method} already; leave {option}={value!r} out"
+            raise ValueError(f"{said}, or load the checkpoint in full precision")
 
 
 # Assigned and not registered by transformers' functions, which refuse a module that is imported a second time.

@@ -39,7 +39,7 @@ class Int4Linear(QuantizedLinear):
         return from_int4(self.weight, self.scale, self.in_features)
 
     def in_panels(self) -> PanelWeight | None:
-        return int4_panels(_integers(self.weight)[:, : self.in_features], self.scale)
+        return int4_panels(self.weight, self.scale)
 
     def bytes_read(self) -> int:
         """See ``QuantizedLinear.bytes_read``. On a CPU the C reads scales in float32."""

@@ -29,8 +29,7 @@ _ROWS_STEP = 64  # output channels come in multiples of this, as in most models
 _RUNS = 10
 _CACHES = 16 << 20  # numbers of float32 that push everything else out of the processor's caches
 MARGIN = 1.1
-"""A scheme is refused if it takes a tenth longer than full precision. Less cannot be told from noise in so short a
-time, and where several threads share the memory's bandwidth, fewer bytes count for more than in the one thread here."""
+"""A scheme is refused if it takes a tenth longer than full precision: less cannot be told from noise."""
 _REMEDY = "leave quantization out, or give quantization_check=false to have it all the same"
 
 
@@ -47,10 +46,7 @@ def obstacle(name: str, dtype: torch.dtype, device: str) -> str | None:
 
 
 class RowTimes(NamedTuple):
-    """Milliseconds of one row through a layer in full precision, by its fastest product, and with quantized weights.
-
-    ``shape`` is the layer's output and input width.
-    """
+    """Milliseconds of a row through a layer of a shape ``(out, in)`` in full precision, at best, and quantized."""
 
     full: float
     quantized: float
@@ -108,9 +104,8 @@ def largest_linear(model: nn.Module) -> tuple[int, int]:
 def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTimes:
     """Return how long one row takes through a layer on one thread of the CPU, the least of some runs that take turns.
 
-    Several threads would wait for each other on a busy machine, for longer than the product takes. A layer of more
-    weights than are needed is measured with fewer output channels. Before every run the caches are filled with
-    something else, as the other layers do in a model: so the weights come from memory.
+    A layer of more weights than are needed is measured with fewer output channels. Before every run the caches are
+    filled with something else, as the other layers do in a model: so the weights come from memory.
     """
     out, width = shape
     out = min(out, max(_ROWS_STEP, _AT_MOST // width // _ROWS_STEP * _ROWS_STEP))

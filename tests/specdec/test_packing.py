@@ -4,11 +4,14 @@ import copy
 import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -246,3 +249,20 @@ def test_products_are_joined_unless_their_inputs_are_written_between_them(betwee
         program = program_of(call, torch.randn(3, 128), joint=packed.joint)
         assert operations(program, inputs)["panels"] == products
         assert the_same(program, call, inputs)
+
+
+def test_a_file_holds_the_weights_that_are_packed_unless_somebody_has_written_there(tmp_path: Path) -> None:
+    """Plain weights are not in memory twice, and are what they were to whoever reads them; a change stays."""
+    given = torch.randn(2048, 2048, dtype=torch.bfloat16)
+    save_file({"weight": given}, tmp_path / "model.safetensors")
+    for written in (False, True):
+        layer = nn.Linear(2048, 2048, bias=False, dtype=torch.bfloat16)
+        layer.weight = nn.Parameter(load_file(tmp_path / "model.safetensors")["weight"], requires_grad=False)
+        if written:
+            layer.weight[-1] = given[-1] = 3.0
+        assert torch.equal(layer.weight, given), "read, so that it is in memory"
+        before = psutil.Process().memory_info().shared
+        assert len(PackedLinears(layer).layers) == 1
+        freed = before - psutil.Process().memory_info().shared
+        assert (freed > 2**22) is not written, f"{freed} bytes, of 2 ** 23"
+        assert torch.equal(layer.weight, given)

@@ -133,7 +133,7 @@ def test_one_number_with_too_many_digits_keeps_32_bits(value: float) -> None:
 def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
     for out, width in ((48, 192), (70, 90)):  # the last group of int4 may be smaller
         layer = made_by(scheme, noise(out, width, dtype=dtype), noise(out, dtype=dtype))
-        made = layer.in_panels()
+        made = layer.panels()
         assert made is not None
         # The stored numbers themselves: bfloat16 would round int8's products with their scales.
         wide = made_by(scheme, noise(out, width, dtype=dtype), None).to(torch.float64)
@@ -152,10 +152,12 @@ def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: t
 @pytest.mark.parametrize("rows", [1, 7, 30], ids=str)
 def test_every_integer_is_multiplied_as_what_it_is(on: ctypes.CDLL, rows: int) -> None:
     """By the identity; in tiles that unpack in registers, and in those that find the weights unpacked."""
-    for make, count, least, groups in ((module.int8_panels, 255, -127, None), (module.int4_panels, 16, -8, 2)):
+    for scheme, count, least, groups in (("int8", 255, -127, ()), ("int4", 16, -8, (2,))):
         weight = (torch.arange(70 * 128).view(70, 128) % count + least).to(torch.int8)
-        scale = torch.ones(70, *([] if groups is None else [groups])).bfloat16()
-        made = make(weight, scale)
+        layer, pairs = made_by(scheme, weight.bfloat16(), None), (weight + 8).to(torch.uint8).view(70, 64, 2)
+        layer.weight = nn.Parameter((pairs[..., 0] << 4 | pairs[..., 1]) if groups else weight, requires_grad=False)
+        layer.scale = torch.ones(70, *groups).bfloat16()
+        made = layer.panels()
         assert made is not None
         inputs = torch.eye(128, dtype=torch.bfloat16)
         found = torch.cat([made(part.contiguous(), None) for part in inputs.split(rows)])
@@ -171,7 +173,7 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
     for out, width in ((70, 192), (37, 67)):
         weight = noise(out, width, dtype=dtype)
         weight = weight.bfloat16().to(dtype) if "16" in kind else weight
-        product = made_by(kind[:4], weight, None).in_panels() if kind.startswith("int") else panels(weight)
+        product = made_by(kind[:4], weight, None).panels() if kind.startswith("int") else panels(weight)
         assert product is not None
         inputs = noise(130, width, dtype=dtype)
         alone = torch.cat([product(row, None) for row in inputs.split(1)])
