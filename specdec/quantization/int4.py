@@ -17,7 +17,7 @@ from specdec.quantization.base import QuantizedLinear
 STEPS = (7.0, 7.5, 8.0, 8.5)
 """A group's largest weight is divided by these to get scales to try; the one with the least squared error is taken."""
 
-_CHUNK = 1 << 20  # weights that are quantized at a time, so that intermediate results stay in a CPU's caches
+_CHUNK = 1 << 18  # weights that are quantized at a time, so that intermediate results stay in a CPU's caches
 _CHUNK_CUDA = 1 << 26  # so that a layer takes tens of kernels, and intermediate results no more than 2 GB
 
 
@@ -63,8 +63,8 @@ def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"]
         grouped = F.pad(part.float(), (0, groups * GROUP - width)).view(part.shape[0], groups, GROUP)
         integers, chosen = _quantized(grouped)
         scale.copy_(chosen)
-        nibbles = (integers.view(part.shape[0], -1) + 8).to(torch.uint8)
-        into.copy_(((nibbles[:, ::2] << 4) | nibbles[:, 1::2])[:, : stored.shape[1]])
+        even, odd = integers.view(part.shape[0], -1, 2).unbind(-1)
+        into.copy_(torch.add(odd, even, alpha=16).add_(0x88)[:, : stored.shape[1]])
     return stored, scales
 
 
@@ -89,21 +89,22 @@ def _quantized(groups: Tensor) -> tuple[Tensor, Tensor]:
     The weight that is largest in magnitude gets an integer near -8, which has one step more than 7: so the scale may be
     negative.
     """
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    found = None
+    high, low = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
+    largest, both = torch.where(high > -low, high, low), (high == -low).squeeze(-1)
+    some = groups[both]  # of which the first one counts
+    largest[both] = some.gather(-1, some.abs().argmax(-1, keepdim=True))
+    integers, best, least = torch.empty_like(groups), largest, torch.inf
     for steps in STEPS:
         scale = _five_bits(-largest / steps)
         scale = torch.where(scale == 0, 1.0, scale)
-        integers = (groups / scale).round_().clamp_(-8, 7)
-        error = (integers * scale - groups).square_().sum(-1, keepdim=True)
-        if found is None:
-            found = integers, scale, error
-        else:
-            better = error < found[2]
-            tried = (integers, scale, error)
-            found = tuple(torch.where(better, new, old) for new, old in zip(tried, found, strict=True))
-    assert found is not None
-    return found[0], found[1].squeeze(-1)
+        error = _rounded(groups, scale, integers).mul_(scale).sub_(groups).square_().sum(-1, keepdim=True)
+        # Written so that a NaN stays one.
+        best, least = torch.where(error >= least, best, scale), torch.minimum(error, torch.as_tensor(least))
+    return _rounded(groups, best, integers), best.squeeze(-1)
+
+
+def _rounded(groups: Tensor, scale: Tensor, into: Tensor) -> Tensor:
+    return torch.div(groups, scale, out=into).round_().clamp_(-8, 7)
 
 
 def _five_bits(numbers: Tensor) -> Tensor:

@@ -31,12 +31,14 @@ def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Fl
 
     A float32 scale is one that bfloat16 holds, for the kernels.
     """
-    largest = weight.float().abs().amax(dim=1)
+    largest = torch.maximum(weight.amax(dim=1), -weight.amin(dim=1)).float()
     scale = torch.where(largest > 0, largest / 127, 1.0)
     scale = scale.bfloat16().float() if weight.dtype is torch.float32 else scale.to(weight.dtype)
     # Divided by the stored scale, which may be rounded: then its rounding does no harm.
-    integers = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127)
-    return integers.to(torch.int8).contiguous(), scale
+    integers, rows = torch.empty_like(weight, dtype=torch.int8).contiguous(), max(1, (1 << 19) // weight.shape[1])
+    for part, of, into in zip(weight.split(rows), scale.split(rows), integers.split(rows), strict=True):
+        into.copy_((part.float() / of.float()[:, None]).round_().clamp_(-127, 127))
+    return integers, scale
 
 
 def from_int8(integers: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Float[Tensor, "out in"]:
