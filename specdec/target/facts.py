@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -30,6 +30,7 @@ from specdec.cache.states import States
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import UnsupportedError, cache_argument, of_class, own_cache_class
 from specdec.execution.executor import Executor, evaluating, model_lock
+from specdec.execution.packing import PackedLinears
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
@@ -180,11 +181,10 @@ def _trial(
     tokens = trial_tokens(config, facts.vocab_size, device)
     if tokens.shape[1] < TRIAL_LENGTH:
         return None
-    executor = Executor(model, facts, backend)
+    executor = Executor(model, facts, backend, PackedLinears(nn.Identity()))  # quantized layers use their panels
     cache = make_cache(facts, max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
-    slots, lengths = np.arange(2), np.array(TRIAL_PREFIXES)
+    slots, lengths, done = np.arange(2), np.array(TRIAL_PREFIXES), np.array((0, 0))
     index = torch.from_numpy(slots).to(device)
-    done = 0 * lengths
     for stop in (2, lengths.max() - 1):  # in two pieces, because a state may go on in another way than it begins
         piece, ends = tokens[:, done.max() : stop], np.minimum(lengths - 1, stop)
         host = {"host_slots": slots, "host_lengths": done, "host_counts": ends - done}
