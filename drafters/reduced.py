@@ -60,7 +60,7 @@ class DraftVocabulary:
             raise ValueError(f"vocabulary={self.size}: the drafter {name} has {len(among)} tokens: give fewer, or null")
         counts = self._counts(target)
         ends = {*target.eos_token_ids, *getattr(target.tokenizer, "all_special_ids", ())}
-        counts[[end for end in ends if end < len(counts)]] = counts.max() + 1
+        counts[torch.tensor([end for end in ends if end < len(counts)], dtype=torch.long)] = counts.max() + 1
         places = counts[among].sort(descending=True, stable=True).indices[: self.size].sort().values
         return among[places].to(target.device), places.to(target.device)
 

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import InterpretedFunction
 
-import specdec.engine.read_back
 import specdec.engine.round
 import specdec.kernels.trees
 import specdec.target.facts
@@ -223,16 +222,19 @@ class _Capture(contextlib.AbstractContextManager):
 
 
 class _Fetched:
-    """Stands for ``Fetch``: some tokens were accepted."""
+    """Stands for ``Fetch``: some tokens were accepted, and grammars are asked."""
 
     device: Device
 
     def __init__(self, tensor: Tensor):
         assert tensor.device.type == "cuda"
-        self._shape = tuple(tensor.shape)
+        self._shape, self._asks = tuple(tensor.shape), not tensor.is_floating_point()
 
     def wait(self) -> np.ndarray:
-        """Returns a table as ``read_back.pack`` makes it, without alternatives."""
+        """Returns a table as ``read_back.pack`` makes it, without alternatives; as many numbers as a question has."""
+        if self._asks:
+            self.device.waited("the question to grammars")
+            return np.zeros(self._shape, dtype=np.int64)
         self.device.waited("the read of a round")
         width = (self._shape[1] - 4) // 3
         accepted = min(1, width - 1)
@@ -311,19 +313,8 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     monkeypatch.setattr(specdec.engine.round, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
 
 
-class _Question(_Fetched):
-    """Stands for the ``Fetch`` of a question that grammars answer."""
-
-    def wait(self) -> np.ndarray:
-        """Returns as many numbers."""
-        self.device.waited("the question to grammars")
-        return np.zeros(self._shape, dtype=np.int64)
-
-
 def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Let grammars allow everything, whatever they are asked."""
-    question_class = type("Question", (_Question,), {"device": device})
-
     def matcher(self: Intake, sampling: SamplingParams, *, speculate: bool) -> Any:
         grammar = sampling.grammar
         return grammar and SimpleNamespace(masks_drafts=grammar.mask_drafts, follow=lambda tokens: None)
@@ -332,10 +323,9 @@ def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         return np.full((*question.shape[:2], -(-self._vocab_size // 32)), -1, dtype=np.int32)
 
     def now(self: Matchers, question: Tensor, drafts: bool) -> Tensor:
-        numbers = question_class(question).wait()
+        numbers = specdec.engine.round.Fetch(question).wait()
         return torch.from_numpy(self.answer(numbers, drafts=drafts)).to(question.device, non_blocking=True)
 
     monkeypatch.setattr(Intake, "matcher", matcher)
     monkeypatch.setattr(Matchers, "answer", answer)
     monkeypatch.setattr(Matchers, "_now", now)
-    monkeypatch.setattr(specdec.engine.read_back, "Fetch", question_class)
