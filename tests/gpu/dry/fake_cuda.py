@@ -315,6 +315,7 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
 
 def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Let grammars allow everything, whatever they are asked."""
+
     def matcher(self: Intake, sampling: SamplingParams, *, speculate: bool) -> Any:
         grammar = sampling.grammar
         return grammar and SimpleNamespace(masks_drafts=grammar.mask_drafts, follow=lambda tokens: None)
