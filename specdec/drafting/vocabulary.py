@@ -35,7 +35,7 @@ class VocabularyMap:
             self.ids, self.common = ids, drafter
         else:
             rest = torch.ones(self.common, dtype=torch.bool, device=ids.device).index_fill(0, ids, False)
-            self.absent = rest.nonzero()[:, 0]
+            self.absent = rest.byte().argsort(descending=True, stable=True)[: self.common - len(ids)]
 
     def to_drafter(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Return the columns of tokens. A token without one gets another's: a bad draft, never a wrong output."""

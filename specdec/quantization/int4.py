@@ -89,10 +89,14 @@ def _quantized(groups: Tensor) -> tuple[Tensor, Tensor]:
     The weight that is largest in magnitude gets an integer near -8, which has one step more than 7: so the scale may be
     negative.
     """
-    high, low = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
-    largest, both = torch.where(high > -low, high, low), (high == -low).squeeze(-1)
-    some = groups[both]  # of which the first one counts
-    largest[both] = some.gather(-1, some.abs().argmax(-1, keepdim=True))
+    if groups.is_cuda:  # where a choice of rows makes the host wait
+        largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    else:
+        high, low = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
+        against = -low
+        largest, both = torch.where(high > against, high, low), (high == against).squeeze(-1)
+        some = groups[both]  # of which the first one counts
+        largest[both] = some.gather(-1, some.abs().argmax(-1, keepdim=True))
     integers, best, least = torch.empty_like(groups), largest, torch.inf
     for steps in STEPS:
         scale = _five_bits(-largest / steps)
