@@ -65,7 +65,7 @@ def located(path: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 class GGUF(NamedTuple):
-    """What a file says: its ``kind``, as ``Q4_K_M``, bits per weight, and the name of the dtype to hold them in."""
+    """The facts of a file: its ``kind``, as ``Q4_K_M``, bits per weight, and the name of the dtype to hold them in."""
 
     kind: str
     bits: float

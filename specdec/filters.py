@@ -49,7 +49,7 @@ def keep_top(
 def _keep_top(
     rows: Float[Tensor, "row vocab"], k: Int[Tensor, "row 1"], p: Float[Tensor, "row 1"], most: int | None, alone: bool
 ) -> Float[Tensor, "row vocab"]:
-    """Returns what ``keep_top`` does; ``most`` is the largest top-k, ``alone`` says that a row may have top-p alone."""
+    """Returns rows as ``keep_top`` does; ``most`` is the largest top-k, ``alone``: a row may have top-p alone."""
     vocab = rows.shape[1]
     whole = F.pad(rows, (0, -vocab % _BLOCK), value=-torch.inf) if vocab % _BLOCK else rows
     blocks = whole.unflatten(1, (-1, _BLOCK))

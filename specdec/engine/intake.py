@@ -22,7 +22,7 @@ from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
 
 Message = Mapping[str, Any]
-"""What one side says in a conversation: ``{"role": "user", "content": "Hello"}`` (``chat_message``)."""
+"""A side's turn in a conversation: ``{"role": "user", "content": "Hello"}`` (``chat_message``)."""
 Prompt = str | Sequence[int] | Sequence[Message]
 """Text, token ids, or chat messages. Token ids may be an array or a tensor of one dimension, too."""
 
@@ -217,9 +217,9 @@ def encode_chat(
 
 def chat_message(given: Message, where: str) -> dict[str, Any]:
     """Returns a message as chat templates read it: content in parts as one text, arguments of calls as objects."""
-    message = {name: value for name, value in deepcopy(dict(given)).items() if value is not None or name == "content"}
-    calls = message.get("tool_calls") or ()
     try:
+        message = deepcopy({name: given[name] for name in given if given[name] is not None or name == "content"})
+        calls = message.get("tool_calls") or ()
         if isinstance(content := message.get("content"), list):
             message["content"] = "".join(part["text"] for part in content)
         for function in (call.get("function", call) for call in calls):
@@ -230,7 +230,7 @@ def chat_message(given: Message, where: str) -> dict[str, Any]:
     except (AttributeError, KeyError, TypeError, ValueError):
         pass  # refused with all others
     remedy = "{'role': 'user', 'content': 'text'}, and the arguments of tool calls as JSON"
-    raise ValueError(f"{where} is {shown(dict(given))}: give {remedy}")
+    raise ValueError(f"{where} is {shown(given)}: give {remedy}")
 
 
 def _listed(what: str, given: Any, wanted: str) -> list[Any]:

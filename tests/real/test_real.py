@@ -119,7 +119,7 @@ def check_same(target: Target, prompt: Sequence[int], found: Sequence[int], want
 
 
 def eagle3(real: SimpleNamespace) -> Eagle3Head:
-    """Of random weights, over a part of the vocabulary."""
+    """Heads of random weights, over a part of the vocabulary."""
     ids = [*range(0, real.target.vocab_size, 16)]
     return components.wide(Eagle3Head.for_target(real.model, draft_ids=ids), 1.5)
 

@@ -13,6 +13,7 @@ import torch
 from drafters import ModelDrafter, NGramDrafter
 from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Paging, SamplingParams, Session, Sizes, Target
 from specdec.engine.running import RunningRequests
+from specdec.engine.turns import Turns
 from specdec.memory import free_memory
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
@@ -225,7 +226,7 @@ class PoisonedSession(Session):
         return DraftTree.build(torch.stack([batch.roots, token], 1), parents, max_depth=1, max_children=1)
 
 
-@pytest.mark.parametrize("seed", [1, *(complete(seed, strong=False) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [1, *(complete(seed, strong=seed == 7) for seed in range(2, 12))])
 @pytest.mark.parametrize(
     ("recording", "kind", "kv_cache"),
     [
@@ -264,6 +265,12 @@ def test_what_was_not_finite_ends_its_request_and_nothing_else(recording, kind: 
             assert output.token_ids == whole.token_ids[: None if fine else len(output.token_ids)]
         assert {output.finish_reason for output in outputs} == {"error", "length"}
         assert all("not finite in round 0" in str(output.error) for output in outputs[-2:])
+
+
+def test_drafts_where_other_pieces_are_padded_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "_joins", lambda self, pieces: True)
+    with pytest.raises(AssertionError):
+        test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", "poisoned", None, 7)
 
 
 def test_a_slot_that_is_left_as_it_is_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configur
 
 
 def test_models_that_do_not_fit_are_refused_by_their_files(configure: Configure, monkeypatch) -> None:
-    """Of 64 slots of 1,024 positions the caches are the most; fewer bits of 10 MiB of weights help where those are."""
+    """Caches of 64 slots of 1,024 positions are the most; fewer bits of 10 MiB of weights help where those are."""
     config = configure("run", "drafter=model", "engine.max_batch_size=64")
     for free, words in (
         (1e12, ""),
