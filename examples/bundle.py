@@ -2,6 +2,7 @@
 
     python examples/bundle.py                        all of them, into outputs/bundle/bundled
     python examples/bundle.py medusa eagle3 --out FOLDER
+    python examples/bundle.py smollm2_eagle3         a head of a model of the hub, which is not among "all"
     python examples/bundle.py target --overrides fit.steps=10 data.count=3
 
 A second call goes on from the trainings in ``--work``. Finished ones get cards and checksums.
@@ -44,8 +45,10 @@ _PIECES = Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[\r\n]+[ \t]*|[ \t]+(?=
 
 CARD, FACTS, BEST = "MODEL_CARD.md", "training.json", "best"
 TARGET, HYBRID = "target", "hybrid"
+OTHERS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Targets that do not ship, by the first word of their heads' names. Their licence (Apache-2.0) is the heads', too."""
 _BEGIN, _END = "<!-- heads:begin -->", "<!-- heads:end -->"
-_OWN = ("out=", "threads=", "resume=", "regenerate.file=", "target.name=", "hydra.", "tracker")
+_OWN = ("out=", "threads=", "resume=", "states=", "data.file=", "regenerate.file=", "target.name=", "hydra.", "tracker")
 """Overrides that do not change what is trained."""
 _RECIPE = ("head", "loss", "weights", "data", "regenerate", "fit", "served", "seed", "mixed_precision")
 _TRIED = "import os\n\n\ndef read_lines(path):\n"
@@ -119,8 +122,10 @@ def install(name: str, training: Path, out: Path) -> None:
     if target_for(name) is not None:
         said = f"{_tried(name, training / BEST, facts, out):.2f} tokens per round on one prompt; "
     place = out / name
-    shutil.rmtree(place, ignore_errors=True)  # nothing of an earlier head may stay
-    shutil.copytree(training / BEST, place)
+    for path in place.glob("*"):  # nothing of an earlier head may stay but what it was asked
+        if path.suffix != ".parquet":
+            path.unlink()
+    shutil.copytree(training / BEST, place, dirs_exist_ok=True)
     for path in place.iterdir():
         path.chmod(0o644)
     (place / CARD).write_text(card(name, facts, read_manifest(training)), encoding="utf-8")
@@ -132,10 +137,11 @@ def install(name: str, training: Path, out: Path) -> None:
 
 
 def target_for(name: str) -> str | None:
-    """The bundled target of a bundled model: the hybrid's drafters have its name in front; None for the targets."""
+    """The target of a bundled model: drafters of the hybrid and of ``OTHERS`` say it in front; None for targets."""
     if name in (TARGET, HYBRID):
         return None
-    return HYBRID if name.startswith(f"{HYBRID}_") else TARGET
+    first = name.partition("_")[0]
+    return OTHERS.get(first) or bundled.PREFIX + (HYBRID if first == HYBRID else TARGET)
 
 
 def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
@@ -148,19 +154,25 @@ def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> st
     given = " ".join(text for text in manifest["overrides"] if not text.startswith(_OWN))
     recipe = yaml.safe_dump(_portable({key: config[key] for key in _RECIPE if key in config}), sort_keys=False)
     target = target_for(name)
-    whose = "" if target is None else f" for {bundled.PREFIX}{target}"
+    whose = "" if target is None else f" for {target}"
+    other = target in OTHERS.values()
+    asked = "the target's own answers to [questions](prompts.parquet), most of which it asked itself"
+    source = asked if other else f"see [the target's card](../{CARD})"
     chosen = ", which had the greatest served length" if facts["figures"].get("served_length") else ""
     rows = [
         ("what", f"{KINDS[facts['head']][0]}{whose}, {facts['parameters']:,} parameters, bfloat16"),
-        ("data", f"{facts['tokens']:,} tokens in {facts['documents']:,} documents, see [the target's card](../{CARD})"),
+        ("data", f"{facts['tokens']:,} tokens in {facts['documents']:,} documents, {source}"),
         ("weights of", f"step {facts['step']} of {config['fit']['steps']}{chosen}"),
         *_figures(facts["figures"]),
         ("made by", f"`python -m experiments.train {given}`, commit {commit_of(manifest)}, torch {versions['torch']}"),
     ]
+    if other:
+        rows.append(("licence", "Apache-2.0, as its target's"))
     table = "\n".join(f"| {left} | {right} |" for left, right in rows)
+    use = f"Drafts{whose}" if other else "For demonstrations and tests of speculative decoding with the bundled models"
     return f"""# Model card: bundled/{name}
 
-For demonstrations and tests of speculative decoding with the bundled models, and for nothing else.
+{use}, and for nothing else.
 
 | | |
 |---|---|
@@ -182,7 +194,9 @@ def _portable(value: Any) -> Any:
 
 
 def _figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    served = [(name.partition("=")[2], value) for name, value in figures.items() if name.startswith("served_length/")]
+    at = "served_length/T="
+    served = [(name.removeprefix(at), value) for name, value in figures.items() if name.startswith(at)]
+    served = [(temperature, value) for temperature, value in served if "/" not in temperature]  # not their intervals
     depths = {int(name.rpartition("/")[2]): value for name, value in figures.items() if "held_out/accuracy/" in name}
     rows = [("served length", ", ".join(f"{value:.2f} at T={temperature}" for temperature, value in served))]
     if depths:
@@ -199,16 +213,17 @@ def _facts(name: str, training: Path, out: Path) -> dict[str, Any]:
     if facts["head"] not in KINDS:
         raise ValueError(f"{name}: {training} holds a {facts['head']}, give one of {', '.join(KINDS)}")
     target = target_for(name)
-    if target is not None and facts["target"] not in (f"{bundled.PREFIX}{target}", str(out / target)):
-        raise ValueError(f"{name}: {training} was trained for {facts['target']}, give a head for bundled/{target}")
+    if target is not None and facts["target"] not in (target, str(out / target.removeprefix(bundled.PREFIX))):
+        raise ValueError(f"{name}: {training} was trained for {facts['target']}, give a head for {target}")
     return facts
 
 
 def _tried(name: str, folder: Path, facts: Mapping[str, Any], out: Path) -> float:
     """The tokens per round of a head on one prompt."""
     transformers_logging.disable_progress_bar()
-    own = out / (target_for(name) or name)
-    where = str(own) if (own / "config.json").is_file() else f"{bundled.PREFIX}{own.name}"
+    whose = target_for(name) or bundled.PREFIX + name
+    own = out / whose.removeprefix(bundled.PREFIX)
+    where = str(own) if (own / "config.json").is_file() else whose
     target = Target.from_pretrained(where, dtype="float32", device="cpu")
     drafter: Drafter = KINDS[facts["head"]][1].from_pretrained(str(folder))
     sampling = SamplingParams(max_new_tokens=32, ignore_eos=True)
@@ -250,11 +265,13 @@ def train(name: str, out: Path, work: Path, sizes: tuple[int, int], overrides: S
         make_blank(blank, *sizes)
     if not (work / name / "last").is_dir():
         whose = target_for(name)
-        target = blank if name == TARGET else out / (whose or TARGET)
-        words = [f"recipe=bundled_{name}", f"out={work / name}", f"threads={threads}"]
+        own = out / (whose or TARGET).removeprefix(bundled.PREFIX)
+        target = blank if name == TARGET else own
+        recipe = name if whose in OTHERS.values() else f"bundled_{name}"
+        words = [f"recipe={recipe}", f"out={work / name}", f"threads={threads}"]
         words += [f"target.name={target}"] if (target / "config.json").is_file() else []
-        words += [f"regenerate.file={work / 'responses.jsonl'}"] if whose == TARGET else []
-        if whose == HYBRID and (kin := out / name.removeprefix(f"{HYBRID}_") / "config.json").is_file():
+        words += [f"regenerate.file={work / 'responses.jsonl'}"] if own == out / TARGET and whose else []
+        if own == out / HYBRID and (kin := out / name.removeprefix(f"{HYBRID}_") / "config.json").is_file():
             words.append(f"head.name={kin.parent}")  # its recipe goes on from the target's drafter of this kind
         words += [*overrides, *(["resume=true"] if (work / name / "manifest.json").is_file() else [])]
         command = [sys.executable, "-m", "experiments.train", *words, f"hydra.run.dir={work / name}"]
