@@ -50,14 +50,15 @@ def looks_local(path: str) -> bool:
 def located(path: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return a path and options as transformers takes them: of a GGUF file its folder, and its name as an option.
 
-    A folder without ``config.json`` stands for the one such file in it. Raises ValueError: it has several.
+    A folder without ``config.json`` stands for the one such file in it. Raises ValueError: it has several, or no name.
     """
     place, where = Path(path, options.get("subfolder") or ""), dict(options)
-    if where.get("gguf_file") is None and place.is_dir() and not (place / "config.json").is_file():
+    if not isinstance(file := where.get("gguf_file"), str | None) or file == "":
+        raise ValueError(f"gguf_file={file!r}: give the name of a file of this model, as in gguf_file=NAME.gguf")
+    if file is None and place.is_dir() and not (place / "config.json").is_file():
         files = sorted(place.glob(f"*{_GGUF}"))
         if len(files) > 1:
-            few = ", ".join(file.name for file in files[:4])
-            raise ValueError(f"no model at {path!r}: it has {len(files)} GGUF files, give one of them ({few})")
+            raise ValueError(f"no model at {path!r}: it has {len(files)} GGUF files, give one, as {files[0].name}")
         place = files[0] if files else place
     if place.suffix == _GGUF and place.is_file():
         return str(place.parent), where | {"gguf_file": place.name, "subfolder": ""}
@@ -115,8 +116,7 @@ def _said(file: Path, stamp: int) -> GGUF:
         raise ValueError(f"{file} is no GGUF file, or is cut off: download it again") from error
     numbers = {key: int(field.parts[-1][0]) for key, field in found.fields.items() if len(field.parts[-1]) == 1}
     if (parts := numbers.get("split.count", 1)) > 1:
-        remedy = "join them with llama.cpp's llama-gguf-split --merge"
-        raise ValueError(f"{file} is one of {parts} parts, and transformers reads whole files: {remedy}")
+        raise ValueError(f"{file} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge")
     kinds = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
     kind = kinds.get(numbers.get("general.file_type", -1), "GGUF")
     bits = 8 * sum(each.n_bytes for each in found.tensors) / sum(each.n_elements for each in found.tensors)

@@ -73,7 +73,7 @@ def question_of(config: DictConfig) -> Question:
         measured=config.measured or device.name not in devices,
         batches=[1, 8, 32] if config.batch is None else listed(config, "batch"),
         context=context,
-        drafter=plan_drafter(plain(config, "drafter"), shape, formats, target_name=name),
+        drafter=plan_drafter(plain(config, "drafter"), shape, formats, beside=target),
         acceptance=plain(config, "acceptance"),
         usable=config.usable * (config.memory or device.memory),
         prefill_chunk=engine["prefill_chunk"],

@@ -4,11 +4,13 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from experiments.planning.sources import Formats, choose_formats, downloaded, read_config, shape_of, stored_sizes
@@ -49,7 +51,7 @@ class Planned:
 
 
 def plan_drafter(
-    options: Mapping[str, Any], target: ModelShape, formats: Formats, *, target_name: str
+    options: Mapping[str, Any], target: ModelShape, formats: Formats, *, beside: Mapping[str, Any] | None = None
 ) -> Planned | None:
     """What a drafter costs; None without one.
 
@@ -59,16 +61,16 @@ def plan_drafter(
     Args:
         options: The section ``drafter`` of the configuration.
         formats: The target's. A head computes in the same type, and may use its output layer; it is not quantized.
+        beside: The section ``target``, to compare vocabularies with; None if they were.
 
-    Raises:
-        ValueError: Nothing is known about what such a drafter costs.
+    Raises ValueError: nothing is known about what such a drafter costs, or it is of another vocabulary.
     """
     owner = drafter_class(options)
     if owner is None:
         return None
     parts = [options[part] for part in PARTS if isinstance(options.get(part), Mapping)]
     if parts:
-        found = [plan_drafter(each, target, formats, target_name=target_name) for each in parts]
+        found = [plan_drafter(each, target, formats, beside=beside) for each in parts]
         # The time is that of the first one that runs a model.
         first, *others = sorted((part for part in found if part is not None), key=lambda part: part.model is None)
         helpers = [each for other in others for each in (other, *other.helpers)]
@@ -87,33 +89,43 @@ def plan_drafter(
     if runs == "head":
         return _head(owner, options, getattr(kind, "usual", None), target, formats, at_once=at_once)
     if runs == "model":
-        same = target_name if getattr(kind, "same_vocabulary", False) else None
-        return _model(options, target, formats, same, at_once=at_once)
+        beside = beside if getattr(kind, "same_vocabulary", False) else None
+        return _model(options, target, formats, beside, at_once=at_once)
     if runs == "target":
         return _target(options, target, formats, at_once=at_once)
-    raise ValueError(
-        f"drafter._target_={options['_target_']}: it does not say what it runs (Drafter.runs), so that its cost "
-        f"cannot be told"
-    )
+    raise ValueError(f"drafter._target_={options['_target_']} does not say what it runs (Drafter.runs): unknown cost")
 
 
-def _model(options: Any, target: ModelShape, formats: Formats, same: str | None, *, at_once: bool) -> Planned:
-    """The plan of a model of its own, of the ``same`` vocabulary as the target of this name."""
-    from specdec.drafting.vocabulary import MOST_PADDING  # imports PyTorch, as its class has
-
+def _model(options: Any, target: ModelShape, formats: Formats, beside: Any, *, at_once: bool) -> Planned:
+    """The plan of a model of its own, whose vocabulary has to be that of the target ``beside`` it."""
     name = str(options.get("name"))
     config, dtype = read_config(name, options.get("gguf_file")), str(options.get("dtype") or "auto")
     more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
     precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
     shape = shape_of(config, f"drafter.name={name}")
-    if same is not None and abs(shape.vocab - target.vocab) > MOST_PADDING:
-        raise ValueError(
-            f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={same} one of "
-            f"{target.vocab:,}: give a drafter of the same vocabulary, or drafter=tli or slem"
-        )
     title = f"{name}, a model of {short_count(shape.weights)} parameters" + ", which fills masks" * at_once
+    if beside is not None:
+        from specdec.drafting.vocabulary import shared_tokens  # imports PyTorch, as its class has
+
+        own, other = vocabulary_of(options, shape.vocab), vocabulary_of(beside, target.vocab)
+        ids = shared_tokens(name, own.tokenizer, shape.vocab, other)
+        compared = "vocabulary" if own.tokenizer and other.tokenizer else "width of vocabulary"
+        title += f", with the target's {compared}" + ("" if ids is None else f" in {len(ids):,} tokens")
     shape = shape.reduced(options.get("vocabulary"))
     return Planned(title=title, model=DraftModel(shape=shape, precision=precision, at_once=at_once, catches_up=at_once))
+
+
+def vocabulary_of(options: Mapping[str, Any], size: int | None = None) -> Any:
+    """A model's name, tokenizer and number of tokens; if files don't say, the ``size`` alone; without it None."""
+    from specdec.target.loading import find_tokenizer, load_config  # imports PyTorch
+
+    name: Any = options.get("name")
+    try:
+        tokens = load_config(name, **options).get_text_config(decoder=True).vocab_size
+        tokenizer = find_tokenizer(options.get("tokenizer") or name, **options)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None if size is None else SimpleNamespace(name=name, tokenizer=None, vocab_size=size)
+    return SimpleNamespace(name=name, tokenizer=tokenizer, vocab_size=tokens)
 
 
 def _target(options: Mapping[str, Any], target: ModelShape, formats: Formats, *, at_once: bool) -> Planned:
@@ -259,11 +271,8 @@ def _config_of(name: str) -> dict[str, Any] | None:
     if (place := Path(bundled.resolve(name))).exists():
         notes = place / "specdec.json"
         return (json.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}) | read_config(name)
-    try:
-        found = downloaded(name)
-    except ValueError:
-        return None
-    return None if found is None else read_config(str(found))
+    with suppress(ValueError):
+        return None if (found := downloaded(name)) is None else read_config(str(found))
 
 
 def short_count(count: float) -> str:

@@ -22,8 +22,6 @@ from specdec.physics.work import Roof, StepWork, prompts_work, step_work
 Made = TypeVar("Made")
 CONTEXTS = tuple(2**power for power in range(6, 18))
 """Contexts at which drafts may break even, as far as the model goes."""
-MOST = 1 << 14
-"""The largest batch at which a draft is tried."""
 OUTSIDE = "outside what was measured"
 """Stands where costs say nothing."""
 
@@ -165,11 +163,9 @@ class Plan:
         """What a request takes, by batch; None where that is outside of what was measured.
 
         The prompts of a batch are prefilled together, and all rows have the length that they have halfway.
-
-        Returns:
-            Of each: ``prefill_seconds`` of its prompt (None outside of what was measured), seconds ``per_token`` of
-            output, ``seconds`` of all of it, output ``tokens_per_second`` over all rows while they decode, and the
-            ``price`` of a million of them, prefill included; None without a price.
+        Of each: ``prefill_seconds`` of its prompt (None outside of what was measured), seconds ``per_token`` of output,
+        ``seconds`` of all of it, output ``tokens_per_second`` over all rows while they decode, and the ``price`` of a
+        million of them, prefill included; None without a price.
         """
         return [self._request(batch, speculate=speculate) for batch in self.asked.batches]
 
@@ -194,8 +190,8 @@ class Plan:
 
     @property
     def most(self) -> int:
-        """The largest batch that ``break_even`` speaks of."""
-        return MOST if self.asked.costs is None else self.asked.costs.box.batch[1]
+        """The largest batch at which ``break_even`` tries drafts."""
+        return 1 << 14 if self.asked.costs is None else self.asked.costs.box.batch[1]
 
     @cached_property
     def break_even(self) -> dict[int, int | None]:

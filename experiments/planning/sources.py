@@ -47,8 +47,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     What a configuration leaves out, its class in transformers may have a default for. Only then transformers is
     imported, which takes seconds.
 
-    Raises:
-        ValueError: It is no decoder, or lacks a size that transformers does not know either.
+    Raises ValueError: it is no decoder, or lacks a size that transformers does not know either.
     """
     try:
         return read_shape(config)
@@ -62,20 +61,18 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         raise ValueError(f"{name}: {error}") from error
 
 
-def stored_sizes(name: str, pattern: str = "", axis: int | None = None, *, least: int = 1) -> dict[str, int]:
+def stored_sizes(name: str, pattern: str = "", axis: int | None = None) -> dict[str, int]:
     """Return how many numbers each tensor of a drafter's files has, from the heads of the files alone.
 
     ``pattern`` is the end of the names that count; with ``axis``, the length of this axis is returned instead.
-
-    Raises:
-        ValueError: There are not as many files in safetensors' format on this machine.
+    Raises ValueError: there are no files in safetensors' format on this machine.
     """
     place = Path(bundled.resolve(name))
     found = downloaded(name) if not place.exists() else None
     folder = place if found is None else found.parent
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
     files = [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
-    if len(files) < least or any(file.suffix != ".safetensors" for file in files):
+    if not files or any(file.suffix != ".safetensors" for file in files):
         raise ValueError(f"{name!r}: there are no files in safetensors' format on this machine: download them first")
     sizes: dict[str, int] = {}
     for file in files:

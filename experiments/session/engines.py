@@ -18,7 +18,7 @@ from experiments.measuring.measure import Contender
 from experiments.measuring.peaks import brief_peaks
 from experiments.reporting.progress import phase
 from experiments.results.records import PLAIN
-from experiments.session.methods import Method, methods_of
+from experiments.session.methods import Method, check_text, methods_of
 from experiments.session.policies import built_policy, paced, policy_of, settle_costs
 from specdec.drafting.costs import RoundCosts, check_conditions
 from specdec.engine.engine import Engine
@@ -139,7 +139,5 @@ def _targets(methods: Sequence[Method]) -> dict[str, Target]:
     for method in methods:
         if method.target not in made:
             made[method.target] = build(method.config, "target")
-            if made[method.target].tokenizer is None:
-                name = made[method.target].name
-                raise ValueError(f"{name} has no tokenizer, and prompts are text: give target.tokenizer=FOLDER")
+            check_text(made[method.target])
     return made

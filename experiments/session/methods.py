@@ -5,14 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
-from experiments.planning.drafting import plan_drafter
+from experiments.planning.drafting import plan_drafter, vocabulary_of
 from experiments.planning.sources import choose_formats, inflated, read_config, shape_of
 from experiments.results.manifest import revision_of
 from experiments.results.records import PLAIN
@@ -20,7 +19,7 @@ from specdec.drafting.vocabulary import shared_tokens
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 from specdec.memory import free_memory
 from specdec.physics.capacity import Served
-from specdec.target.loading import find_tokenizer, load_config, resolve_device
+from specdec.target.loading import resolve_device
 
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own, in ``setups``."""
@@ -131,7 +130,7 @@ def check_components(
                 raise ValueError(f"{group}.{name}: there is no method {name!r}{did_you_mean(str(name), known)}")
             component_of(config, f"{group}.{name}")
     _check_setups(config, [PLAIN, *drafters])
-    check_vocabularies(config, list(drafters.values()))
+    check_vocabularies(config, list(drafters.values()), text="dataset" in others)
     check_memory(config, list(drafters.values()))
 
 
@@ -144,7 +143,7 @@ def check_memory(config: DictConfig, sections: Sequence[str]) -> None:
         given = inflated(read_config(name, target.get("gguf_file")), target.get("inflate"))
         shape, kv_cache = shape_of(given, name), engine.get("kv_cache")
         formats = choose_formats(given, dtype=str(target.get("dtype")), quantization=scheme, kv_cache=kv_cache)
-        planned = plan_drafter(plain(config, section), shape, formats, target_name=name)
+        planned = plan_drafter(plain(config, section), shape, formats)
         drafting = () if planned is None else planned.memory_of(0)
         return Served(shape=shape, precision=formats.precision, drafting=drafting)
 
@@ -160,25 +159,23 @@ def check_memory(config: DictConfig, sections: Sequence[str]) -> None:
             raise ValueError(f"{name} and {section} do not fit into memory: {refusal}")
 
 
-def check_vocabularies(config: DictConfig, sections: Sequence[str]) -> None:
-    """Refuse a drafting model with another vocabulary than the target's, by their files, before weights are loaded."""
+def check_vocabularies(config: DictConfig, sections: Sequence[str], *, text: bool = True) -> None:
+    """Refuse, by their files, a drafting model of another vocabulary, and for ``text`` a target without a tokenizer."""
+    target = vocabulary_of(plain(config, "target"))
     for section in (part for whole in sections for part in components_within(config, whole)):
         component, options = component_of(config, section)
         if getattr(getattr(component, "__self__", component), "same_vocabulary", False):
-            drafter, target = _vocabulary(options), _vocabulary(plain(config, "target"))
+            drafter = vocabulary_of(options)
             if drafter is not None and target is not None:
                 shared_tokens(drafter.name, drafter.tokenizer, drafter.vocab_size, target)
+    if text:
+        check_text(target)
 
 
-def _vocabulary(options: dict[str, Any]) -> Any:
-    """A model's name, tokenizer and number of tokens by its files; None where these say nothing: loading says why."""
-    name: Any = options.get("name")
-    try:
-        config = load_config(name, **options)
-        tokenizer = find_tokenizer(options.get("tokenizer") or name, **options)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-    return SimpleNamespace(name=name, tokenizer=tokenizer, vocab_size=config.get_text_config(decoder=True).vocab_size)
+def check_text(target: Any) -> None:
+    """Refuse a target (None: of which nothing is known yet) without a tokenizer."""
+    if target is not None and target.tokenizer is None:
+        raise ValueError(f"{target.name} has no tokenizer, and prompts are text: give target.tokenizer=FOLDER")
 
 
 def _check_setups(config: DictConfig, known: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,26 @@ def test_a_draft_vocabulary_makes_the_output_layer_smaller(drafter: str, planned
         cut.output_weights == whole.output_weights * 16384 // whole.vocab and cut.table_weights == whole.table_weights
     )
     assert not cut.borrowed and cut.vocab == 16384
+
+
+def test_vocabularies_are_compared_as_before_a_run(planned: Any, saved: Path, tmp_path: Path) -> None:
+    def title(folder: Path) -> str:
+        words = [f"target.name={saved / 'target'}", "drafter=model", f"drafter.name={folder}", "context=99", "output=9"]
+        return planned(*words).asked.drafter.title
+
+    said = {
+        "drafter": "target's vocabulary",
+        "other": "in 257 tokens",
+        "pard": "width of vocabulary",
+    }
+    assert [title(saved / name).endswith(words) for name, words in said.items()] == [True] * 3
+    shutil.copytree(saved / "drafter", tmp_path / "respelled")
+    file = tmp_path / "respelled" / "tokenizer.json"
+    spelled = json.loads(file.read_text())
+    spelled["model"]["vocab"] = {word: 256 - token for word, token in spelled["model"]["vocab"].items()}
+    file.write_text(json.dumps(spelled))
+    with pytest.raises(ValueError, match=r"ids are spelled differently, .* or drafter=tli"):
+        title(tmp_path / "respelled")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_file_decodes_and_drafts_as_the_model_does(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(b"something else " * 99), "no GGUF file, or is cut off"),
         (lambda path: write(path, arch="clip"), "architecture clip is not supported"),
         (lambda path: write(path, told={"split.count": 3}), "one of 3 parts"),
-        (lambda path: write(path.with_name("other.gguf")) and path.parent, "2 GGUF files, give one of them"),
+        (lambda path: write(path.with_name("other.gguf")) and path.parent, "2 GGUF files, give one, as other.gguf"),
         (lambda path: path.with_name("nothing.gguf"), "there is no such file"),
     ],
 )

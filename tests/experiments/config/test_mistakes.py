@@ -145,6 +145,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "dataset._target_=drafters.NGramDrafter": "there is no dataset.",
         "drafter=model drafter.name={models}/drafter drafter.shape=[[0],[0,0,0]]": "path (0, 0, 0)",
         "target.name=llama drafter=model drafter.name={models}/other": "another vocabulary (757 tokens) than the tar",
+        "target.name=llama": "llama has no tokenizer, and prompts are text: give target.tokenizer=FOLDER",  # early
+        "+target.gguf_file=5": "gguf_file=5: give the name of a file",
         "drafter=model drafter.name={models}/uno": "it is an adapter, give the name of its model",
         "target.name=bundled/target drafter=model drafter.adapter={models}/uno": "is of another base (target): its ",
         "target.adapter={models}/medusa": "no adapter at ",
@@ -185,7 +187,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "target.name=t5.json": "encoder-decoder",
         "target.name=empty.json": "has no layers",
         "target.name=bundled/target target.inflate=110n": "inflate='110n'",
-        "drafter=model": "has a vocabulary of 4,096 tokens",
+        "drafter=model": "has another vocabulary (4,096 tokens) than the target llama (128,256); choose",
         "drafter=eagle drafter.name=head70": "a head for hidden states of 8192 numbers",
     },
     "compare": {"": "runs has no value", "runs=a_file": "a_file is ", "runs=nothing/*": "no folder matches"},
