@@ -1,5 +1,6 @@
 """Conversations, with the parts that the assistant says marked by the chat template."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,18 +10,22 @@ import torch
 
 from experiments.datasets.files import rows
 from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
+from specdec.engine.intake import Message, chat_message
 from specdec.origin import first_sentence
 from specdec.target.target import Target
 
+Told = tuple[str, list[Message], list[Message]]
+"""A conversation: its place in the file, messages, and tools."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Chat(Source):
     """A conversation per line of a JSONL (or Parquet) file.
 
-    A line holds ``messages`` or ``conversations``: a list of ``{"role": …, "content": …}``, or of ShareGPT's
-    ``{"from": "human", "value": …}``; or ``turns``, of which the first is asked. What the assistant says is supervised,
-    the token that ends its turn included, as the template's ``{% generation %}`` markers have it.
+    A line holds ``messages`` or ``conversations``: a list of ``{"role": …, "content": …}``, with calls of the ``tools``
+    beside it if there are any, or of ShareGPT's ``{"from": "human", "value": …}``; or ``turns``, of which the first is
+    asked. What the assistant says is supervised, the token that ends its turn included, as the template's
+    ``{% generation %}`` markers have it.
 
     Args:
         file: A path, or a name on the hub (``experiments.datasets.files``).
@@ -42,19 +47,16 @@ class Chat(Source):
         self.file, self.held_out, self.count = file, held_out, count
         self.template, self.options = template, dict(template_options or {})
 
-    def conversations(self) -> list[tuple[str, list[dict[str, str]]]]:
-        """The conversations, each with its place in the file.
-
-        Raises:
-            ValueError: A line is not a conversation, or there is none.
-        """
+    def conversations(self) -> list[Told]:
+        """The conversations of the file. Raises ValueError: a line is not a conversation, or there is none."""
         found = []
         for number, row in rows(self.file, "data.file"):
             if self.count is not None and len(found) == self.count:
                 break
             if isinstance(row, Mapping) and "made_with" in row:  # the first line of ``regenerate.file``
                 continue
-            found.append((f"{self.file}, line {number}", messages_of(row, f"{self.file}, line {number}")))
+            where = f"{self.file}, line {number}"
+            found.append((where, *told_in(row, where)))
         if not found:
             raise ValueError(f"{self.file} has no conversations: it is empty")
         return found
@@ -72,9 +74,9 @@ class Chat(Source):
         tokenizer, told = tokenizer_of(target), self.conversations()
         template = template_of(tokenizer, self.template, answers=answered_in(told))
         documents = []
-        for name, messages in told:
-            asks = messages[-1]["role"] == "user"
-            document = marked(name, messages, tokenizer, template, self.options, asks=unanswered and asks)
+        for name, messages, tools in told:
+            asks = messages[-1]["role"] in ("user", "tool")
+            document = marked((name, messages, tools), tokenizer, template, self.options, asks=unanswered and asks)
             if document.supervised.any() or (unanswered and asks):
                 documents.append(document)
         if not documents:
@@ -82,27 +84,32 @@ class Chat(Source):
         return held_apart(documents, self.held_out)
 
 
-def messages_of(row: Any, where: str) -> list[dict[str, str]]:
-    """A line's messages. Raises ValueError: it has none, in neither of the two forms."""
-    given = row.get("messages", row.get("conversations")) if isinstance(row, Mapping) else None
-    if isinstance(row, Mapping) and given is None and row.get("turns"):  # what is asked, as in our datasets
+def told_in(row: Any, where: str) -> tuple[list[Message], list[Message]]:
+    """A line's messages and tools; some files have these lists as JSON. Raises ValueError: it is no conversation."""
+    row = row if isinstance(row, Mapping) else {}
+    given = row.get("messages", row.get("conversations"))
+    if given is None and row.get("turns"):  # what is asked, as in our datasets
         given = [{"role": "user", "content": row["turns"][0]}]
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+    try:
+        given, tools = (
+            json.loads(each) if isinstance(each, str) else [*each] for each in (given, row.get("tools") or [])
+        )
+    except (TypeError, ValueError):
+        given, tools = [], []
+    if not given:
         raise ValueError(f'{where} is no conversation: give {{"messages": [{{"role": "user", "content": "…"}}, …]}}')
     found = []
     for message in given:
         if isinstance(message, Mapping) and "from" in message:
             roles = {"human": "user", "gpt": "assistant"}
             message = {"role": roles.get(message["from"], message["from"]), "content": message.get("value")}
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(f'{where}: a message is {{"role": "user" or "assistant", "content": "text"}}')
-        found.append({"role": message["role"], "content": message["content"]})
-    return found
+        found.append(chat_message(message, f"{where}: a message"))
+    return found, tools
 
 
-def answered_in(conversations: Sequence[tuple[str, list[dict[str, str]]]]) -> bool:
+def answered_in(conversations: Sequence[Told]) -> bool:
     """Whether the assistant speaks in any of them."""
-    return any(message["role"] == "assistant" for _, messages in conversations for message in messages)
+    return any(message["role"] == "assistant" for _, messages, _ in conversations for message in messages)
 
 
 def template_of(tokenizer: Any, path: str | None, *, answers: bool) -> str:
@@ -118,37 +125,26 @@ def template_of(tokenizer: Any, path: str | None, *, answers: bool) -> str:
     return template
 
 
-def marked(
-    name: str,
-    messages: list[dict[str, str]],
-    tokenizer: Any,
-    template: str,
-    options: Mapping[str, Any],
-    *,
-    asks: bool = False,
-) -> Document:
+def marked(told: Told, tokenizer: Any, template: str, options: Mapping[str, Any], *, asks: bool = False) -> Document:
     """A conversation as tokens, supervised where the template marks the assistant's words.
 
-    With ``asks`` it ends where the assistant is to speak.
-
-    Raises:
-        ValueError: The template does not take these messages.
+    With ``asks`` it ends where the assistant is to speak. Raises ValueError: the template does not take these messages.
     """
+    name, messages, tools = told
+    if tools and "tools" not in template:
+        raise ValueError(
+            f"{name} has tools, which the chat template does not read: leave them out, or give data.template"
+        )
+    given = {"chat_template": template, "add_generation_prompt": asks, **options, "tools": tools or None}
     try:
         found = tokenizer.apply_chat_template(
-            messages,
-            chat_template=template,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            add_generation_prompt=asks,
-            **options,
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **given
         )
     except Exception as error:  # a template may raise anything
         reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"{name}: the chat template does not take these messages: {reason}") from error
     ids = torch.tensor(found["input_ids"], dtype=torch.int32)
-    return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool), messages)
+    return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool), messages, tools)
 
 
 def no_turns(file: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from specdec.engine.intake import Message
 from specdec.target.target import Target
 
 
@@ -19,13 +20,14 @@ class Document:
     Attributes:
         name: Where it comes from, such as a file's name and line.
         supervised: Which of them a head learns to predict.
-        messages: The conversation that they are; none for plain text.
+        messages: The conversation that they are, none for plain text; ``tools`` that it may call.
     """
 
     name: str
     tokens: Int[Tensor, " position"]
     supervised: Bool[Tensor, " position"]
-    messages: Sequence[dict[str, str]] = ()
+    messages: Sequence[Message] = ()
+    tools: Sequence[Message] = ()
 
     @classmethod
     def whole(cls, name: str, tokens: Sequence[int]) -> "Document":

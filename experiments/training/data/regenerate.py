@@ -11,6 +11,7 @@ from experiments.results.origin import keep_row, kept_rows
 from experiments.training.data.document import Document
 from specdec.arguments import number, whole
 from specdec.engine.engine import Engine
+from specdec.engine.intake import Message
 from specdec.requests import SamplingParams
 
 
@@ -90,8 +91,7 @@ def regenerate(
         made_with: What else the responses depend on, such as the target's name, for the file's first line.
         told: Called with the number of finished documents, and of all.
 
-    Raises:
-        ValueError: The file holds the responses of other settings.
+    Raises ValueError: the file holds the responses of other settings.
     """
     path = Path(config.file)
     settings = {name: value for name, value in asdict(config).items() if name not in ("file", "original", "batch_size")}
@@ -106,7 +106,7 @@ def regenerate(
                 f"regenerate.file={str(path)!r} holds responses made with {name}={before!r}, and now it is {now!r}: "
                 f"give another file, or remove this one"
             )
-    done = [_document(row["name"], row["tokens"], row["supervised"], row.get("messages", ())) for row in rows[1:]]
+    done = [_document(**row) for row in rows[1:]]
     while len(done) < len(prompts):
         told(len(done), len(prompts))
         numbers = range(len(done), min(len(done) + config.batch_size, len(prompts)))
@@ -114,19 +114,20 @@ def regenerate(
             done.append(document)
             row = {"name": document.name, "tokens": document.tokens.tolist()}
             row |= {"supervised": document.supervised.int().tolist()}
-            keep_row(path, row | ({"messages": list(document.messages)} if document.messages else {}))
+            told_in = {"messages": list(document.messages), "tools": list(document.tools)}
+            keep_row(path, row | {key: each for key, each in told_in.items() if each})
     told(len(done), len(prompts))
     return done
 
 
-def _document(name: str, tokens: list[int], supervised: list[int], messages: Sequence[dict[str, str]] = ()) -> Document:
+def _document(name: str, tokens: list[int], supervised: list[int], **told: Sequence[Message]) -> Document:
     ids, marks = torch.tensor(tokens, dtype=torch.int32), torch.tensor(supervised, dtype=torch.bool)
-    return Document(name, ids, marks, messages)
+    return Document(name, ids, marks, **told)
 
 
-def _said(prompt: Document, answers: list[str]) -> list[dict[str, str]]:
-    """A conversation up to the last new answer."""
-    told, left = list[dict[str, str]](), list(answers)
+def _said(prompt: Document, answers: list[str]) -> list[Message]:
+    """A conversation up to the last new answer, whose calls of tools are text."""
+    told, left = list[Message](), list(answers)
     for message in [*prompt.messages, {"role": "assistant"}] if prompt.messages else []:
         if message["role"] != "assistant":
             told.append(message)
@@ -175,7 +176,10 @@ def answered(
                 open_rows.append(row)
         turn += 1
     made = zip(prompts, tokens, marks, answers, strict=True)
-    return [_document(prompt.name, ids, mark, _said(prompt, texts)) for prompt, ids, mark, texts in made]
+    return [
+        _document(prompt.name, ids, mark, messages=_said(prompt, texts), tools=prompt.tools)
+        for prompt, ids, mark, texts in made
+    ]
 
 
 def _parts(document: Document) -> list[list[int]]:

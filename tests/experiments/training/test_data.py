@@ -42,6 +42,12 @@ def lines(path: Path, *rows: Any) -> str:
     return str(path)
 
 
+def path_of(folder: Path, template: str) -> str:
+    """The file of a template that takes the tokenizer's place."""
+    (folder / "t.jinja").write_text(template)
+    return str(folder / "t.jinja")
+
+
 def said(document: Document, *, supervised: bool) -> str:
     return byte_tokenizer().decode(document.tokens[document.supervised == supervised].tolist())
 
@@ -56,9 +62,30 @@ def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) ->
         assert said(document, supervised=True) == "yes!no!"
         assert said(document, supervised=False) == "U:hi;A:U:so;A:"
         assert byte_tokenizer().decode(document.prompt) == "U:hi;A:"
-    (tmp_path / "t.jinja").write_text(TEMPLATE.replace("U:", "you "))  # takes the tokenizer's place
-    found = Chat(file, template=str(tmp_path / "t.jinja"), held_out=0.5).load(chatting)
+    found = Chat(file, template=path_of(tmp_path, TEMPLATE.replace("U:", "you ")), held_out=0.5).load(chatting)
     assert said(found.training[0], supervised=False) == "you hi;A:you so;A:"
+
+
+def test_calls_of_tools_and_content_in_parts_are_as_the_endpoint_reads_them(chatting: Target, tmp_path: Path) -> None:
+    """Arguments as JSON or objects, lists as JSON, too; the tools stay beside the target's own answers."""
+    chatting.tokenizer.chat_template = "{{ (tools or [])|map(attribute='function')|map(attribute='name')|join }};" + (
+        TEMPLATE.replace(
+            "{{ m['content'] }}!", "{{ m['content'] or m['tool_calls'][0]['function']['arguments']['x'] }}!"
+        )
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "one"}'}}]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    talk = [{"role": "user", "content": parts}, call, {"role": "tool", "content": "2"}, TALK[-1]]
+    rows = {"messages": talk, "tools": tools}, {"messages": json.dumps(talk), "tools": json.dumps(tools)}
+    found = Chat(lines(tmp_path / "t.jsonl", *rows, rows[0]), held_out=0.3).load(chatting)
+    for document in (*found.training, *found.held_out):
+        assert [said(document, supervised=each) for each in (True, False)] == ["one!no!", "f;U:hi;A:U:2;A:"]
+    made = _rewritten(found, Engine(chatting, max_length=64), config(tmp_path), 0, Accelerator(cpu=True))
+    assert all(document.tools == tools for document in made.training)
+    assert [each for *_, each in Chat(str(tmp_path / "answers.jsonl")).conversations()] == [tools] * 2
+    with pytest.raises(ValueError, match="line 1 has tools, which the chat template does not read"):
+        Chat(lines(tmp_path / "t.jsonl", *rows), template=path_of(tmp_path, TEMPLATE)).load(chatting)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +95,8 @@ def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) ->
         ([{"messages": TALK}] * 2, "{{ messages[0]['content'] }}", "the chat template has no generation markers"),
         ([{"messages": TALK}] * 2, None, "tokenizer has no chat template: give data.template=FILE"),
         ([{"text": "a"}], TEMPLATE, "line 1 is no conversation: give"),
-        ([{"messages": [{"role": "user"}]}], TEMPLATE, 'line 1: a message is {"role"'),
+        ([{"messages": [{"role": "user"}]}], TEMPLATE, r"line 1: a message is \{'role': 'user'\}: give "),
+        ([{"messages": "[oops"}], TEMPLATE, "line 1 is no conversation: give"),
         ([{"messages": TALK}], TEMPLATE, "1 document is too few"),
     ],
 )
@@ -178,7 +206,7 @@ def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> 
         told = [*TALK[:1], {"role": "assistant", "content": said(document, supervised=True)}]
         assert [*document.messages] == told
     again = Chat(str(tmp_path / "answers.jsonl")).conversations()
-    assert [messages for _, messages in again] == [[*d.messages] for d in (*made.training, *made.held_out)]
+    assert [messages for _, messages, _ in again] == [[*d.messages] for d in (*made.training, *made.held_out)]
 
 
 def test_the_served_length_is_the_engines(target: Target) -> None:
