@@ -46,14 +46,7 @@ class AssistantDrafter(OwnModelDrafter):
 
     runs = "head"
 
-    def __init__(
-        self,
-        assistant: PreTrainedModel,
-        shape: AnyTree = 4,
-        *,
-        name: str = "",
-        **options: Unpack[Drawn],
-    ):
+    def __init__(self, assistant: PreTrainedModel, shape: AnyTree = 4, *, name: str = "", **options: Unpack[Drawn]):
         instance("assistant", assistant, PreTrainedModel, "an assistant, or load one with from_pretrained(…)")
         name, kind = name or assistant.config.model_type, assistant.config.model_type
         if kind not in TYPES:

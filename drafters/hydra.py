@@ -87,10 +87,6 @@ class PrefixAttention(FeatureHead):
         lengthen(twin, max_length)
         return twin
 
-    def stated_sizes(self) -> dict[str, Any]:
-        """The fields of ``config.json`` that no tensor says."""
-        return {name: getattr(self.config, name) for name in _SIZES} if self.stated else {}
-
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> "PrefixAttention":
         """A layer without weights for the tensors of a checkpoint; arguments as for ``config_of``."""
@@ -201,8 +197,9 @@ class HydraHeads(Heads):
             "grounded_heads": True,
             "hidden_state_offset": 0,
             "base_model_name_or_path": self.base_model,
-            **({} if self.prefix is None else self.prefix.stated_sizes()),
         }
+        if self.prefix is not None and self.prefix.stated:  # what no tensor says
+            config |= {name: getattr(self.prefix.config, name) for name in _SIZES}
         write(path, named(self.state_dict(), NAMES), config, file=FILES[0])
 
     @classmethod

@@ -54,8 +54,7 @@ class SelfDrafter(CausalDrafter):
         self.file = Path(skip).expanduser() if isinstance(skip, str | Path) else None
         if self.file is not None and not self.file.is_file():
             raise ValueError(f"skip={skip}: there is no such file; {SEARCH}")
-        if quantization is not None:
-            check_quantization(quantization)
+        check_quantization(quantization)
         if not (isinstance(skip, str | Path | Sequence) and skip) and (skip is not None or quantization is None):
             raise ValueError(f"skip={shown(skip)}: give layers or parts of them, such as [4, 2.mlp, 8-31], or a file")
         without = "" if skip is None else f" without {shown(skip)}"

@@ -33,10 +33,13 @@ from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import Ids, shared_tokens
 from specdec.interfaces import Description, Drafter
+from specdec.machine import choose_dtype
 from specdec.placement import main_device
 from specdec.quantization.base import output_width
+from specdec.quantization.checkpoint import quantized_by, stored_scheme
+from specdec.quantization.speed import AUTO, fastest, largest_linear
 from specdec.target.configuration import check_model, check_tokenizer
-from specdec.target.loading import load, load_config, load_model, load_tokenizer
+from specdec.target.loading import load, load_config, load_model, load_tokenizer, resolve_device, resolve_dtype
 
 
 class ModelFiles(Where, total=False):
@@ -106,12 +109,15 @@ class ModelDrafter(CausalDrafter):
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, *, shape: AnyTree = 4, **options: Unpack[LoadedModel]) -> Self:
-        """Load the model and its tokenizer; arguments as for ``Target.from_pretrained``."""
-        given: dict[str, Any] = dict(options)
+        """Load a model and its tokenizer, as a target's; ``quantization="auto"``, the default, is ``format_here``."""
+        given: dict[str, Any] = {"quantization": AUTO, **options}
         files = {key: given.pop(key) for key in ModelFiles.__annotations__ if key in given}
         files = {key: each for key, each in files.items() if each not in (None, False) or key == "quantization_check"}
         check_format(given.get("kv_cache"))  # before the model is loaded
         DraftVocabulary(1, **{key: given[key] for key in Reduced.__annotations__ if key in given})
+        if files.get("quantization") == AUTO:
+            files["quantization"], measured = format_here(name_or_path, **files)
+            files |= {"quantization_check": False} if measured else {}
         model = load_model(name_or_path, **files)
         try:
             tokenizer = load_tokenizer(name_or_path, **files)
@@ -133,6 +139,23 @@ class ModelDrafter(CausalDrafter):
         if output is None or not self.same_vocabulary:  # without one, the runner says so
             return None
         return shared_tokens(self.name, self.tokenizer, output_width(output), target)
+
+
+def format_here(name: str, *, dtype: Any = "auto", device: Any = "auto", **files: Any) -> tuple[str | None, str]:
+    """Return the quantization in which a model drafts fastest here and why (``fastest``), by its configuration alone.
+
+    None for a model that is quantized already, on several devices, or whose files say nothing: loading says why.
+    """
+    try:
+        config, given, where = load_config(name, **files), resolve_dtype(dtype), resolve_device(device)
+        if quantized_by(config) or stored_scheme(config) or files.get("device_map"):
+            return None, ""
+        with torch.device("meta"):
+            shape = largest_linear(AutoModelForCausalLM.from_config(config))
+        known = given if isinstance(given, torch.dtype) else choose_dtype(config.dtype or torch.float32, where).dtype
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None, ""
+    return fastest(shape, known, where.type)
 
 
 def check_device(model: PreTrainedModel, target: Target) -> None:
@@ -179,7 +202,7 @@ class TrainedLM(TrainedHead):
     def _made(self, target: Target) -> PreTrainedModel:
         self.tokenizer = target.tokenizer
         if self.name is not None:
-            drafter = ModelDrafter.from_pretrained(self.name, dtype="float32", device=target.device)
+            drafter = ModelDrafter.from_pretrained(self.name, dtype="float32", device=target.device, quantization=None)
             drafter.shared(target)
             model = drafter.model_for(target)
         else:

@@ -154,8 +154,7 @@ class HeadDrafter(OwnModelDrafter):
         **options: Unpack[Options],
     ):
         super().__init__(tree, **options)
-        if quantization is not None:
-            check_quantization(quantization)
+        check_quantization(quantization)
         self.quantization = quantization
         self.quantization_check = flag("quantization_check", quantization_check)
 

@@ -155,10 +155,12 @@ class BlockHead(DraftHead):
         if hidden_layers is None:  # in a shallow target the usual ones would coincide
             few = total < _MANY_LAYERS
             hidden_layers = tuple(range(1, total)) if few else tuple(id + 1 for id in default_layers(total, layers))
+        theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")  # RoPE without its scaling
+        theta = float(theta if isinstance(theta, int | float) and theta else 10000.0)
         given: dict[str, Any] = {
             **sizes_like(text),
             "vocab_size": vocab,
-            "rope_parameters": _plain_rope(text),
+            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
             "num_hidden_layers": layers,
             "block_size": block_size,
             "mask_token_id": vocab - 1 if mask_token_id is None else mask_token_id,
@@ -305,10 +307,3 @@ def default_layers(target_layers: int, count: int) -> list[int]:
     if count == 1:
         return [target_layers // 2]
     return [round(1 + index * (target_layers - 4) / (count - 1)) for index in range(count)]
-
-
-def _plain_rope(config: Any) -> dict[str, Any]:
-    """Returns a target's RoPE without its scaling: its base frequency."""
-    known = getattr(config, "rope_parameters", None) or {}
-    theta = known.get("rope_theta") if isinstance(known.get("rope_theta"), (int, float)) else None
-    return {"rope_type": "default", "rope_theta": float(theta or 10000.0)}

@@ -89,7 +89,10 @@ def load_eagle(
         raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
     if embeddings == "target" or not own:
         tensors.pop("embed_tokens.weight", None)
-    if _fuses(tensors):
+    # EAGLE-3's first layer reads two widths side by side, whatever may be missing.
+    queries, output = (tensors.get(f"layers.0.self_attn.{part}_proj.weight") for part in "qo")
+    wide = queries is not None and output is not None and queries.shape[1] == 2 * output.shape[0]
+    if wide or any(key.startswith("midlayer.") or key == "layers.0.hidden_norm.weight" for key in tensors):
         return _eagle3(checkpoint, tensors, hidden_layers, kind)
     if "fc.weight" not in tensors or not any(_LAYER.match(key) for key in tensors):
         raise ValueError(
@@ -109,14 +112,6 @@ def load_eagle(
     with torch.device("meta"):
         head = EagleHead(config, fusion_bias="fc.bias" in tensors, owns_embeddings=table is not None)
     return fill(name, head, tensors, [("model.", "")])
-
-
-def _fuses(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether tensors are EAGLE-3's, whatever may be missing: its first layer reads two widths side by side."""
-    if any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in tensors):
-        return True
-    queries, output = (tensors.get(f"layers.0.self_attn.{part}_proj.weight") for part in "qo")
-    return queries is not None and output is not None and queries.shape[1] == 2 * output.shape[0]
 
 
 def _eagle3(

@@ -25,7 +25,6 @@ from specdec.drafting.scorer import Scorer
 from specdec.execution.executor import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Description, Drafter, Sizes
-from specdec.quantization.base import input_width
 from specdec.target.loading import resolve_dtype
 
 _SHALLOW = [(0,), (1,), (2,), (0, 0), (0, 1), (0, 2), (1, 0)]
@@ -260,7 +259,7 @@ class LastStateDrafter(OwnModelDrafter):
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
-        width, heads = input_width(output), self.heads
+        width, heads = getattr(output, "in_features", None) or output.weight.shape[1], self.heads
         if heads.hidden_size == signal_width(target.model) < width:
             heads = heads.widened(width)  # the target is inflated, and its heads cost what such a target's would
         if heads.hidden_size != width:

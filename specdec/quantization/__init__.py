@@ -19,9 +19,9 @@ from specdec.quantization.speed import check_fast
 __all__ = ["METHODS", "check_fast", "check_quantization", "quantization_of", "quantize"]
 
 
-def check_quantization(name: str) -> None:
+def check_quantization(name: str | None) -> None:
     """Refuse a name that there is not, before a model is loaded for it."""
-    if not isinstance(name, str) or name not in METHODS:
+    if name is not None and (not isinstance(name, str) or name not in METHODS):
         raise ValueError(f"quantization={name!r}: give one of {', '.join(METHODS)}, or leave it out")
 
 

@@ -207,15 +207,6 @@ def num_weights(model: PreTrainedModel) -> int:
     return model.num_parameters() + sum(module.num_weights - module.weight.numel() for module in quantized)
 
 
-def input_width(layer: nn.Module) -> int:
-    """Returns the width of a linear layer's inputs, quantized or not."""
-    if isinstance(layer, QuantizedLinear):
-        return layer.in_features
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight.shape[1]
-
-
 def rounded_to(model: nn.Module) -> torch.dtype | None:
     """Returns the dtype that a model's quantized layers round to; None if none of them rounds more than the model."""
     found = (module.rounds_to for module in model.modules() if isinstance(module, QuantizedLinear))

@@ -1,4 +1,4 @@
-"""Refuses a scheme that would be slower than full precision on the model's device.
+"""Refuses a scheme that would be slower than full precision on the model's device, and chooses one for a drafter.
 
 A model is quantized to decode faster. Whether it does depends on the processor, so it is measured, where there is a
 kernel at all: one row through a layer of the shape of the model's largest, quantized and not, in about a fifth of a
@@ -7,9 +7,8 @@ studied anywhere.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec.execution.products import panels
 from specdec.machine import dtype_name
+from specdec.native import chosen
 from specdec.quantization.base import CUDA_DTYPES, QuantizedLinear
 from specdec.quantization.checkpoint import METHODS
 
@@ -26,6 +26,7 @@ MEASURED_FROM = 1 << 22
 """Weights of the largest layer from which a model is measured; 4,096 x 1,024 in bfloat16 are eight megabytes."""
 _AT_MOST = 1 << 21  # weights of the layer that is measured: quantizing more would take longer than the measurement
 _ROWS_STEP = 64  # output channels come in multiples of this, as in most models
+AUTO = "auto"  # as the quantization of a drafting model: ``fastest`` chooses
 _RUNS = 10
 _CACHES = 16 << 20  # numbers of float32 that push everything else out of the processor's caches
 MARGIN = 1.1
@@ -45,48 +46,53 @@ def obstacle(name: str, dtype: torch.dtype, device: str) -> str | None:
     return None if dtype in dtypes else f"there is no kernel for it in {dtype_name(dtype)} on a {device} device"
 
 
-class RowTimes(NamedTuple):
-    """Milliseconds of a row through a layer of a shape ``(out, in)`` in full precision, at best, and quantized."""
-
-    full: float
-    quantized: float
-    shape: tuple[int, int]
-
-
-def check_fast(
-    model: PreTrainedModel,
-    name: str,
-    *,
-    device: str | None = None,
-    measure: Callable[[str, tuple[int, int], torch.dtype], RowTimes] | None = None,
-) -> None:
+def check_fast(model: PreTrainedModel, name: str) -> None:
     """Refuse a scheme that the model's device has no kernel for, or whose kernel is slower than full precision.
 
     Only CPUs are measured. On a GPU the kernel is taken to be faster; where it does not run, a warning says so, and the
-    weights still take less memory (``specdec.kernels.obstacle``).
-
-    Args:
-        device: The kind of device; None for the model's.
-        measure: Returns the times of a layer in a scheme, a shape and a dtype; ``measure_row`` by default.
-
-    Raises:
-        ValueError: Says why, with the figures, and what to do.
+    weights still take less memory (``specdec.kernels.obstacle``). Raises ValueError: says why, with the figures.
     """
-    reason = obstacle(name, model.dtype, device or model.device.type)
+    reason = obstacle(name, model.dtype, model.device.type)
     if reason is not None:
         raise ValueError(f"quantization={name!r}: {reason}; {_REMEDY}")
     shape = largest_linear(model)
     if model.device.type != "cpu" or shape[0] * shape[1] < MEASURED_FROM:
         return
     for _ in range(2):  # once more before it is refused: the machine may be busy
-        times = (measure or measure_row)(name, shape, model.dtype)
-        if times.quantized <= MARGIN * times.full:
+        full, quantized = measure_row([name], shape, model.dtype).values()
+        if quantized <= MARGIN * full:
             return
     dtype = dtype_name(model.dtype)
     raise ValueError(
-        f"quantization={name!r} is slower than {dtype} on this machine: one row through {times.shape[0]} x "
-        f"{times.shape[1]} weights takes {times.quantized:.2f} ms, and {times.full:.2f} ms in {dtype}; {_REMEDY}"
+        f"quantization={name!r} is slower than {dtype} on this machine: {_row(shape)} takes {quantized:.2f} ms, and "
+        f"{full:.2f} ms in {dtype}; {_REMEDY}"
     )
+
+
+def fastest(shape: tuple[int, int], dtype: torch.dtype, device: str) -> tuple[str | None, str]:
+    """Return the scheme in which a model drafts fastest (None: full precision), and what was measured, if anything.
+
+    Measured on CPUs alone, once per machine, dtype and ``shape``, that of the model's largest layer. Fewer bits win
+    only if they are faster by ``MARGIN``, and are so again.
+    """
+    if device != "cpu" or shape[0] * shape[1] < MEASURED_FROM or obstacle("int4", dtype, device) is not None:
+        return None, ""
+    said = chosen(f"drafts in {dtype_name(dtype)}: {_row(shape)}", partial(_fastest, shape, dtype), "")
+    scheme = said.partition(":")[0]
+    return scheme if scheme in METHODS else None, said
+
+
+def _fastest(shape: tuple[int, int], dtype: torch.dtype) -> str | None:
+    """Return the winner and the milliseconds of all in words; None if another one wins the second time."""
+    winners, times = set[str](), dict[str, float]()
+    for _ in range(2):
+        times = measure_row(("int8", "int4"), shape, dtype)
+        winner = dtype_name(dtype)
+        for name, taken in times.items():
+            winner = name if taken * MARGIN < times[winner] else winner
+        winners.add(winner)
+    figures = ", ".join(f"{taken:.2f} ms in {name}" for name, taken in times.items())
+    return f"{winner}: {_row(shape)} takes {figures}" if len(winners) == 1 else None
 
 
 def largest_linear(model: nn.Module) -> tuple[int, int]:
@@ -101,25 +107,22 @@ def largest_linear(model: nn.Module) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTimes:
-    """Return how long one row takes through a layer on one thread of the CPU, the least of some runs that take turns.
+def measure_row(names: Sequence[str], shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
+    """Return the milliseconds of one row through a layer on one thread of the CPU, in full precision and in schemes.
 
-    A layer of more weights than are needed is measured with fewer output channels. Before every run the caches are
-    filled with something else, as the other layers do in a model: so the weights come from memory.
+    They are the least of some runs that take turns. Before every run the caches are filled with something else, as the
+    other layers do in a model: so the weights come from memory.
     """
-    out, width = shape
-    out = min(out, max(_ROWS_STEP, _AT_MOST // width // _ROWS_STEP * _ROWS_STEP))
+    out, width = _measured(shape)
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(out, width, generator=generator) / width**0.5).to(dtype)
     inputs = torch.randn(1, width, generator=generator).to(dtype)
-    layer = METHODS[name](weight, None)
-    full = panels(weight)
     # The choice of the product is Python, which is no part of a captured forward.
-    ways = [
-        partial(F.linear, inputs, weight) if full is None else partial(full, inputs, None),
-        partial(layer, inputs) if (packed := layer.panels()) is None else partial(packed, inputs, None),
-    ]
-    other, least, threads = torch.ones(_CACHES), [float("inf")] * 2, torch.get_num_threads()
+    layers = {name: METHODS[name](weight, None) for name in names}
+    found = [(partial(F.linear, inputs, weight), panels(weight))]
+    found += [(partial(layer, inputs), layer.panels()) for layer in layers.values()]
+    ways = [plain if packed is None else partial(packed, inputs, None) for plain, packed in found]
+    other, least, threads = torch.ones(_CACHES), [float("inf")] * len(ways), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for run in range(_RUNS + 1):
@@ -131,4 +134,13 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
                     least[side] = min(least[side], time.perf_counter() - start)
     finally:
         torch.set_num_threads(threads)
-    return RowTimes(1000 * least[0], 1000 * least[1], (out, width))
+    return dict(zip((dtype_name(dtype), *names), (1000 * taken for taken in least), strict=True))
+
+
+def _measured(shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the shape that is measured: a layer of more weights than are needed has fewer output channels."""
+    return min(shape[0], max(_ROWS_STEP, _AT_MOST // shape[1] // _ROWS_STEP * _ROWS_STEP)), shape[1]
+
+
+def _row(shape: tuple[int, int]) -> str:
+    return "one row through {} x {} weights".format(*_measured(shape))

@@ -68,8 +68,7 @@ def load(
     **options: Any,
 ) -> Loaded:
     """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``."""
-    if quantization is not None:
-        check_quantization(quantization)
+    check_quantization(quantization)
     if inflate is not None:
         inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
     size = parallel.check_processes(tensor_parallel)

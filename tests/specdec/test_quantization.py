@@ -2,9 +2,11 @@
 
 import copy
 import itertools
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,15 +14,18 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters.model import ModelDrafter
+from specdec import Engine, SamplingParams, Target
+from specdec.machine import dtype_name
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization import speed as checks
 from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.fp8 import to_fp8
 from specdec.quantization.int4 import GROUP, Int4Linear, from_int4, to_int4
 from specdec.quantization.int8 import Int8Linear, to_int8
-from specdec.quantization.speed import MEASURED_FROM, RowTimes, check_fast, measure_row, obstacle
+from specdec.quantization.speed import AUTO, MEASURED_FROM, check_fast, fastest, measure_row, obstacle
 from specdec.target.loading import load_model
 from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 8], [5]]
 
@@ -148,9 +153,6 @@ def test_other_dtypes_multiply_plainly(dtype: torch.dtype, name: str) -> None:
     torch.testing.assert_close(layer(inputs), inputs @ by_hand(layer).to(dtype).t())
 
 
-Measure = Callable[[str, tuple[int, int], torch.dtype], RowTimes]
-
-
 def large(dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """A model whose output layer is just large enough to be measured."""
     config = LlamaConfig(
@@ -164,30 +166,78 @@ def large(dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     return LlamaForCausalLM(config).to(dtype)
 
 
-def times(full: float, quantized: float) -> Measure:
-    return lambda name, shape, dtype: RowTimes(full, quantized, (shape[0] // 2, shape[1]))
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What rows are measured to take, each time in full precision and in the schemes; once it is out, this fails."""
+    found = Mock(side_effect=AssertionError("nothing is measured"))
+
+    def measure(names: Sequence[str], shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
+        return dict(zip([dtype_name(dtype), *names], found(), strict=True))
+
+    monkeypatch.setattr(checks, "measure_row", measure)
+    return found
 
 
-def test_the_slower_scheme_is_refused_with_what_was_measured() -> None:
-    check_fast(large(), "int4", device="cpu", measure=times(1.0, 0.5))
+def test_the_slower_scheme_is_refused_with_what_was_measured(measured: Mock) -> None:
+    """Less than a tenth is noise, and a scheme is refused only if it was slower both times: the machine may be busy."""
     said = "quantization='int4' is slower than bfloat16 .*32768 x 64 .* 0.75 ms, and 0.25 ms .*quantization_check=false"
-    with pytest.raises(ValueError, match=said):
-        check_fast(large(), "int4", device="cpu", measure=times(0.25, 0.75))
+    for found, refused in (([(1.0, 1.05)], False), ([(1.0, 2.0), (1.0, 0.9)], False), ([(0.25, 0.75)] * 2, True)):
+        measured.side_effect = found
+        with pytest.raises(ValueError, match=said) if refused else nullcontext():
+            check_fast(large(), "int4")
+        assert measured.call_count == len(found)
+        measured.reset_mock()
 
 
-def test_a_busy_machine_is_asked_twice() -> None:
-    """Less than a tenth is noise, and a scheme is refused only if it was slower both times."""
-    model = large()
-    for found, refused in (([1.05], False), ([2.0, 0.9], False), ([2.0, 2.0], True)):
-        left = iter(found)
-        measure: Measure = lambda name, shape, dtype, left=left: RowTimes(1.0, next(left), shape)  # noqa: E731
-        with pytest.raises(ValueError, match="slower") if refused else nullcontext():
-            check_fast(model, "int8", device="cpu", measure=measure)
-        assert next(left, None) is None
+@pytest.mark.parametrize(
+    ("found", "scheme"),
+    [
+        ([(4.0, 2.0, 1.0)] * 2, "int4"),
+        ([(4.0, 2.0, 1.9)] * 2, "int8"),  # int4 by less than a tenth: its drafts are worse
+        ([(4.0, 5.0, 3.0)] * 2, "int4"),
+        ([(4.0, 3.8, 3.7)] * 2, None),
+        ([(4.0, 2.0, 1.0), (4.0, 9.0, 9.0)], None),  # other work on the machine
+    ],
+)
+def test_a_drafting_model_gets_the_format_that_is_faster_by_a_tenth_twice(found, scheme, measured, monkeypatch) -> None:
+    monkeypatch.setattr(checks, "chosen", lambda what, measure, default: measure() or default)
+    measured.side_effect = found
+    chosen, said = fastest((100_000, 64), torch.bfloat16, "cpu")
+    assert chosen == scheme and (said == "" if found[0] != found[1] else "4.00 ms in bfloat16" in said)
 
 
-def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(checks, "measure_row", times(1.0, 2.0))
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device"),
+    [((64, 64), torch.bfloat16, "cpu"), ((1 << 20, 64), torch.float16, "cpu"), ((1 << 20, 64), torch.bfloat16, "cuda")],
+    ids=["small", "no kernel", "GPU"],
+)
+def test_other_drafting_models_stay_as_they_are(shape, dtype, device, measured: Mock) -> None:
+    assert fastest(shape, dtype, device) == (None, "") and not measured.called
+
+
+def test_the_choice_changes_the_drafter_alone(tmp_path: Path, measured: Mock, monkeypatch) -> None:
+    """Left to the machine, the drafter is the one of the format by name; None, a stored one and a target's stay."""
+    monkeypatch.setattr(checks, "chosen", lambda what, measure, default: measure() or default)
+    model = large(torch.float32)
+    model.save_pretrained(tmp_path / "full")
+    quantize(large(), "int8", check=False).save_pretrained(tmp_path / "stored")
+    for name, given, scheme in (("full", {}, "int4"), ("full", {"quantization": None}, None), ("stored", {}, "int8")):
+        measured.side_effect = [(4.0, 2.0, 1.0)] * 2
+        drafter = ModelDrafter.from_pretrained(str(tmp_path / name), device="cpu", quantization_check=False, **given)
+        assert quantization_of(drafter.model) == scheme
+        if scheme == "int4":
+            engine, sampling = Engine(Target(model), drafter, RejectionVerifier()), SamplingParams(max_new_tokens=12)
+            both = [engine.generate(PROMPTS, sampling, speculate=speculate) for speculate in (False, True)]
+            plain, drafted = ([each.token_ids for each in completions] for completions in both)
+            assert drafted == plain and quantization_of(model) is None
+    with pytest.raises(ValueError, match="quantization='auto': give one of int8, int4, fp8"):
+        load_model(str(tmp_path / "full"), quantization=AUTO)
+    with pytest.raises(ValueError, match="quantization='fast': give one of int8, int4, fp8, or leave it out"):
+        ModelDrafter.from_pretrained(str(tmp_path / "full"), quantization="fast")
+
+
+def test_the_check_stands_before_the_work_and_can_be_left_out(measured: Mock, tmp_path: Path) -> None:
+    measured.side_effect = itertools.repeat((1.0, 2.0))
     model = large()
     with pytest.raises(ValueError, match="slower than bfloat16"):
         quantize(model, "int8")
@@ -212,23 +262,24 @@ def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytes
     ],
 )
 def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, device: str, says: str) -> None:
-    with pytest.raises(ValueError, match=f"quantization='{name}': .*{says}"):
-        check_fast(small(dtype=dtype), name, device=device)
+    assert re.search(says, obstacle(name, dtype, device) or "")
+    if device == "cpu":
+        with pytest.raises(ValueError, match=f"quantization='{name}': .*{says}"):
+            check_fast(small(dtype=dtype), name)
 
 
-def test_what_the_hardware_has_and_what_is_measured() -> None:
+def test_what_the_hardware_has_and_what_is_measured(measured: Mock) -> None:
     assert {name: obstacle(name, torch.bfloat16, "cuda") for name in METHODS} == dict.fromkeys(METHODS)
     for dtype in (torch.float32, torch.bfloat16):
         assert [name for name in METHODS if obstacle(name, dtype, "cpu")] == ["fp8"]
-
-    def never(*arguments: object) -> RowTimes:
-        raise AssertionError(arguments)
-
     for model in (small(), small(dtype=torch.float32)):
-        check_fast(model, "int8", device="cpu", measure=never)
-    with pytest.raises(AssertionError, match="int8"):
-        check_fast(large(), "int8", device="cpu", measure=never)
-    found = measure_row("int8", (100_000, 1024), torch.float32)
-    assert found.shape == (2048, 1024) and found.full > 0 and found.quantized > 0
-    assert measure_row("int4", (48, 64), torch.bfloat16).shape == (48, 64)
+        check_fast(model, "int8")
+    with pytest.raises(AssertionError, match="nothing is measured"):
+        check_fast(large(), "int8")
+    for names, shape, dtype in (
+        (["int8"], (100_000, 1024), torch.float32),
+        (["int4", "int8"], (48, 64), torch.bfloat16),
+    ):
+        found = measure_row(names, shape, dtype)
+        assert [*found] == [dtype_name(dtype), *names] and min(found.values()) > 0
     assert torch.get_num_threads() == 1
