@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from experiments.config.sections import build, component_of, listed, plain
+from experiments.config.sections import build, listed, plain
 from experiments.measuring import calibrating
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.forwards import Forward, measure_forwards
@@ -29,10 +29,10 @@ _TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(
 def pays(config: DictConfig) -> TimedRounds:
     """Time the target's forwards; print and write from which acceptance on speculation pays."""
     settle(config)
-    component_of(config, "target")
+    formats = check_components(config, {"": "drafter"} if config.drafter.get("_target_") else {}, ("target",))
     batches = sorted({*(listed(config, "batch") if config.batch is not None else (1, 8))})
-    nodes, context = sorted({1, *listed(config, "nodes")}), config.context or 256
-    seconds = 20 if config.seconds is None else config.seconds
+    nodes, costs = sorted({1, *listed(config, "nodes")}), listed(config, "draft_costs")
+    context, seconds = config.context or 256, 20 if config.seconds is None else config.seconds
     target: Target = build(config, "target")
     if context + nodes[-1] > target.max_length:
         room = f"{target.name} has {target.max_length} positions, give at most so many together"
@@ -49,13 +49,13 @@ def pays(config: DictConfig) -> TimedRounds:
     where = conditions_of(target, runner, None)
     threads = f"{where.threads} thread{'s' * (where.threads > 1)}"
     about = f"{where.model} in {where.dtype} on {where.device}, {threads}, context {context}"
-    costs = listed(config, "draft_costs")
+    said = [*formats.values(), *load_notes(meter.stop(), timed)]
     publish(
         Path(config.out),
         "pays",
         tables=[reports.lengths_table(rounds, batch, costs, about) for batch in batches],
         figures=reports.timed_figures(rounds, costs) | {"conditions": where, "context": context},
-        said=[*load_notes(meter.stop(), timed), *reports.verdict(rounds, costs, passes=timed[0].passes)],
+        said=[*said, *reports.verdict(rounds, costs, passes=timed[0].passes)],
     )
     return rounds
 

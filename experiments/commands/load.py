@@ -63,10 +63,10 @@ def load(config: DictConfig) -> list[LoadRun]:
     """
     folder = Path(config.out)
     before = begun(config, kind="load study", begins=MANIFEST)
-    given = plain_whole(config)
     settle(config)
     drafters = drafters_of(config)
     check_components(config, drafters, _PARTS)
+    given = plain_whole(config)
     clock: Virtual | None = build(config, "clock")
     bootstrap, terms = bootstrap_of(config), Terms.of(given)
     loads, planned = _plan(config)

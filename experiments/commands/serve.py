@@ -26,8 +26,8 @@ def serve(config: DictConfig) -> None:
         raise ValueError(f"{error.name} is not installed: pip install 'specdec-research[serve]'") from error
     settle(config)
     methods = {config.method: "drafter"}
-    check_components(config, methods, ("target", "verifier", "sampling"))
-    target, contenders = assemble(config, methods)
+    formats = check_components(config, methods, ("target", "verifier", "sampling"))
+    target, contenders = assemble(config, methods, formats=formats)
     engine = contenders[-1].engine
     assert isinstance(engine, Engine), "no other engines are assembled"
     if config.template is not None and target.tokenizer is not None:

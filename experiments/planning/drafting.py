@@ -100,10 +100,11 @@ def _model(options: Any, target: ModelShape, formats: Formats, beside: Any, *, a
     """The plan of a model of its own, whose vocabulary has to be that of the target ``beside`` it."""
     name = str(options.get("name"))
     config, dtype = read_config(name, options.get("gguf_file")), str(options.get("dtype") or "auto")
-    more = {"quantization": options.get("quantization"), "kv_cache": options.get("kv_cache")}
-    precision = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more).precision
+    scheme = options.get("quantization")  # left to a machine, it is as loaded there where nothing is faster
+    more = {"quantization": None if scheme == "auto" else scheme, "kv_cache": options.get("kv_cache")}
+    found = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more)
     shape = shape_of(config, f"drafter.name={name}")
-    title = f"{name}, a model of {short_count(shape.weights)} parameters" + ", which fills masks" * at_once
+    title = f"{name}, a model of {short_count(shape.weights)} parameters, {found.words}" + ", fills masks" * at_once
     if beside is not None:
         from specdec.drafting.vocabulary import shared_tokens  # imports PyTorch, as its class has
 
@@ -111,8 +112,8 @@ def _model(options: Any, target: ModelShape, formats: Formats, beside: Any, *, a
         ids = shared_tokens(name, own.tokenizer, shape.vocab, other)
         compared = "vocabulary" if own.tokenizer and other.tokenizer else "width of vocabulary"
         title += f", with the target's {compared}" + ("" if ids is None else f" in {len(ids):,} tokens")
-    shape = shape.reduced(options.get("vocabulary"))
-    return Planned(title=title, model=DraftModel(shape=shape, precision=precision, at_once=at_once, catches_up=at_once))
+    model = DraftModel(shape=shape.reduced(options.get("vocabulary")), precision=found.precision, at_once=at_once)
+    return Planned(title=title, model=replace(model, catches_up=at_once))
 
 
 def vocabulary_of(options: Mapping[str, Any], size: int | None = None) -> Any:

@@ -53,7 +53,7 @@ def measure_methods(
     folder = Path(config.out)
     before = begun(config)
     settle(config)
-    check_components(config, methods)
+    formats = check_components(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
     sampling, dataset = build(config, "sampling"), build(config, "dataset")
@@ -63,12 +63,17 @@ def measure_methods(
     if before is not None:
         check_facts(before, folder, **facts)
         if complete(folder):
-            return already_complete(folder)
+            run = load_run(folder)
+            if not in_sweep():
+                print(f"{short(folder)} is complete already")
+            check_finished(run)
+            check_lossless(run)
+            return run
     begin = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     program = process_bytes()["process"]
-    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
+    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]], formats=formats)
     contenders = accounted(contenders)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
@@ -91,7 +96,8 @@ def measure_methods(
     # Kernels prepare themselves for a shape when they first meet it: prompts of one length are warmed up for with it.
     lengths = [prompt.last_tokens for prompt in prompts]
     most = max(length or 0 for length in lengths) if all(lengths) else None
-    warmup = encode_warmup(texts, target, sampling, engine.max_length, most=most)
+    room = min(engine.max_length - sampling.max_new_tokens, most or engine.max_length)
+    warmup = [ids for text in texts if (ids := list(encode_prompt(tokenizer, text))[:room])]
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([contender.engine for contender in contenders if isinstance(contender.engine, Engine)])
     held["program"] = program
@@ -168,15 +174,6 @@ def measure_methods(
     return measurement.run(work, sum(map(len, prepared)))
 
 
-def encode_warmup(
-    texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
-) -> list[list[int]]:
-    """Warm-up prompts as tokens, cut where they are too long, or longer than what is measured (``most``)."""
-    room = min(max_length - sampling.max_new_tokens, most or max_length)
-    encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
-    return [ids for ids in encoded if ids]
-
-
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
 _APPLIED = (*_FILTERS, "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens")
 
@@ -231,16 +228,6 @@ def beside(contenders: Sequence[Contender]) -> str:
     starts = [other.start_seconds for other in others if other.start_seconds is not None]
     said += [f"their start ({sum(starts):.0f} s) is not counted"] if starts else []
     return "".join(f"; {each}" for each in said)
-
-
-def already_complete(folder: Path) -> Run:
-    """The figures of a run that has nothing left to do."""
-    if not in_sweep():
-        print(f"{short(folder)} is complete already")
-    run = load_run(folder)
-    check_finished(run)
-    check_lossless(run)
-    return run
 
 
 def amount(fitting: Fitting) -> str:

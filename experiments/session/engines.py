@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from experiments.measuring.peaks import brief_peaks
 from experiments.reporting.progress import phase
 from experiments.results.records import PLAIN
 from experiments.session.methods import Method, check_text, methods_of
-from experiments.session.policies import built_policy, paced, policy_of, settle_costs
+from experiments.session.policies import COSTS, built_policy, paced, policy_of, settle_costs
 from specdec.drafting.costs import RoundCosts, check_conditions
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
@@ -55,12 +56,13 @@ def quiet_hub() -> None:
 
 
 def assemble(
-    config: DictConfig, drafters: Mapping[str, str], *, samples: Sequence[str] = ()
+    config: DictConfig, drafters: Mapping[str, str], *, samples: Sequence[str] = (), formats: Mapping[str, str] = {}
 ) -> tuple[Target, list[Contender]]:
     """The target and all contenders, the baseline first.
 
     Args:
         samples: Texts to measure the costs of rounds on, for a length policy that needs them.
+        formats: What the formats of drafting models were chosen by, by section.
 
     Raises:
         ValueError: A model cannot be loaded, a drafter and the verifier do not fit, or the costs that a policy chooses
@@ -77,9 +79,11 @@ def assemble(
     contenders: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in others_too}
     targets = _targets([plainly, *others])
     for each in others:
-        kept = {"folder": Path(config.out), "method": each.name if len(others) > 1 else ""}
-        most = each.config.engine.max_batch_size
-        settle_costs(made[each.name], rules[each.name], targets[each.target], samples, max_batch_size=most, **kept)
+        parts = made[each.name], rules[each.name], targets[each.target], samples
+        said = [text for section, text in formats.items() if section.startswith(str(each.drafter))]
+        said += settle_costs(*parts, each.config, f"{each.name}_{COSTS}" if len(others) > 1 else COSTS)
+        if said and not in_sweep():
+            print(f"{each.name}: {'; '.join(said)}", file=sys.stderr)
     phase("packing weights and allocating caches", shown=not in_sweep())
     engines = {
         each.name: new_engine(each.config, targets[each.target], made[each.name], rules[each.name]) for each in others

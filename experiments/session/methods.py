@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from drafters.model import format_here
 from experiments.config.kinds import check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
 from experiments.planning.drafting import plan_drafter, vocabulary_of
@@ -19,6 +20,7 @@ from specdec.drafting.vocabulary import shared_tokens
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 from specdec.memory import free_memory
 from specdec.physics.capacity import Served
+from specdec.quantization.speed import AUTO
 from specdec.target.loading import resolve_device
 
 PARTS = ("target", "engine")
@@ -105,8 +107,12 @@ def check_components(
     config: DictConfig,
     drafters: Mapping[str, str],
     others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
-) -> None:
-    """Check the arguments of all components, and of what methods have of their own, before anything is made."""
+) -> dict[str, str]:
+    """Check the arguments of all components, and of what methods have of their own, before anything is made.
+
+    Formats that are left to this machine (``quantization=auto``) are then chosen and written into the configuration, so
+    that results have them, and a run that is resumed keeps them. Returns what they were chosen by, by section.
+    """
     check_arguments(Engine, plain(config, "engine"), "engine", given_first=True)
     if PLAIN in drafters:
         raise ValueError(f"method={PLAIN} is what plain decoding beside it is called: give another name")
@@ -132,6 +138,14 @@ def check_components(
     _check_setups(config, [PLAIN, *drafters])
     check_vocabularies(config, list(drafters.values()), text="dataset" in others)
     check_memory(config, list(drafters.values()))
+    measured: dict[str, str] = {}
+    for section in (part for whole in drafters.values() for part in components_within(config, whole)):
+        options = plain(config, section)
+        if options.get("quantization") == AUTO:
+            scheme, said = format_here(**options)
+            OmegaConf.update(config, f"{section}.quantization", scheme)
+            measured |= {section: f"{options['name']} drafts in {said}"} if said else {}
+    return measured
 
 
 def check_memory(config: DictConfig, sections: Sequence[str]) -> None:

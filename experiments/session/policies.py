@@ -61,31 +61,30 @@ def paced(drafter: Drafter | None, policy: Policy | None) -> Drafter | None:
 
 
 def settle_costs(
-    drafter: Drafter | None,
-    verifier: Verifier,
-    target: Target,
-    samples: Sequence[str],
-    *,
-    max_batch_size: int,
-    folder: Path,
-    method: str = "",
-) -> None:
-    """Measure what rounds cost, if the drafter's policy needs that and was not given it; keep it beside the results.
+    drafter: Drafter | None, verifier: Verifier, target: Target, samples: Sequence[str], config: DictConfig, name: str
+) -> list[str]:
+    """Measure what rounds cost, if the drafter's policy needs that and was not given it, and return it in words.
 
-    ``method`` is the method's name, if there are several.
+    It is kept beside the results in a file of this ``name``, and read there by a run that is resumed.
     """
-    policy = policy_of(drafter)
+    policy, file = policy_of(drafter), Path(config.out, name)
     if drafter is None or not isinstance(policy, CostAwareLength | CostAwareNodes):
-        return
+        return []
+    if policy.costs is None and config.get("resume") and file.exists():
+        policy.costs = RoundCosts.load(file)
     if policy.costs is None:
         assert target.tokenizer is not None, "refused before"
-        prompts = [target.tokenizer.encode(text)[:512] for text in samples]
-        given = [prompt for prompt in prompts if prompt] or [[0]]
+        given = [ids for text in samples if (ids := target.tokenizer.encode(text)[:512])] or [[0]]
         timed, by_nodes = (drafter.drafter, False) if isinstance(drafter, AdaptiveDrafter) else (drafter, True)
-        policy.costs = measure_costs(target, timed, verifier, given, rows=(1, max_batch_size), by_nodes=by_nodes)
-    if isinstance(policy.costs, RoundCosts):
-        folder.mkdir(parents=True, exist_ok=True)
-        policy.costs.save(folder / _named(COSTS, method))
+        rows = (1, config.engine.max_batch_size)
+        policy.costs = measure_costs(target, timed, verifier, given, rows=rows, by_nodes=by_nodes)
+    known = policy.costs
+    if not isinstance(known, RoundCosts):
+        return []
+    file.parent.mkdir(parents=True, exist_ok=True)
+    known.save(file)
+    times = ", ".join(f"{1000 * taken:.0f}" for taken in known.table[0])
+    return [f"drafts as much as pays, where 0 to {(known.nodes or (known.max_depth,))[-1]} a round take {times} ms"]
 
 
 def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]:
@@ -94,7 +93,7 @@ def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]
     for method, engine in engines.items():
         policy = getattr(engine.session, "policy", None)
         if isinstance(policy, NodePolicy) and policy.calibration.errors():
-            written.append(folder / _named(CALIBRATION, method if len(engines) > 1 else ""))
+            written.append(folder / (f"{method}_{CALIBRATION}" if len(engines) > 1 else CALIBRATION))
             policy.save(written[-1], method=method)
     return written
 
@@ -102,10 +101,6 @@ def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]
 def policy_of(drafter: Drafter | None) -> Policy | None:
     """The policy beside a drafter."""
     return drafter.policy if isinstance(drafter, AdaptiveDrafter | ScoredDrafter) else None
-
-
-def _named(name: str, method: str) -> str:
-    return f"{method}_{name}" if method else name
 
 
 def check_replayed(config: DictConfig, section: str) -> None:

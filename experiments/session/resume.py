@@ -11,9 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config.sections import sweep_folder
-from experiments.results.origin import MANIFEST, difference, read_manifest
+from experiments.config.sections import plain_whole, sweep_folder
+from experiments.results.origin import MANIFEST, difference, flatten, read_manifest
 from experiments.results.records import RECORDS
+from specdec.quantization.speed import AUTO
 
 
 def begun(
@@ -21,7 +22,7 @@ def begun(
 ) -> dict[str, Any] | None:
     """The manifest of the attempt that this one goes on from; None if there is nothing to go on from.
 
-    A seed that was left to chance is the first attempt's.
+    A seed that was left to chance is the first attempt's, and so are formats that were left to the machine.
 
     Args:
         begins: The file that every attempt has which must not be written over.
@@ -48,8 +49,11 @@ def begun(
     manifest = read_manifest(folder)
     if config.seed is None:
         config.seed = manifest["config"].get("seed")
-    resolved = OmegaConf.to_container(config, resolve=True)
-    before, now = manifest["config"], json.loads(json.dumps(resolved, default=str))  # as a manifest has it
+    recorded = flatten(manifest["config"])
+    for name, value in flatten(plain_whole(config)).items():
+        if name.endswith(".quantization") and value == AUTO:
+            OmegaConf.update(config, name, recorded.get(name))
+    before, now = manifest["config"], json.loads(json.dumps(plain_whole(config), default=str))  # as a manifest has it
     for name in elsewhere:
         for each in (before, now):
             each.get("target", {}).pop(name, None)

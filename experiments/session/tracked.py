@@ -18,7 +18,10 @@ LONGEST_NAME = 100
 
 def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
     """Describe a run to its tracker."""
-    sweep = None if (swept := sweep_folder()) is None else sweep_name(swept)
+    sweep = None
+    if (swept := sweep_folder()) is not None:  # with its parent's name where its own is a mere time of day, as Hydra's
+        mere_time = re.fullmatch(r"[0-9]{2}(-[0-9]{2}){2}", swept.name)
+        sweep = f"{swept.parent.name} {swept.name}" if mere_time else swept.name
     # What was typed as it is now has one value in the whole sweep: what varies was typed as "a,b".
     shared = sys.argv if sweep is not None else ()
     given = manifest["overrides"]
@@ -52,9 +55,3 @@ def name_of(overrides: Sequence[str], shared: Collection[str] = ()) -> str:
 def _without_folders(override: str) -> str:
     name, equals, value = override.partition("=")
     return name + equals + (value.rstrip("/").rpartition("/")[2] if not value.startswith(("[", "{")) else value)
-
-
-def sweep_name(folder: Path) -> str:
-    """The folder's own name; with its parent's where that is a mere time of day, as Hydra's default is."""
-    mere_time = re.fullmatch(r"[0-9]{2}(-[0-9]{2}){2}", folder.name)
-    return f"{folder.parent.name} {folder.name}" if mere_time else folder.name

@@ -4,11 +4,16 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from experiments.config.sections import plain_whole
+from experiments.results.manifest import write_manifest
 from experiments.results.records import read_records
 from experiments.run import run
+from experiments.session.methods import check_components
+from experiments.session.resume import begun
 from tests.experiments.runs import Configure, Stop, launched
 from tests.models import tiny_model
 
@@ -106,6 +111,26 @@ def refused(configure: Configure, given: list[str], folder: Path) -> None:
         with pytest.raises(ValueError, match=message):
             run(configure("run", *given, *words))
     assert (folder / "out" / "records.jsonl").read_bytes() == before
+
+
+def test_what_was_left_to_the_machine_is_recorded_and_kept(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format of a drafting model is chosen once, wherever in the drafter it is; one that is given stays."""
+    asked = Mock(return_value=("int8", "int8: as measured"))
+    monkeypatch.setattr("experiments.session.methods.format_here", asked)
+    drafters, given = {"choice": "drafter"}, ["drafter=choice", "method=choice", f"out={tmp_path / 'out'}"]
+    assert check_components(configure("run", "drafter=quantized"), drafters) == {} and not asked.called
+    config = configure("run", *given)
+    assert check_components(config, drafters) == {"drafter.model": "bundled/drafter drafts in int8: as measured"}
+    write_manifest(tmp_path / "out", plain_whole(config))
+    again = configure("run", *given, "resume=true")
+    begun(again)
+    assert check_components(again, drafters) == {} and again.drafter.model.quantization == "int8"
+    asked.assert_called_once()
+    other = configure("run", *given, "drafter.model.quantization=int4", "resume=true")
+    with pytest.raises(ValueError, match=r"had drafter\.model\.quantization=int8, and this one has .*=int4"):
+        begun(other)
 
 
 def test_other_prompts_or_weights_are_not_gone_on_with(
