@@ -147,7 +147,8 @@ def format_here(name: str, *, dtype: Any = "auto", device: Any = "auto", **files
     None for a model that is quantized already, on several devices, or whose files say nothing: loading says why.
     """
     try:
-        config, given, where = load_config(name, **files), resolve_dtype(dtype), resolve_device(device)
+        config: Any = load_config(name, **files)
+        given, where = resolve_dtype(dtype), resolve_device(device)
         if quantized_by(config) or stored_scheme(config) or files.get("device_map"):
             return None, ""
         with torch.device("meta"):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -221,7 +222,8 @@ def test_the_choice_changes_the_drafter_alone(tmp_path: Path, measured: Mock, mo
     model = large(torch.float32)
     model.save_pretrained(tmp_path / "full")
     quantize(large(), "int8", check=False).save_pretrained(tmp_path / "stored")
-    for name, given, scheme in (("full", {}, "int4"), ("full", {"quantization": None}, None), ("stored", {}, "int8")):
+    fixed: Any = {"quantization": None}
+    for name, given, scheme in (("full", {}, "int4"), ("full", fixed, None), ("stored", {}, "int8")):
         measured.side_effect = [(4.0, 2.0, 1.0)] * 2
         drafter = ModelDrafter.from_pretrained(str(tmp_path / name), device="cpu", quantization_check=False, **given)
         assert quantization_of(drafter.model) == scheme
