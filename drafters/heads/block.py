@@ -155,14 +155,11 @@ class BlockHead(DraftHead):
         if hidden_layers is None:  # in a shallow target the usual ones would coincide
             few = total < _MANY_LAYERS
             hidden_layers = tuple(range(1, total)) if few else tuple(id + 1 for id in default_layers(total, layers))
-        theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")  # RoPE without its scaling
+        theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta") or 1e4  # RoPE without its scaling
         given: dict[str, Any] = {
             **sizes_like(text),
             "vocab_size": vocab,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": float(theta) if isinstance(theta, int | float) and theta else 1e4,
-            },
+            "rope_parameters": {"rope_type": "default", "rope_theta": float(theta)},
             "num_hidden_layers": layers,
             "block_size": block_size,
             "mask_token_id": vocab - 1 if mask_token_id is None else mask_token_id,

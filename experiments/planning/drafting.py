@@ -98,9 +98,8 @@ def plan_drafter(
 
 def _model(options: Any, target: ModelShape, formats: Formats, beside: Any, *, at_once: bool) -> Planned:
     """The plan of a model of its own, whose vocabulary has to be that of the target ``beside`` it."""
-    name = str(options.get("name"))
+    name, scheme = str(options.get("name")), options.get("quantization")  # "auto" is as loaded, until it is measured
     config, dtype = read_config(name, options.get("gguf_file")), str(options.get("dtype") or "auto")
-    scheme = options.get("quantization")  # left to a machine, it is as loaded there where nothing is faster
     more = {"quantization": None if scheme == "auto" else scheme, "kv_cache": options.get("kv_cache")}
     found = choose_formats(config, dtype=formats.computes if dtype == "auto" else dtype, **more)
     shape = shape_of(config, f"drafter.name={name}")
