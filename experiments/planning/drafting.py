@@ -223,10 +223,9 @@ def _from_files(
 def _usual_sizes(options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return ``Drafter.usual`` of a class as its source says, for importing it imports PyTorch; None if it is none."""
     module, owner = _class(options)
-    try:
+    source = None
+    with suppress(ImportError, ValueError):  # whoever imports it says so
         source = getattr(find_spec(module), "origin", None)
-    except (ImportError, ValueError):
-        return None  # whoever imports it says so
     nodes = ast.walk(ast.parse(Path(source).read_text(encoding="utf-8"))) if source else ()
     owners = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == owner]
     for line in owners[0].body if owners else ():

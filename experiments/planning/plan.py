@@ -177,7 +177,8 @@ class Plan:
         if best is None or plain is None:
             return None
         each = (plain + self.cost.outside) / best.speedup
-        seconds = None if prefill is None else gain.latency(prefill + each, each, asked.output)
+        joined = asked.costs.joined if asked.costs else 0.0  # the last piece goes with the first round
+        seconds = None if prefill is None else gain.latency(prefill - joined + each, each, asked.output)
         rate = seconds and batch * asked.output / seconds
         return Figures(
             batch=batch,

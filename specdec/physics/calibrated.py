@@ -12,6 +12,7 @@ from jaxtyping import Shaped
 
 from specdec.drafting.costs import KIND, Conditions, RoundCosts
 from specdec.physics.costs import Errors, PartCost, Sizes, StepCost, StepSize
+from specdec.physics.rounds import round_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,12 @@ class CalibratedRounds:
     measured: tuple[tuple[float, ...], ...] = ()
     note: str = ""
 
+    @property
+    def joined(self) -> float:
+        """Seconds that a piece of a prompt saves where it shares its round's pass over the weights: on CPUs."""
+        pass_over = self.prefill_seconds(StepSize.of(rows=0, queries=0, context=0))
+        return pass_over if self.conditions.executor == "ReplayExecutor" else 0.0
+
     # ---------------------------------------------------------------- as RoundCost
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
@@ -71,8 +78,7 @@ class CalibratedRounds:
     def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
         """Return the seconds that a draft adds: drafting, and deciding. ``depth`` None is that of trees of this size.
 
-        Raises:
-            ValueError: The size is outside of the box, or such deep drafts were not measured.
+        Raises ValueError: the size is outside of the box, or such deep drafts were not measured.
         """
         self.box.check(batch=batch, context=context, drafted=drafted)
         if not drafted:
@@ -98,8 +104,7 @@ class CalibratedRounds:
 
         Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
 
-        Raises:
-            ValueError: No prompts were measured, or a piece is outside of the box.
+        Raises ValueError: no prompts were measured, or a piece is outside of the box.
         """
         if self.prefill is None:
             raise ValueError("no prompts were measured: calibrate with grid.chunk")
@@ -110,10 +115,6 @@ class CalibratedRounds:
             self.box.check(chunk=len(pieces) * max(pieces), context=max(start, self.box.context[0]))
             total += self.prefill.seconds(StepSize.of(rows=len(pieces), queries=max(pieces), context=start))
         return total
-
-    def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
-        verify = self.verify(batch=batch, drafted=drafted, context=context)
-        return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
 
     @cached_property
     def _trees(self) -> tuple[Sequence[int], Sequence[int]]:
@@ -162,7 +163,7 @@ class CalibratedRounds:
             table = [[self.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
         else:
             known = [size for size in sizes if size[0] <= drafted]
-            table = [[self.round_seconds(batch=row, drafted=n, depth=d, **at) for n, d in known] for row in rows]
+            table = [[round_seconds(self, batch=row, drafted=n, depth=d, **at) for n, d in known] for row in rows]
         return RoundCosts(rows=tuple(rows), table=tuple(map(tuple, table)), nodes=nodes, **self._facts)
 
     def trees(self, *, rows: int) -> RoundCosts:
@@ -171,8 +172,8 @@ class CalibratedRounds:
         at, most = {"batch": rows, "context": sum(self.box.context) / 2}, self.box.drafted[1]
         sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
         trees = [(size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1)]
-        times = [self.round_seconds(drafted=size, depth=depth, **at) for size, depth in trees]
-        table = (self.round_seconds(drafted=0, **at), *times)
+        times = [round_seconds(self, drafted=size, depth=depth, **at) for size, depth in trees]
+        table = (round_seconds(self, drafted=0, **at), *times)
         return RoundCosts(rows=(rows,), table=(table,), trees=((0, 0), *trees), **self._facts)
 
     @property

@@ -136,8 +136,7 @@ def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Seque
     ``ends`` are the most tokens of every range but the last one. Where all forwards of a range have one number of
     tokens, all of their time counts as fixed; a range that nothing was measured in is left out.
 
-    Raises:
-        ValueError: There are fewer steps than constants.
+    Raises ValueError: there are fewer steps than constants.
     """
     columns, kept = _by_range(np.array([size.tokens for size in sizes], dtype=float), ends)
     columns += [np.array([getattr(size, name) for size in sizes], dtype=float) for name in ("positions", "pairs")]

@@ -42,8 +42,7 @@ class Device:
     def roof(self, dtype: str = "bfloat16", *, measured: bool = False) -> Roof:
         """Return the device's roof: by measured figures, where there are some and they are asked for.
 
-        Raises:
-            ValueError: The device does not compute in this type.
+        Raises ValueError: the device does not compute in this type.
         """
         known = (self.measured or {}) if measured else {}
         flops = known.get("flops", {}).get(dtype) or self.flops.get(dtype)
@@ -69,8 +68,7 @@ def read_devices(path: Path = TABLE) -> dict[str, Device]:
 def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     """Return the device of a name, which may be written in any case, with spaces or underscores.
 
-    Raises:
-        ValueError: There is none. Offers near names, or all of them.
+    Raises ValueError: there is none. Offers near names, or all of them.
     """
     wanted = name.lower().replace(" ", "-").replace("_", "-")
     if wanted in devices:

@@ -71,8 +71,7 @@ class Stored:
 def stored(config: Mapping[str, Any]) -> Stored | None:
     """Return how a checkpoint is quantized, by its ``config.json``; None if it is not.
 
-    Raises:
-        ValueError: It is quantized in a way whose bytes are not known here.
+    Raises ValueError: it is quantized in a way whose bytes are not known here.
     """
     given = config.get("quantization_config")
     if not isinstance(given, Mapping):

@@ -43,8 +43,7 @@ class MissingSizeError(ValueError):
 def read_shape(config: object) -> ModelShape:
     """Return the shape that a transformers configuration, or its content as a mapping, describes.
 
-    Raises:
-        ValueError: It does not describe a decoder, or leaves out a size.
+    Raises ValueError: it does not describe a decoder, or leaves out a size.
     """
     whole = _as_mapping(config)
     given = _decoder_of(whole)
@@ -278,8 +277,7 @@ def _title(given: Mapping[str, Any]) -> str:
 def _recurrence(given: Mapping[str, Any], kind: str, layer: str, hidden: int) -> Recurrence | None:
     """Return the recurrence of a layer, by its ``model_type`` and its entry in ``layer_types``; None if it has none.
 
-    Raises:
-        ValueError: The layer is of a kind whose sizes are not known here.
+    Raises ValueError: the layer is of a kind whose sizes are not known here.
     """
     if layer == "linear_attention" and given.get("linear_num_value_heads"):
         return _delta_net(given, kind, hidden)

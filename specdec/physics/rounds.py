@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -61,6 +61,11 @@ class AffineRounds:
 
     def prefill_seconds(self, size: StepSize) -> float:
         return self.target.seconds(size)
+
+    @property
+    def joined(self) -> float:
+        """Seconds that a piece of a prompt saves as it shares its round's pass over the weights."""
+        return self.prefill_seconds(StepSize.of(rows=0, queries=0, context=0))
 
     def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Shaped[np.ndarray, "*#size"]) -> Sizes:
         """Return the seconds of rounds whose rows have drafts of their own lengths; see ``RaggedCosts``."""
@@ -157,7 +162,7 @@ class RoofRounds:
         return work.by_parts(self.roof) + forwards * self.overhead
 
 
-def round_seconds(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:
+def round_seconds(cost: RoundCost, *, batch: int, drafted: int, context: float, **depth: Any) -> float:
     """Return the seconds of a whole round."""
     verify = cost.verify(batch=batch, drafted=drafted, context=context)
-    return verify + cost.draft(batch=batch, drafted=drafted, context=context) + cost.outside
+    return verify + cost.draft(batch=batch, drafted=drafted, context=context, **depth) + cost.outside

@@ -12,6 +12,7 @@ import pytest
 
 from experiments.config.sections import build
 from experiments.plan import plan
+from experiments.planning.plan import Plan
 from experiments.reporting.costs import break_even, verdict
 from experiments.run import run
 from specdec import Target
@@ -170,6 +171,11 @@ def test_measured_costs_take_the_place_of_the_least_times(
     halfway = 6e-3 + 2e-5 * 4 + 4e-8 * 4 * (768 + 128) + 5e-4
     assert unknown is None and request.prefill_seconds == pytest.approx(prefill)
     assert request.seconds == pytest.approx(prefill + 256 * halfway)
+    on_cpu = replace(made.asked.costs, conditions=replace(made.asked.costs.conditions, executor="ReplayExecutor"))
+    joined = Plan(replace(made.asked, costs=on_cpu)).requests(speculate=False)[0]
+    assert joined.seconds == pytest.approx(request.seconds - 5e-3), (
+        "a pass over the weights less before the first token"
+    )
     assert request.price == pytest.approx(2e6 / 3600 / (4 * 256 / request.seconds))
     said = " ".join(capsys.readouterr().out.split())
     assert "Times are predicted by costs measured on NVIDIA H100 80GB HBM3, with a median error of 3.1%" in said

@@ -87,18 +87,18 @@ class Chat(Source):
 def told_in(row: Any, where: str) -> tuple[list[Message], list[Message]]:
     """A line's messages and tools; some files have these lists as JSON. Raises ValueError: it is no conversation."""
     row = row if isinstance(row, Mapping) else {}
-    given = row.get("messages", row.get("conversations"))
+    given: Any = row.get("messages", row.get("conversations"))
     if given is None and row.get("turns"):  # what is asked, as in our datasets
         given = [{"role": "user", "content": row["turns"][0]}]
     try:
         given, tools = (
-            json.loads(each) if isinstance(each, str) else [*each] for each in (given, row.get("tools") or [])
+            json.loads(each) if isinstance(each, str) else [*each] for each in (given or (), row.get("tools") or ())
         )
     except (TypeError, ValueError):
         given, tools = [], []
     if not given:
         raise ValueError(f'{where} is no conversation: give {{"messages": [{{"role": "user", "content": "…"}}, …]}}')
-    found = []
+    found: list[Message] = []
     for message in given:
         if isinstance(message, Mapping) and "from" in message:
             roles = {"human": "user", "gpt": "assistant"}

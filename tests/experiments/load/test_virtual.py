@@ -15,13 +15,15 @@ from experiments.load.run import CLOSED, DONE, DROPPED, OPEN
 from experiments.load.virtual import Accepted, VirtualEngine, _Play
 from experiments.load.workloads import Asked, Planned, ask
 from experiments.tracing.trace import read_trace
-from specdec import Paging, SamplingParams
+from specdec import Engine, Paging, SamplingParams, Target
 from specdec.drafting.policies import CostAwareLength, OracleLength, RandomLength
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Priority, Scheduler, TokenBudget
+from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
 from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
 from tests.experiments.runs import Configure
+from tests.models import tiny_model
 
 COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
 
@@ -42,22 +44,36 @@ def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
     return ask(planned, None, SamplingParams())
 
 
-class Padded(AffineRounds):
-    padded = True
-
-
-@pytest.mark.parametrize(("costs", "weights"), [(Padded, 5e-3), (AffineRounds, 0.0)])
-def test_latencies_are_sums_of_the_costs(costs: type[AffineRounds], weights: float) -> None:
-    """One request of 11 prompt tokens and 3 output tokens: a forward over 10 tokens, and three rounds.
-
-    By packed costs the prompt shares the first round's forward, which reads the weights once.
-    """
-    engine = VirtualEngine(costs=costs(target=COSTS.target, outside=COSTS.outside), slots=1, max_length=64)
+def test_latencies_are_sums_of_the_costs() -> None:
+    """One request of 11 prompt tokens and 3 output tokens: three rounds, of which the first reads the prompt, too."""
+    engine = VirtualEngine(costs=COSTS, slots=1, max_length=64)
     row = engine.play(requests([11], [3]), np.array([0.5]), loop=OPEN).requests.iloc[0]
-    prefill = weights + 10 * 2e-5
+    prefill = 10 * 2e-5
     rounds = [5e-3 + 2e-5 + 4e-8 * context + 1e-3 for context in (10, 11, 12)]
     assert row.first_token - row.arrived == pytest.approx(prefill + rounds[0])
     assert row.finished - row.arrived == pytest.approx(prefill + sum(rounds))
+
+
+def test_passes_over_the_weights_are_those_that_the_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in seconds, as each takes one and nothing else takes any; pieces of several lengths are among them."""
+    prompts, outputs, sizes = [9, 9, 21, 6, 6], [3, 5, 2, 4, 4], {"max_length": 64, "prefill_chunk": 8}
+    engine, passes = Engine(Target(tiny_model()), max_batch_size=2, **sizes), []
+    for name in ("run", "run_together"):
+        own = getattr(engine.runner, name)
+        monkeypatch.setattr(engine.runner, name, lambda given, own=own: (passes.append(given), own(given))[1])
+    sampled = [SamplingParams(max_new_tokens=count, ignore_eos=True) for count in outputs]
+    engine.generate([[number + 1] * length for number, length in enumerate(prompts)], sampled)
+
+    def counted(executor: str) -> float:
+        about = Conditions(device="", dtype="", model="", fingerprint="", executor=executor)
+        box = Box(batch=(1, 2), context=(1, 64), drafted=(0, 0))
+        costs = CalibratedRounds(
+            conditions=about, box=box, target=StepCost.affine(fixed=1, per_token=0, per_position=0)
+        )
+        played = VirtualEngine(costs=costs, slots=2, **sizes).play(requests(prompts, outputs), np.zeros(5), loop=OPEN)
+        return float(played.turns.seconds.sum())
+
+    assert counted(type(engine.runner.executor).__name__) == len(passes) < counted("as on a GPU")
 
 
 @pytest.mark.parametrize("reserve", [1.0, 0.0])

@@ -197,7 +197,7 @@ def test_policies_get_the_costs_of_rounds_where_there_are_a_drafters(file: Path)
     costs = CostAwareLength(file).costs
     assert isinstance(costs, RoundCosts)
     assert costs.rows == (1, 2, 4, 8) and costs.max_depth == 8 and costs.conditions == HERE
-    expected = [COSTS.round_seconds(batch=4, drafted=depth, context=488) for depth in range(9)]
+    expected = [round_seconds(COSTS, batch=4, drafted=depth, context=488) for depth in range(9)]
     assert costs.seconds(4, 8) == pytest.approx(expected)
     # Those of nodes pay for the whole draft, and trees what their rounds cost.
     seconds = RoundCosts.load(file, by_nodes=True).by_nodes(2, 8)
@@ -205,8 +205,8 @@ def test_policies_get_the_costs_of_rounds_where_there_are_a_drafters(file: Path)
     expected = [COSTS.verify(batch=2, drafted=nodes, context=488) + whole for nodes in range(9)]
     assert seconds == pytest.approx(np.array(expected))
     trees = COSTS.trees(rows=2)
-    assert trees.plain == pytest.approx(COSTS.round_seconds(batch=2, drafted=0, context=488))
-    assert trees.of(12, 3) == pytest.approx(COSTS.round_seconds(batch=2, drafted=12, depth=3, context=488))
+    assert trees.plain == pytest.approx(round_seconds(COSTS, batch=2, drafted=0, context=488))
+    assert trees.of(12, 3) == pytest.approx(round_seconds(COSTS, batch=2, drafted=12, depth=3, context=488))
     assert trees.largest_error < 1e-6
     replace(COSTS, drafting=None, deepest=0).save(file)
     for asked in (RoundCosts.load, lambda path: CalibratedRounds.load(path).trees(rows=1)):
