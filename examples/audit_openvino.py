@@ -33,6 +33,7 @@ then plain decoding's, seed by seed. EAGLE-3 chains go through the same lines; i
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +46,15 @@ from specdec.filters import nucleus
 from specdec.requests import SamplingParams
 from specdec.target.loading import load, load_tokenizer
 from specdec.target.target import Target
+
+
+class Patched(OpenVinoCpu):
+    """It keeps those drafts that the target's own draws are, as its prompt lookup does."""
+
+    def prepared(self, folder: Path) -> dict[str, Any]:
+        """The same with n-grams, whose length changes nothing else beside a draft model."""
+        return super().prepared(folder) | {"ngram": 1}
+
 
 PROMPT, FIRST = ' version of proactor event loop using IOCP."""', "\n    "
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=3, ignore_eos=True)
@@ -79,8 +89,9 @@ def main(outputs: int = 2560) -> None:
     tokenizer = load_tokenizer("bundled/target")
     prompt = encode_prompt(tokenizer, PROMPT)
     (first,) = encode_prompt(tokenizer, FIRST)
-    made = OpenVinoCpu(method="model", num_tokens=1, patched="--patched" in sys.argv)
+    made = (Patched if "--patched" in sys.argv else OpenVinoCpu)(method="model", num_tokens=1)
     made.bind(target, max_batch_size=BATCH, max_length=64)
+    made.start()
     found: list[int] = []
     for start in range(0, outputs, BATCH):
         streams = [replace(SAMPLING, stream=start + row) for row in range(BATCH)]

@@ -19,8 +19,17 @@ from transformers import AutoModelForCausalLM
 from experiments.contenders.peers import LlamaCpp
 from specdec import bundled
 
-WORKER = Path(__file__).parents[1] / "experiments/contenders/workers/llama_server_worker.py"
+WORKERS = Path(__file__).parents[1] / "experiments/contenders/workers"
+STARTS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from llama_server_worker import serving
+running, where = serving(json.loads(sys.argv[2]))
+print(where, flush=True)
+running.wait()
+"""
 KINDS = {"": ["model", "draft"], "probabilistic": ["model", "draft"], "plain": ["model"]}
+ALONE = {"port": 8080, "precision": "F32", "max_length": 512, "max_batch_size": 4, "threads": 1, "num_tokens": 1}
 
 
 def main(*words: str) -> None:
@@ -37,13 +46,13 @@ def main(*words: str) -> None:
         raise ValueError(
             f"{LlamaCpp.VARIABLE}={python or ''} is no program: give an environment's Python, with xllamacpp and gguf"
         )
-    given: dict[str, object] = {"probabilistic": kind == "probabilistic"}
+    given: dict[str, object] = {"probabilistic": kind == "probabilistic", **ALONE}
     for role, name in zip(KINDS[kind], ("target", "drafter"), strict=False):
         folder = Path("outputs/llama_server", name)
         model = AutoModelForCausalLM.from_pretrained(bundled.resolve(f"bundled/{name}"), dtype="float32")
         model.save_pretrained(folder)
-        given[role] = str(folder)
-    os.execv(python, [python, str(WORKER), json.dumps(given)])
+        given |= {role: str(folder), f"{role}_kept": str(folder)}
+    os.execv(python, [python, "-c", STARTS, str(WORKERS), json.dumps(given)])
 
 
 if __name__ == "__main__":

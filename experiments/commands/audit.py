@@ -53,8 +53,7 @@ def audit(config: DictConfig) -> Row:
     target, subject, function = _sides(config)
     running, powers, unseen = _planned(config, names, target, function, sampling, horizon)
     console, folder = terminal.console(), Path(config.out)
-    terminal.show(console, checks.power_table(subject, target.name, powers, running.telling, unseen))
-    terminal.say(console, *checks.audit_lines(running, config.level))
+    terminal.show(console, checks.power_table(subject, target.name, powers, running, unseen, config.level))
     if not (folder / SAMPLES).exists():
         write_manifest(folder, plain_whole(config))
     with steps_shown("outputs") as say:
@@ -93,6 +92,7 @@ def _sides(config: DictConfig) -> tuple[Target, str, Subject]:
         return target, str(config.function), of_function(function, str(config.function))
     for name, other in others.items():
         other.bind(target, max_batch_size=size, max_length=config.engine.max_length)
+        other.start()
         return target, name, of_engine(other, size)
     verifier, drafter = build(config, "verifier"), paced(build(config, "drafter"), build(config, "policy"))
     name = "plain decoding" if drafter is None else f"{type(drafter).__name__} with {type(verifier).__name__}"

@@ -50,7 +50,7 @@ class MeasuredSettings(Settings):
     sla: LimitsSettings
 
     def __post_init__(self) -> None:
-        if self.methods and self.drafts:
+        if self.methods and self.drafts and self.drafter not in self.methods.values():
             raise ValueError(
                 f"drafter and methods={list(self.methods)} are both given: give drafter=none, or no methods"
             )

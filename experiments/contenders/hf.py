@@ -5,6 +5,7 @@ Saxena 2023. Both draft one chain, at batch 1.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -110,18 +111,20 @@ class HfGenerate(OtherEngine):
             torch.manual_seed(seed_of(sampling))
             output: Any = model.generate(ids, attention_mask=mask, streamer=watch, **options)  # type: ignore[operator]
         rows = zip(prompts, sampling, output[:, width:].tolist(), strict=True)
-        return [self.completion(prompt, params, row, watch.counts[1:]) for prompt, params, row in rows]
+        return [self.completion(*row, watch.counts[1:], watch.moments) for row in rows]
 
 
 class _Rounds(BaseStreamer):
-    """Counts the tokens of the prompt, and then of each forward, which transformers hands over together."""
+    """Counts the tokens of the prompt, and then of each forward, which transformers hands over together, and when."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
+        self.moments: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
         # Plain decoding hands over one token per row, drafting one row of several tokens.
         self.counts.append(1 if value.dim() == 1 else value.shape[1])
+        self.moments.append(time.perf_counter())
 
     def end(self) -> None: ...
 

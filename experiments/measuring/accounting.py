@@ -16,8 +16,6 @@ from specdec.physics.work import StepWork, prompts_work, step_work, weights_read
 from specdec.target.runner import ModelRunner
 from specdec.types import Completion
 
-Numbers = np.ndarray
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
@@ -49,7 +47,7 @@ class ModelWork:
         """Return the work of rows, one by one, with all weights for each; sizes as in ``step_work``."""
         return step_work(self.shape, self.precision, **{"batch": 1, **sizes})
 
-    def weights(self, tokens: Numbers) -> float:
+    def weights(self, tokens: np.ndarray) -> float:
         """Return the bytes of weights that forwards of so many tokens read; of experts, those that are chosen."""
         return float(np.sum(weights_read(self.shape, self.precision, tokens, 1) * np.ones(len(tokens))))
 

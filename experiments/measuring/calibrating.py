@@ -1,7 +1,7 @@
 """Calibrates costs of rounds: measures, fits, checks, and says how well the fit predicts what it has not seen."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import psutil
@@ -9,7 +9,7 @@ import torch
 
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
-from experiments.measuring.peaks import measure_peaks
+from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.measuring.rounds import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
@@ -107,7 +107,7 @@ def calibrate(
     points = plan.grid.forwards() + plan.held_out.forwards(held_out=True)
     points = [each for each in points if each.context + each.queries <= runner.cache.max_length or not each.prompt]
     timed = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
-    peaks = peaks.better(measure_peaks(target.device, target.dtype, seconds=0.5))
+    peaks = Peaks(*map(max, astuple(peaks), astuple(measure_peaks(target.device, target.dtype, seconds=0.5))))
     ends = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
     rounds = [each for each in timed if not each.forward.prompt]
     pieces = [each for each in timed if each.forward.prompt]
@@ -143,7 +143,7 @@ def calibrate(
         target=cost,
         prefill=prefill,
         errors=errors,
-        peaks={**peaks.facts(), "memory": memory.total_memory if on_gpu else memory.total},
+        peaks={**asdict(peaks), "memory": memory.total_memory if on_gpu else memory.total},
         work={} if least is None else asdict(least),
         versions=versions(),
         measured=tuple(measured),

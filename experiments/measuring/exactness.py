@@ -26,11 +26,7 @@ SHAPES = {
     "2 x 1": TreeShape.branching(2, 1),
     "2, 1": TreeShape.from_paths([(0,), (1,), (1, 0)]),
 }
-LAWS = {
-    DraftSampling.DETERMINISTIC: "top",
-    DraftSampling.IID: "iid",
-    DraftSampling.WITHOUT_REPLACEMENT: "w/o",
-}
+LAWS = {DraftSampling.DETERMINISTIC: "top", DraftSampling.IID: "iid", DraftSampling.WITHOUT_REPLACEMENT: "w/o"}
 """The ways of drafting, with the table's words."""
 SHARED_LAWS = {DraftSampling.COUPLED: "coupled", **LAWS}
 """The ways of drafting, with the table's words, where drafter and target share their noise."""

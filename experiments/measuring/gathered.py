@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from experiments.contenders.base import OtherEngine
-from experiments.contenders.openai import ServerError
 from experiments.results.origin import keep_row, kept_rows
+from experiments.results.records import OTHERWISE
 from specdec.checks.betting import Question, Wealth, p_value
 from specdec.checks.telling import Telling
 from specdec.engine.engine import Engine
@@ -28,17 +28,13 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
         done: list[Completion] = []
         asked = [replace(sampling, stream=stream) for stream in streams]
         for part in (slice(first, first + size) for first in range(0, len(streams), size)):
-            try:
-                done += engine.generate([list(prompt) for prompt in prompts[part]], asked[part])
-            except ServerError as error:
-                raise ValueError(str(error)) from error
+            done += engine.generate([list(prompt) for prompt in prompts[part]], asked[part])
             if failed := next((each for each in done if each.error is not None), None):
                 raise ValueError(f"a request failed: {failed.error}")
-        if not getattr(engine, "tells_tokens", True):
+        if not (getattr(engine, "tells_tokens", True) and getattr(engine, "exactness", "") != OTHERWISE):
             raise ValueError(
-                "the tokens cannot be judged: a server has to return token ids, as text has several spellings (recent "
-                "vLLM, SGLang and llama.cpp do; where another one needs a field: '+contenders.openai.extra="
-                "{return_token_ids:true}'), and engines in processes of their own need target.dtype=float32"
+                "the tokens cannot be judged: a server has to return token ids (vLLM, SGLang and llama.cpp do; others: "
+                "'+contenders.openai.extra={return_token_ids:true}'), an engine apart needs target.dtype=float32"
             )
         return [list(completion.token_ids) for completion in done]
 

@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -65,6 +66,7 @@ def measure(
     warmup: Sequence[Sequence[int]] = (),
     write: Callable[[Record], None],
     finished: Collection[int] = (),
+    first: int = 0,
     template: Mapping[str, Any] | None = None,
     trace: TraceWriter | None = None,
 ) -> Iterator[int]:
@@ -78,17 +80,45 @@ def measure(
         contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
         warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.
+        first: The number of the first batch.
     """
     size = slots_of(contenders)
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-    if any(number not in finished for number in range(len(batches))):
+    if any(isinstance(each.engine, OtherEngine) and each.engine.failure for each in contenders[1:]):
+        contenders = contenders[1:]  # nothing is to be compared, and a resumed run tries again
+    if not set(range(first, first + len(batches))).issubset(finished):
         _warm_up(contenders, warmup, jobs)
     done = 0
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches, first):
         if number not in finished:
             _measure_batch(contenders, batch, number, write, template, trace)
         done += len(batch)
         yield done
+
+
+def blocks_of(contenders: Sequence[Contender]) -> list[list[Contender]]:
+    """The contenders that take turns with each other: those of this process, then each engine apart with the clock.
+
+    The clock is plain decoding: it decodes every prompt again, in turn with each engine apart.
+    """
+    apart = [each for each in contenders if isinstance(each.engine, OtherEngine) and each.engine.apart]
+    return [[each for each in contenders if each not in apart], *([contenders[0], each] for each in apart)]
+
+
+@contextmanager
+def started(contenders: Iterable[Contender]) -> Iterator[None]:
+    """Other engines run during the ``with`` block; one that cannot start fails its prompts."""
+    others = [each.engine for each in contenders if isinstance(each.engine, OtherEngine)]
+    try:
+        for engine in others:
+            try:
+                engine.start()
+            except ValueError as error:
+                engine.failure = str(error)
+        yield
+    finally:
+        for engine in others:
+            engine.stop()
 
 
 def slots_of(contenders: Sequence[Contender]) -> int:
@@ -269,8 +299,7 @@ def _compared(contender: Contender, answer: _Answer, plain: _Answer | None) -> d
     # Different answers make different prompts of the next turn, after which nothing is to be compared.
     if plain.done is None or done is None or plain.job.prompt_ids != answer.job.prompt_ids:
         return {}
-    exactness = contender.exactness
-    found = find_divergence(engine, answer.job, done.token_ids, plain.done.token_ids, exactness=exactness)
+    found = find_divergence(engine, answer.job, done.token_ids, plain.done.token_ids, exactness=contender.exactness)
     return {"equals_plain": not found, **found}
 
 

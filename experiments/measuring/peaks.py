@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,12 +34,6 @@ class Peaks:
     def roof(self) -> Roof:
         """The bound for any work: the faster of both ways to use the memory."""
         return Roof(max(self.copy, self.read), self.flops)
-
-    def better(self, other: "Peaks") -> "Peaks":
-        return Peaks(*map(max, astuple(self), astuple(other)))
-
-    def facts(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, largest: int | None = None) -> Peaks:

@@ -11,8 +11,7 @@ import torch
 
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.jobs import Job
-from experiments.tracing.compressed import DROPPED, pack, unpack
-from experiments.tracing.distance import Distance, first_token_distances
+from experiments.tracing.distance import Distance, distances_of
 from experiments.tracing.trace import TraceKey, TraceWriter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
@@ -62,8 +61,7 @@ def watching(
         if trace is not None:
             trace.add(seen, trace_keys(seen, method, verifier.exactness, by_stream))
         if verifier.exactness is not Exactness.EXACT:
-            tree, target_probs = unpack(pack(seen.tree, seen.target_probs, dropped=DROPPED))
-            found = first_token_distances(verifier, tree, target_probs)
+            found = distances_of(verifier, seen.tree, seen.target_probs)
             for request, distance in zip(seen.requests, found, strict=True):
                 if request is not None and request.sampling.stream is not None:
                     watch.distances.setdefault(request.sampling.stream, []).append(distance)

@@ -14,7 +14,6 @@ from specdec.checks.drafter import Finding
 from specdec.checks.draws import LEVEL
 from specdec.checks.mistakes import MISTAKES
 from specdec.checks.playing import Status
-from specdec.checks.telling import Telling
 from specdec.interfaces import Verifier
 from specdec.types import Exactness, Noise
 
@@ -108,10 +107,10 @@ def inspected(name: str, target: str, found: Inspection, trained_on: str | None 
 
 
 def power_table(
-    subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling], unseen: Sequence[str]
+    subject: str, target: str, powers: Sequence[Power], running: Audit, unseen: Sequence[str], level: float
 ) -> Table:
-    """A row per mistake that there is a bet on, before anything is sampled; the others in a note."""
-    best = {mistake: prompt.id for prompt in reversed(prompts) for mistake in prompt.best_for}
+    """A row per mistake that there is a bet on, before anything is sampled; the plan and the others in notes."""
+    best = {mistake: prompt.id for prompt in reversed(running.telling) for mistake in prompt.best_for}
     columns = [
         *(words("mistake", "mistake"), words("what it is", lambda power: MISTAKES[power.mistake][0])),
         *(words("shows most after", lambda power: best[power.mistake]), Col("TV", "distance", ".3f")),
@@ -122,16 +121,10 @@ def power_table(
         "TV: total variation between the laws of the next tokens, where it is largest",
         *(f"needed: {seen} (simulated audits)", "power: within the outputs that are planned"),
         *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
+        f"at most {len(running.order) * running.block:,} outputs of {running.sampling.max_new_tokens} tokens, over "
+        f"{len(running.prompts)} of the prompts; a lossless subject is accused with a probability of at most {level:g}",
     ]
     return Table.of(powers, columns, title=f"what an audit of {subject} with {target} can see", notes=notes)
-
-
-def audit_lines(running: Audit, level: float) -> list[str]:
-    """The plan in one sentence."""
-    return [
-        f"At most {len(running.order) * running.block:,} outputs of {running.sampling.max_new_tokens} tokens, over "
-        f"{len(running.prompts)} of the prompts; a lossless subject is accused with a probability of at most {level:g}."
-    ]
 
 
 def bets_table(subject: str, powers: Sequence[Power], running: Audit, level: float) -> Table:

@@ -40,11 +40,8 @@ def constants_table(fitted: CalibratedRounds) -> Table:
 
 def _constants(cost: Any) -> list[tuple[str, float]]:
     """The constants of a part by their names, those of ranges with the numbers of tokens where there are several."""
-    named = {
-        "fixed": "any such round",
-        "per_position": "\u03b1, per position",
-        "per_pair": "\u03b2, per query and position",
-    }
+    named = {"fixed": "any such round", "per_position": "\u03b1, per position"}
+    named |= {"per_pair": "\u03b2, per query and position"}
     per = "level" if hasattr(cost, "levels") else "forward"
     ranges: Sequence[TokenRange] = cost.levels if per == "level" else cost.ranges
     rows = [(named[name], value) for name, value in vars(cost).items() if name in named]

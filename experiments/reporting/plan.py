@@ -58,12 +58,8 @@ def tables(plan: Plan) -> list[Table]:
         ],
     )
     gains = [
-        (gain or {})
-        | {
-            "batch": batch,
-            "drafted": gain and (gain.best.drafted or "none pays"),
-            "speedup": gain and gain.best.speedup,
-        }
+        {**(gain or {}), "batch": batch}
+        | {"drafted": gain and (gain.best.drafted or "none pays"), "speedup": gain and gain.best.speedup}
         for batch, gain in zip(asked.batches, plan.speculations, strict=True)
     ]
     speculation = Table.of(

@@ -26,10 +26,6 @@ Named = Sequence[tuple[str, Row]]
 """Rows of the frame, each under the name that a picture shows."""
 
 
-def _temperature(row: Row) -> str:
-    return f"temperature {row['temperature']:g}"
-
-
 @style.styled()
 def length_and_speedup(
     named: Named, path: Path, text: str, subtitle: str, figures: Sequence[str] = tuple(FIGURES)
@@ -39,7 +35,7 @@ def length_and_speedup(
     names = list(dict.fromkeys(name for name, _ in drawn))
     series: dict[str, dict[int, Row]] = {}
     for name, row in sorted(drawn, key=lambda pair: pair[1]["temperature"]):
-        series.setdefault(_temperature(row), {})[names.index(name)] = row
+        series.setdefault(f"temperature {row['temperature']:g}", {})[names.index(name)] = row
     if not names:
         return None
     figure = style.new_figure(1.1 + (0.12 + 0.13 * len(series)) * len(names))
@@ -80,8 +76,8 @@ def acceptance_lines(named: Named, path: Path, subtitle: str) -> Path | None:
         points += [{"position": at, f"T={row['temperature']:g}": share} for at, share in enumerate(positions(row), 1)]
     axes = ("position in the draft", "rounds that accepted so far,\nof those that drafted so far")
     panels = [
-        Panel(x="position", y=f"T={t:g}", labels=axes, title=title, shares=True)
-        for t, title in sorted({row["temperature"]: _temperature(row) for _, row in named}.items())
+        Panel(x="position", y=f"T={t:g}", labels=axes, title=f"temperature {t:g}", shares=True)
+        for t in sorted({row["temperature"] for _, row in named})
     ]
     about = "Acceptance by position in the draft"
     return style.lines(path, panels, series, about=about, subtitle=subtitle, alarm=alarm_of(named))

@@ -11,6 +11,7 @@ from experiments.measuring.forwards import Timed
 from experiments.reporting import columns as cols
 from experiments.reporting import terminal
 from experiments.reporting.table import NOTHING, Cell, Col, Table, words
+from experiments.results import timing
 from experiments.results.records import PLAIN
 from experiments.results.rows import Row, family
 from experiments.results.runs import Run
@@ -51,8 +52,9 @@ def comparison_table(run: Run, title: str) -> Table:
     notes += [] if over is None else [f"difference: from {over} on the same prompts, given the drafts"]
     columns = [cols.T, words("method", _named), cols.unless_plain(cols.LENGTH)]
     columns += [] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]
-    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS, cols.ACCEPTED]
-    columns += [cols.NODES, cols.DISTINCT, cols.EQUAL]
+    columns += [Col("speedup", "speedup", ".2fx", best=True), cols.TOKENS]
+    columns += [cols.TTFT, cols.TPOT] if run.manifest.get("contenders") else [cols.ACCEPTED, cols.NODES, cols.DISTINCT]
+    columns += [cols.EQUAL]
     return Table.of(rows, columns, title=title, notes=notes, section=lambda row: row["temperature"])
 
 
@@ -183,7 +185,26 @@ def noise_notes(run: Run) -> list[str]:
 def _notes(run: Run) -> list[str]:
     done = min((row["finished"] + row["failed"] for row in run.rows), default=0)
     incomplete = f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts" if run.rows and not run.complete else ""
-    return [*(note for note in (incomplete, cols.rules_of(run.rows)) if note), *noise_notes(run)]
+    return [*(note for note in (incomplete, cols.rules_of(run.rows)) if note), *engines(run), *noise_notes(run)]
+
+
+def engines(run: Run) -> list[str]:
+    """The fastest of several engines, by speed over plain decoding in the same turn, and how far that speed moved."""
+    theirs, said, speeds = run.manifest.get("contenders") or {}, [], []
+    own = {row["label"]: "" for row in run.rows if row["method"] not in theirs}
+    over = {row["label"]: 1.0 if row["method"] == PLAIN else row["speedup"] or 0.0 for row in run.rows}
+    ranked = sorted(over, key=lambda label: -over[label])
+    engine = {label: own.get(label, label.partition(cols.FAMILY)[0]) for label in ranked}
+    plainly = [label for label in ranked if "plain" in label]
+    for what, labels in (("fastest plainly", plainly), ("fastest of all", ranked)) if theirs else ():
+        if following := [label for label in labels if engine[label] != engine[labels[0]] and over[label]]:
+            said.append(f"{what}: {labels[0]}, {over[labels[0]] / over[following[0]]:.2f} times {following[0]}")
+    plain = run.outputs[run.outputs.method == PLAIN]
+    for turn in {frozenset(own.batch) for name, own in run.outputs.groupby("method") if name != PLAIN and theirs}:
+        calls = timing.timed_calls(plain[plain.batch.isin(turn)], None)
+        speeds += [timing.tokens_per_second(calls)] if len(calls) else []
+    moved = f"plain decoding's speed moved by {max(speeds) / min(speeds) - 1:.0%}" if speeds[1:] else ""
+    return [*said, *([f"engines in turn, each beside plain decoding: {moved} between turns"] if moved else [])]
 
 
 def _named(row: Row) -> Cell:

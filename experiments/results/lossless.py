@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from experiments.results.frame import Frame, Outputs, frame_of
-from experiments.results.records import DECLARED, EXACT
+from experiments.results.records import DECLARED, EXACT, OTHERWISE
 from experiments.results.rows import without_missing
 
 if TYPE_CHECKING:
@@ -31,17 +31,12 @@ def stated_exactness(rule: "Verifier") -> str:
 
 def promises_exact(exactness: str | None) -> bool:
     """Whether a rule promises the target's own distribution, tested or not."""
-    return exactness in (EXACT, DECLARED)
+    return exactness in (EXACT, DECLARED, OTHERWISE)
 
 
 def promises_equality(exactness: str | None) -> bool:
     """Whether greedy outputs have to equal plain decoding's on the same target, which may be another one."""
-    return exactness is not None and promises_exact(exactness.removesuffix(THERE))
-
-
-def of_another_target(exactness: str | None) -> bool:
-    """Whether outputs follow the law of another target than the run's plain decoding."""
-    return exactness is not None and exactness.endswith(OTHER_TARGET)
+    return exactness not in (None, OTHERWISE) and promises_exact(str(exactness).removesuffix(THERE))
 
 
 class Verdict(StrEnum):

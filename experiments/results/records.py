@@ -18,6 +18,8 @@ EXACT = "exact"
 """The promise of a rule whose output follows the target, where the package's own tests have confirmed it."""
 DECLARED = "exact (declared)"
 """The same promise of any other rule or engine."""
+OTHERWISE = "exact (declared), rounds otherwise"
+"""Likewise of an engine with other kernels or weights of its own: greedy outputs need not equal plain decoding's."""
 
 MEMORY = ("reused", "preemptions", "recomputed", "swapped", "swap_seconds", "preempted")
 """What caches and preemption did for a request (``specdec.types.Timestamps``): tokens found in a cache, slots lost,
@@ -135,18 +137,18 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def finished_batches(
-    folder: Path, turns: Mapping[float, Sequence[int]], *, methods: int, size: int
+    folder: Path, turns: Mapping[float, Sequence[int]], *, methods: Sequence[int], size: int
 ) -> tuple[list[Record], dict[float, set[int]]]:
     """Return the records of all batches that every method has finished, and the batches' numbers, by temperature.
 
     A batch of which a record is missing is run again as a whole, because what was timed together has one time.
-    ``turns`` has the number of turns of each job, by temperature.
+    ``turns`` has the number of turns of each job, by temperature; ``methods`` how many run together, by block.
     """
     records = read_records(folder / RECORDS) if (folder / RECORDS).exists() else []
     counts = Counter((record.temperature, record.batch) for record in records)
     done: dict[float, set[int]] = {}
     for temperature, listed in turns.items():
-        sizes = [methods * sum(listed[start : start + size]) for start in range(0, len(listed), size)]
+        sizes = [count * sum(listed[at : at + size]) for count in methods for at in range(0, len(listed), size)]
         done[temperature] = {number for number, wanted in enumerate(sizes) if counts[temperature, number] == wanted}
     kept = [record for record in records if record.batch in done.get(record.temperature, ())]
     return kept, done

@@ -60,7 +60,7 @@ class Run:
         """All rows, under the labels that the run's configuration has for methods."""
         rows, labels = rows_of(self.frame, None), self.manifest.get("config", {}).get("labels")
         for row in rows if labels else []:
-            name = "plain decoding" if row["method"] == PLAIN else labels.get(row["method"], row["method"])
+            name = labels.get(row["method"], "plain decoding" if row["method"] == PLAIN else row["method"])
             row["label"] = row["label"].replace(row["method"], name, 1)
         return rows
 

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.results import metrics, timing
 from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 from experiments.results.limits import Terms
-from experiments.results.lossless import DECLARED, EXACT, Verdict, judge, promises_exact
+from experiments.results.lossless import EXACT, Verdict, judge, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.requests import request_figures
 from experiments.results.rows import ALL, FIGURES, Row, ends, typed
@@ -37,7 +37,7 @@ def summarize(
     Each method has a row for all prompts at each temperature and, if there are several categories, one for each.
 
     Args:
-        planned: Records that every method was to have at every temperature.
+        planned: Records that every method was to have at every temperature; plain decoding may have more.
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
         compared_with: The method that gains are over; None for no gains.
@@ -65,7 +65,7 @@ def summarize(
             best = timing.winner(figure, entrants, bootstrap)
             for number, row in enumerate(rivals.values()):
                 row[f"best.{figure}"] = number == best
-    done = all(row["finished"] + row["failed"] == planned for row in wholes.values())
+    done = all(row["finished"] + row["failed"] >= planned for row in wholes.values())
     shared = {"complete": len(wholes) == series and done, "planned": planned}
     shared |= {"confidence": bootstrap.confidence, **timing.noise_of(frame, baseline)}
     return typed([row | shared for row in rows], FIGURES)
@@ -103,7 +103,7 @@ def _rows(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> list[Row]:
     compared = good[good.equals_plain.notna()]
     distance, ones = mean_of_all(rounds.distance_tv), np.ones(len(rounds))
     not_lossless = verdict is not None and verdict["lossless"] == Verdict.NOT_LOSSLESS
-    declared = f"{name}, {DECLARED}" if exactness == DECLARED else f"{name} ({exactness})"
+    declared = f"{name}, {exactness}" if promises_exact(exactness) else f"{name} ({exactness})"
     shared = {
         "method": name,
         "label": name if exactness in (None, EXACT) else declared,

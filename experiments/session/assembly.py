@@ -12,10 +12,9 @@ from omegaconf import DictConfig
 
 from experiments.config import ranks
 from experiments.config.sections import bootstrap_of, build, in_sweep, job_overrides, plain, plain_whole
-from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.jobs import Fitting, fit, prepare, template_facts
-from experiments.measuring.measure import Contender, measure, slots_of
+from experiments.measuring.measure import Contender, blocks_of, measure, slots_of, started
 from experiments.measuring.meters import held_by, process_bytes
 from experiments.reporting.progress import phase
 from experiments.reporting.terminal import short
@@ -75,6 +74,7 @@ def measure_methods(
     program = process_bytes()["process"]
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]], formats=formats)
     contenders = accounted(contenders)
+    blocks = blocks_of(contenders)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
@@ -118,7 +118,7 @@ def measure_methods(
             each.temperature: [len(job.prompt.turns) for job in jobs]
             for each, jobs in zip(samplings, prepared, strict=True)
         }
-        kept, finished = finished_batches(folder, turns, methods=len(contenders), size=size)
+        kept, finished = finished_batches(folder, turns, methods=list(map(len, blocks)), size=size)
         note_resumed(folder, before)
     write_prompts(folder, prompts)
     batches = sorted({contender.engine.max_batch_size for contender in contenders})
@@ -133,14 +133,14 @@ def measure_methods(
             target,
             samplings,
             f"{amount(fitting)}{said_of(facts['template'])}, batch {' and '.join(map(str, batches))}{invariant}, "
-            f"{facts['attention']} attention{named_policy(config)}{beside(contenders)}",
+            f"{facts['attention']} attention{named_policy(config)}",
             kv_cache=facts["target"]["kv_cache"],
         ),
         mirror=mirror,
         held=held,
         kept=kept,
         passed=sum(
-            min(size, len(jobs) - number * size)
+            min(size, len(jobs) - number % -(-len(jobs) // size) * size)
             for each, jobs in zip(samplings, prepared, strict=True)
             for number in finished.get(each.temperature, ())
         ),
@@ -154,14 +154,16 @@ def measure_methods(
             said.update(record.token_ids)
             write(record)
 
-        start = 0
+        done = 0
         try:
-            for each, jobs in zip(samplings, prepared, strict=True):
-                passed = finished.get(each.temperature, ())
-                options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
-                for done in measure(contenders, jobs, write=noted, **options):
-                    yield start + done
-                start += len(jobs)
+            for number, block in enumerate(blocks):
+                with started(block):
+                    for each, jobs in zip(samplings, prepared, strict=True):
+                        first, passed = number * -(-len(jobs) // size), finished.get(each.temperature, ())
+                        options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
+                        for step in measure(block, jobs, write=noted, first=first, **options):
+                            yield done + step
+                        done += len(jobs)
         finally:
             shown = said | (trace.tokens if trace is not None else set())
             write_token_texts(folder, token_bytes(shown, tokenizer))
@@ -171,7 +173,7 @@ def measure_methods(
             print(sentence, file=sys.stderr)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=len(kept or ()))
     phase(f"warming up, then measuring {len(contenders)} methods on {len(prompts)} prompts", shown=not in_sweep())
-    return measurement.run(work, sum(map(len, prepared)))
+    return measurement.run(work, len(blocks) * sum(map(len, prepared)))
 
 
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
@@ -197,7 +199,6 @@ def facts_of(
     template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
     baseline = contenders[0].engine
     assert isinstance(baseline, Engine), "plain decoding runs on our engine"
-    others = {each.method: each.engine for each in contenders if isinstance(each.engine, OtherEngine)}
     return {
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -212,22 +213,11 @@ def facts_of(
             "kv_cache": baseline.runner.kv_cache,
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
-        "contenders": {name: other.about for name, other in others.items()},
-        "start_seconds": {name: other.start_seconds for name, other in others.items()},
         "chat_template": template and any(prompt.chat for prompt in prompts),
         "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
         "series": len(contenders) * len(samplings),
         "overrides": job_overrides(),
     }
-
-
-def beside(contenders: Sequence[Contender]) -> str:
-    """The versions of other engines, behind the conditions of a run, and that their start is not counted."""
-    others = [contender.engine for contender in contenders if isinstance(contender.engine, OtherEngine)]
-    said = list(dict.fromkeys(other.about for other in others if other.about))
-    starts = [other.start_seconds for other in others if other.start_seconds is not None]
-    said += [f"their start ({sum(starts):.0f} s) is not counted"] if starts else []
-    return "".join(f"; {each}" for each in said)
 
 
 def amount(fitting: Fitting) -> str:

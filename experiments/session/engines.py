@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -133,7 +133,7 @@ def accounted(contenders: Sequence[Contender]) -> list[Contender]:
 
 def peaks_of(target: Target, before: Mapping[str, float] | None = None) -> Mapping[str, float]:
     """The best that the target's device does, now or ``before``: a busy machine makes it lower, and nothing higher."""
-    now, then = brief_peaks(target.device, target.dtype).facts(), before or {}
+    now, then = asdict(brief_peaks(target.device, target.dtype)), before or {}
     return {**then, **{name: max(value, then.get(name, value)) for name, value in now.items()}}
 
 

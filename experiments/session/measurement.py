@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, in_sweep, plain_whole
+from experiments.contenders.base import OtherEngine
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import process_bytes
@@ -133,23 +134,26 @@ class Measurement:
             compared_with=self.config.get("compared_with"),
             peaks=peaks,
         )
-        engines = {each.method: each.engine for each in self.contenders if isinstance(each.engine, Engine)}
-        recordings = {method: recordings_of(engine) for method, engine in engines.items()}
+        others = {each.method: each.engine for each in self.contenders if isinstance(each.engine, OtherEngine)}
+        noted: dict[str, Any] = {"contenders": {name: other.about for name, other in others.items()}, "peaks": peaks}
+        noted["start_seconds"] = {name: other.start_seconds for name, other in others.items()}
+        recordings = {c.method: recordings_of(c.engine) for c in self.contenders if isinstance(c.engine, Engine)}
         known = (self.folder / MANIFEST).exists()
-        run = Run(self.folder, read_manifest(self.folder) if known else {}, frame, outputs)
-        summary = run.write(self.title)
+        run = Run(self.folder, (read_manifest(self.folder) if known else {}) | noted, frame, outputs)
+        title = self.title + beside(others.values())
+        summary = run.write(title)
         if known:
             verdicts = {row["method"]: row["lossless"] for row in run.rows if row["lossless"] is not None}
-            note_in_manifest(self.folder, lossless=verdicts, peaks=peaks, recordings=recordings)
+            note_in_manifest(self.folder, lossless=verdicts, recordings=recordings, **noted)
         console = terminal.console(shown=not in_sweep())  # a sweep says a line, and the tables are in the folder
         written = [self.folder / RECORDS, summary, self.folder / TABLES]
         if any(row["finished"] for row in run.rows):
             more, files = self._closing(run, records)
             written += files
-            tables = [*self.report.tables(run, self.title), run_tables.utilization_table(run), *more]
+            tables = [*self.report.tables(run, title), run_tables.utilization_table(run), *more]
             terminal.show(console, *tables, stacked=False)
             for name, plot in self.report.plots.items():
-                path = plot(run, self.folder / name, self.title)
+                path = plot(run, self.folder / name, title)
                 written += [path] if path is not None else []
         run_tables.print_troubles(console, run)
         for warning in run_tables.not_recorded(recordings):
@@ -171,6 +175,14 @@ class Measurement:
             more, written = study(ended)
             tables, files = [*tables, *more], [*files, *written]
         return tables, files
+
+
+def beside(others: Iterable[OtherEngine]) -> str:
+    """The versions of other engines, behind the conditions of a run, and that their start is not counted."""
+    starts = [other.start_seconds for other in others if other.start_seconds is not None]
+    said = list(dict.fromkeys(other.about for other in others if other.about))
+    said += [f"their start ({sum(starts):.0f} s) is not counted"] if starts else []
+    return "".join(f"; {each}" for each in said)
 
 
 def check_finished(run: Run) -> None:

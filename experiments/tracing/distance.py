@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from experiments.tracing.compressed import DROPPED, pack, unpack
 from specdec.checks.outcomes import emitted_law
 from specdec.interfaces import Verifier
 from specdec.random import draw
@@ -39,6 +40,13 @@ class Distance(NamedTuple):
 
     tv: float | None
     kl: float | None
+
+
+def distances_of(
+    verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+) -> list[Distance]:
+    """The distance in every row's context, of a draft as a trace keeps it."""
+    return first_token_distances(verifier, *unpack(pack(tree, target_probs, dropped=DROPPED)))
 
 
 def first_token_distances(

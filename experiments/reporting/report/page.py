@@ -82,7 +82,7 @@ def _finding(row: Row, named: str, run: Run) -> Finding:
         said = evidence(row, run.of(row))
         return Finding(*_JUDGED[row["lossless"]], name, f"{said[0].upper()}{said[1:]}.")
     kind, head, detail = "unknown", "not compared", "No output could be compared with plain decoding's."
-    if lossless.of_another_target(row["exactness"]):
+    if (row["exactness"] or "").endswith(OTHER_TARGET):
         detail = "Other weights, or another cache, than plain decoding's: its outputs follow another law."
         kind, head = "lossy", OTHER_TARGET
     elif row["exactness"] is not None and not lossless.promises_exact(row["exactness"]):

@@ -16,7 +16,7 @@ from transformers.generation import candidate_generator
 
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.hf import HfGenerate
-from experiments.contenders.openai import KEY, OpenAIServer, ServerError
+from experiments.contenders.openai import KEY, OpenAIServer
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -35,15 +35,13 @@ class Server(ThreadingHTTPServer):
     """Answers like vLLM: token ids where they are asked for.
 
     Attributes:
-        owner: Whose it says it is: llama.cpp's names tokens at its own endpoint, or without parts of characters beside
-            log-probabilities, and SGLang's takes no ``top_k`` of 0.
-        parts: Tokens of an output that are parts of characters.
+        owner: Whose it says it is: llama.cpp's names tokens at its own endpoint, and SGLang's takes no ``top_k`` of 0.
     """
 
     def __init__(self, target: Target):
         super().__init__(("127.0.0.1", 0), Handler)
         self.engine = Engine(target, max_length=128)
-        self.lock, self.models, self.refuse, self.owner, self.parts = threading.Lock(), ["tiny"], False, "", 0
+        self.lock, self.models, self.refuse, self.owner = threading.Lock(), ["tiny"], False, ""
         self.seen: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
 
@@ -87,10 +85,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         if server.owner != "llamacpp" and body.get("return_token_ids"):
             choice["token_ids"] = tokens
-        if body.get("logprobs") is not None:
-            choice["logprobs"] = {"content": [{"id": token} for token in tokens[server.parts :]]}
-        if body.get("return_tokens_as_token_ids"):
-            choice["logprobs"] = {"tokens": [f"token_id:{token}" for token in tokens]}
         self.answer(200, {"choices": [choice], "usage": {"completion_tokens": len(tokens)}})
 
 
@@ -134,8 +128,7 @@ def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypat
         ("sglang", {}, {"return_token_ids": True, "min_p": 0.1}),
         ("llamacpp", {}, {"samplers": ["temperature", "top_k", "top_p", "min_p"], "top_k": 0, "min_p": 0.1}),
         ("specdec", {}, {"return_token_ids": True, "min_p": 0.1}),
-        ("", {"logprobs": 1}, {"logprobs": 1}),
-        ("", {"return_tokens_as_token_ids": True}, {"return_tokens_as_token_ids": True}),
+        ("", {"return_token_ids": True}, {"return_token_ids": True, "min_p": 0.1}),
     ],
 )
 def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, owner: str, extra, sent) -> None:
@@ -148,9 +141,6 @@ def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, own
     assert contender.max_length == (40 if owner == "llamacpp" else 128)
     bound(target, server, extra={"min_p": 0.0}).generate(PROMPTS[:1], [sampling])
     assert server.seen[-1]["min_p"] == 0.0, "what is given goes first"
-    server.parts = 1  # tokens beside their log-probabilities are taken if none is missing
-    contender.generate(PROMPTS[:1], [sampling])
-    assert contender.tells_tokens == ("logprobs" not in extra)
 
 
 def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
@@ -180,7 +170,7 @@ def test_every_failure_is_one_sentence(target: Target, server: Server, saved: Pa
         ("nowhere", lambda: HfGenerate(assistant=str(saved / "nowhere"))),
         ("another vocabulary", lambda: bound_hf(other, made=HfGenerate(assistant=str(saved / "drafter")))),
     ):
-        with pytest.raises((ValueError, ServerError), match=message):
+        with pytest.raises(ValueError, match=message):
             call()
 
 

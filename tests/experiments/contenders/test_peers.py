@@ -8,23 +8,21 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 from experiments.contenders import peer as module
 from experiments.contenders import workers
 from experiments.contenders.peer import Peer
 from experiments.contenders.peers import LlamaCpp, OpenVinoCpu, VllmCpu
-from experiments.contenders.workers import vllm_worker
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
-from experiments.measuring.measure import Contender, measure
+from experiments.measuring.measure import Contender, blocks_of, measure, started
 from experiments.results.records import PLAIN, Record
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -38,7 +36,7 @@ from pathlib import Path
 
 def load(given):
     known = {tuple(prompt): tokens for prompt, tokens in given["known"]}
-    about = {"versions": {"Played": "1.2", "torch": "0"}, "threads": given["threads"], "wrong_draws": ""}
+    about = {"versions": {"Played": "1.2", "torch": "0"}, "threads": given["threads"]}
     exec(given["at_load"], globals() | {"about": about})
     calls = []
     def decode(asked):
@@ -47,13 +45,15 @@ def load(given):
         length = asked["max_new_tokens"]
         tokens = [known.get(tuple(each), [1] * length)[:length] for each in asked["prompts"]]
         rows = [{"token_ids": each, "rounds": [1] * (len(each) - 3) + [4]} for each in tokens]
-        scope = globals() | {"rows": rows, "answer": {"rows": rows}}
+        for row in rows:
+            row["moments"] = [time.perf_counter()] * len(row["rounds"])
+        scope = globals() | {"rows": rows, "answer": {"rows": rows}, "calls": calls}
         exec(given["always"] if len(calls) == 1 else given["always"] + given["later"], scope)
         Path(given["model"], "asked.json").write_text(json.dumps(asked))
         return scope["answer"]
     return about, decode
 """
-SILENT = "for row in rows: row['rounds'] = []"
+SILENT = "for row in rows: row['rounds'] = row['moments'] = []"
 BOUND = """
 def bound():  # as OpenMP binds its threads if it is told to
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
@@ -78,7 +78,7 @@ class Played(Peer):
 
     def prepared(self, folder: Path) -> dict[str, Any]:
         (folder / "target").write_text("weights")
-        return self.does | {"known": self.known}
+        return self.does | {"model": str(folder), "known": self.known}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,7 @@ def bound(target: Target, made: Peer, outputs: list[Completion] | None = None) -
     if isinstance(made, Played):
         made.known = [(each.prompt_ids, each.token_ids) for each in outputs or []]
     made.bind(target, max_batch_size=3, max_length=128)
+    made.start()
     return made
 
 
@@ -169,39 +170,65 @@ def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> Non
         made.generate(PROMPTS[:1], [SamplingParams(stop=("x",))])
 
 
-def test_a_run_goes_on_without_a_peer_that_dies_and_keeps_all_other_results(target: Target) -> None:
-    engine, made = Engine(target, max_length=128), bound(target, Played(DIES))
-    sampling = SamplingParams(max_new_tokens=4, ignore_eos=True, stream=0)
+@pytest.mark.parametrize(
+    ("at_load", "later"), [("", f"if len(calls) > 4: {DIES}"), (DIES, "")], ids=["dies", "no start"]
+)
+def test_engines_are_in_memory_one_at_a_time_beside_the_clock_and_one_that_dies_fails_alone(
+    target: Target, at_load: str, later: str
+) -> None:
+    """Plain decoding goes with each of them once more, and first as often as second; what was measured stays."""
+    engine, sampling = Engine(target, max_length=128), SamplingParams(max_new_tokens=4, ignore_eos=True, stream=0)
     jobs = [Job(Prompt(id=str(number), turns=("x",)), 0, (5, number), sampling) for number in range(4)]
+    outputs = [each for job in jobs for each in engine.generate([job.prompt_ids], sampling)]
+    peers = {"dead": Played(later, at_load=at_load), "whole": Played()}
+    for made in peers.values():
+        made.known = [(each.prompt_ids, each.token_ids) for each in outputs]
+        made.bind(target, max_batch_size=1, max_length=128)
+    own = [Contender(PLAIN, engine, speculate=False), Contender("drafting", engine)]
+    blocks = blocks_of([own[0], Contender("dead", peers["dead"]), own[1], Contender("whole", peers["whole"])])
+    assert [[each.method for each in block] for block in blocks] == [
+        [PLAIN, "drafting"],
+        [PLAIN, "dead"],
+        [PLAIN, "whole"],
+    ]
     found: list[Record] = []
-    for _ in range(2):  # as at two temperatures: the second warm-up meets a peer that is gone
-        contenders = [Contender(PLAIN, engine, speculate=False), Contender("played", made)]
-        assert list(measure(contenders, jobs, warmup=PROMPTS[:1], write=found.append))[-1] == 4
-    assert [len(each.token_ids) for each in found if each.method == PLAIN] == [4] * 8
-    errors = [each.error or "" for each in found if each.method == "played"]
-    assert len(errors) == 8 and all("Played" in each for each in errors)
+    for number, block in enumerate(blocks):
+        with started(block):
+            running = [name for name, made in peers.items() if made._process is not None and alive(made)]
+            assert running == ([block[1].method] if number and not (at_load and number == 1) else [])
+            assert list(measure(block, jobs, warmup=PROMPTS[:1], write=found.append, first=4 * number))[-1] == 4
+    assert not any(map(alive, peers.values()))
+    told = {name: [each for each in found if each.method == name] for name in (PLAIN, "drafting", *peers)}
+    assert [each.batch for each in told[PLAIN]] == [*range(4 if at_load else 8), *range(8, 12)]
+    assert all(each.equals_plain and each.error is None for each in told["whole"]) and len(told["whole"]) == 4
+    assert {each.token_ids for each in told[PLAIN]} == {each.token_ids for each in outputs}
+    died, after = (
+        "Played has ended with exit code 1: the roof is on fire",
+        "Played was stopped after an earlier failure",
+    )
+    assert [each.error for each in told["dead"]] == ([died] * 4 if at_load else [None, None, died, after])
 
 
 def test_neither_ctrl_c_nor_a_run_that_is_killed_leaves_a_process_or_weights(target, monkeypatch) -> None:
     made = bound(target, Played())
-    monkeypatch.setattr(made._process, "_exchange", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(made._process._pipe, "poll", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         made.generate(PROMPTS, [SamplingParams(max_new_tokens=9)] * 3)
     assert not alive(made)
     made = bound(target, Played())
     assert (made.folder / "target").exists()
-    made._process._socket.close()  # as the kernel does it with a process that is gone
+    made._process._pipe.close()  # as the kernel does it with a process that is gone
     made._process._process.wait(timeout=30)
     assert not made.folder.exists()
 
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
-    biased = "about['wrong_draws'] = 'Played 1.2 draws wrongly'"
     broken, wide = "import thing", "about['threads'] += 1"
-    drawn, wrong = SamplingParams(temperature=0.5), bound(target, Played(at_load=biased))
-    wrong.check_sampling(SamplingParams())
-    bound(target, Played()).check_sampling(drawn)
+    drawn = SamplingParams(temperature=0.5)
+    for made in (VllmCpu(), OpenVinoCpu(method="ngram"), LlamaCpp(method="model")):
+        made.check_sampling(drawn)
+    VllmCpu(method="ngram").check_sampling(SamplingParams())
     penalized, double = SamplingParams(repetition_penalty=1.2), Target(copy.deepcopy(target.model).double())
     several = len(os.sched_getaffinity(0)) > 1
     for said, make in (
@@ -213,80 +240,69 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
         ("'/nowhere' is no Python of one", lambda: bound(target, Played(python="/nowhere"))),
         ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played(at_load=broken))),
         ("does not run on our threads and cores", lambda: bound(target, Played(at_load=wide))),
-        ("Played 1.2 draws wrongly, .* at temperature=0.5 .* temperature 0", lambda: wrong.check_sampling(drawn)),
+        ("vLLM .* at temperature=0.5 .* temperature 0", lambda: VllmCpu(method="model").check_sampling(drawn)),
+        ("OpenVINO .* by another rule", lambda: OpenVinoCpu(method="model").check_sampling(drawn)),
         *[(r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played(always=BOUND)))] * several,
         ("measured without a repetition penalty", lambda: LlamaCpp().check_sampling(penalized)),
-        ("measured in float32, bfloat16, float16, and .* is in float64", lambda: prepared(OpenVinoCpu(), double)),
+        (
+            "measured in float32, bfloat16, float16, int8 and int4, and .* is in float64",
+            lambda: prepared(OpenVinoCpu(), double),
+        ),
         ("OpenVINO GenAI is measured with plain, ngram, model", lambda: OpenVinoCpu(method="eagle3")),
     ):
         with pytest.raises(ValueError, match=said):
             make()
 
 
-def test_vllm_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel fills a copy of its output; the patched one gives every draft its request's temperature."""
-    vllm, utils, kernels = map(ModuleType, ("vllm", "vllm.utils", "vllm.utils.cpu_triton_utils"))
-    kernels._expand_kernel_impl = lambda output, *_: output.long().fill_(1)
-    utils.cpu_triton_utils = kernels
-    for made in (vllm, utils, kernels):
-        monkeypatch.setitem(sys.modules, made.__name__, made)
-    monkeypatch.setattr(vllm_worker, "version", lambda name: "0.32")
-    assert "vLLM 0.32 divides" in vllm_worker.wrong_draws()
-    vllm_worker.patch()
-    assert vllm_worker.wrong_draws() == ""
-    drawn = torch.zeros(5)
-    kernels._expand_kernel_impl(drawn, torch.tensor([0.0, 0.5]), torch.tensor([2, 5], dtype=torch.int32), 0, 1)
-    assert drawn.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5]
-
-
-def test_workers_are_told_what_drafts_and_get_weights_in_float32(saved: Path, tmp_path: Path) -> None:
-    small, draft = str(saved / "drafter"), str(tmp_path / "draft")
+def test_workers_are_told_what_drafts_and_get_the_targets_own_weights(saved: Path, tmp_path: Path) -> None:
+    small = str(saved / "drafter")
     for dtype, made, wanted in (
-        ("float32", VllmCpu(patched=True), {"patched": True, "enforce_eager": False, "speculative": None}),
+        ("float32", VllmCpu(), {"enforce_eager": False, "speculative": None}),
         (
             "float32",
-            LlamaCpp(method="draft", draft=small, probabilistic=True),
-            {"probabilistic": True, "draft": draft, "precision": "F32"},
+            LlamaCpp(method="model", draft=small, probabilistic=True),
+            {"probabilistic": True, "draft": small, "precision": "F32", "ngram": 0},
         ),
-        ("bfloat16", OpenVinoCpu(patched=True), {"draft": None, "ngram": 0}),
-        ("bfloat16", OpenVinoCpu(method="ngram"), {"draft": None, "ngram": 4}),
-        ("bfloat16", OpenVinoCpu(method="model", draft=small), {"draft": draft, "ngram": 0, "precision": "BF16"}),
-        ("bfloat16", OpenVinoCpu(method="model", draft=small, patched=True), {"draft": draft, "ngram": 1}),
+        ("float32", LlamaCpp(name=str(saved / "target")), {"model": str(saved / "target")}),
+        ("bfloat16", OpenVinoCpu(), {"ngram": 0, "precision": "BF16"}),
+        ("bfloat16", OpenVinoCpu(method="ngram"), {"ngram": 4}),
+        ("bfloat16", OpenVinoCpu(method="model", draft=small), {"draft": small, "ngram": 0}),
     ):
         target = Target.from_pretrained(str(saved / "target"), dtype=dtype)
-        assert wanted.items() <= prepared(made, target, tmp_path).items()
-        assert made.tells_tokens == (dtype == "float32")
-    for folder in (tmp_path, tmp_path / "draft"):
-        assert {str(each.dtype) for each in load_file(folder / "model.safetensors").values()} == {"torch.float32"}
-    assert (LlamaCpp(method="draft").WORKER, LlamaCpp().WORKER) == ("llama_server_worker", "llama_cpp_worker")
+        told = prepared(made, target, tmp_path)
+        assert wanted.items() <= told.items() and ("draft" in told) == ("draft" in wanted)
+    with safe_open(tmp_path / "model.safetensors", "np") as written:
+        assert {written.get_slice(name).get_dtype() for name in written.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_what_is_kept_is_found_again_and_a_gguf_file_beside_the_target_is_taken_in_4_bits(saved, tmp_path) -> None:
+    name, target = str(saved / "target"), Target.from_pretrained(str(saved / "target"), quantization="int4")
+    made = LlamaCpp(name=name, kept=str(tmp_path / "kept"))
+    told = [prepared(made, target, tmp_path / str(number)) for number in range(2)]
+    assert told[0] == told[1] and Path(told[0]["model_kept"]).parent == tmp_path / "kept"
+    (beside := tmp_path / "small.gguf").touch()
+    made = LlamaCpp(name=name, gguf=str(beside), method="model", draft=str(beside))
+    told = [prepared(made, target, tmp_path)]
+    assert (told[0]["model"], told[0]["draft"]) == (str(beside), str(beside)) and "model_kept" not in told[0]
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The worker's module, which finds those beside it as in its own environment."""
+def llamas(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The workers' module, which stands beside them in their own environment."""
     monkeypatch.syspath_prepend(str(Path(workers.__file__).parent))
-    return importlib.import_module("openvino_worker")
+    return importlib.import_module("llamas")
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_draws_close_to_temperature_0_that_are_not_the_likeliest_tokens_are_wrong(worker: Any, wrong: bool) -> None:
-    asked = []
-
-    def decode(request: dict[str, Any]) -> dict[str, Any]:
-        asked.append(request)
-        length, ((first, *_),) = request["max_new_tokens"], request["prompts"]
-        drafted = wrong and request["sampling"]["temperature"] > 0 and first == 5
-        return {"rows": [{"token_ids": [first] * (length - 1) + [7 if drafted else 3], "rounds": []}]}
-
-    said = worker.wrong_draws(decode, "2026.4")
-    assert said.startswith("OpenVINO GenAI 2026.4 keeps drafted tokens by another rule") if wrong else said == ""
-    assert len({each["prompts"][0][0] for each in asked}) == (6 if wrong else 8)
-
-
-def test_only_llamas_with_plain_rotations_are_written_anew(worker: Any) -> None:
-    llama = {"model_type": "llama", "rope_parameters": {"rope_type": "default"}, "attention_bias": False}
-    assert worker.head_width(llama | {"head_dim": 5}) == 5
-    assert worker.head_width(llama | {"hidden_size": 12, "num_attention_heads": 3}) == 4
+def test_weights_are_read_without_pytorch_and_other_models_are_refused(llamas: Any, target, tmp_path: Path) -> None:
+    model = copy.deepcopy(target.model).bfloat16()
+    model.save_pretrained(tmp_path)
+    _, weights = llamas.read(tmp_path)
+    for name, value in model.state_dict().items():
+        found = weights(name)
+        assert found is None or torch.equal(torch.from_numpy(found), value.float())
+    assert weights("model.norm.bias") is None and weights("model.norm.weight") is not None
+    told = json.loads((tmp_path / "config.json").read_text())
     for other in ({"model_type": "qwen3"}, {"rope_parameters": {"rope_type": "llama3"}}, {"attention_bias": True}):
-        with pytest.raises(ValueError, match="only Llama models with plain rotary embeddings and without biases"):
-            worker.head_width(llama | other)
+        (tmp_path / "config.json").write_text(json.dumps(told | other))
+        with pytest.raises(ValueError, match="only Llama and Qwen2 models with plain rotary embeddings"):
+            llamas.read(tmp_path)
