@@ -55,17 +55,25 @@ def depths(policy: LengthPolicy, rows: int) -> list[int]:
     return policy.depths(np.arange(rows), np.full(rows, 1000)).tolist()
 
 
-def test_what_was_learned_of_one_request_is_where_the_next_begins() -> None:
-    """A round takes 1, and 0.3 more for every drafted token, 98 % of which are accepted."""
+class EachDepthAlone(CostAwareLength):
+    """A mutant that knows nothing of a depth that was not drafted yet."""
+
+    def survival(self, slots: Array) -> Array:
+        average = (self._all_right + 1) / (self._all_tried + 2)
+        return ((self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)).cumprod(axis=1)
+
+
+@pytest.mark.parametrize("kind", [CostAwareLength, EachDepthAlone])
+def test_what_was_learned_of_other_depths_and_requests_counts(kind: type[CostAwareLength]) -> None:
+    """A round takes 1, and 0.3 more for every drafted token, 98 % of which are accepted. No round explores."""
     costs = RoundCosts(rows=(1, 8), table=(tuple(1 + 0.3 * depth for depth in range(DEPTH + 1)),) * 2)
-    policy, rng = bound(CostAwareLength(costs, memory=1000, explore=0), 2), np.random.default_rng(0)
-    first = policy.depths(SLOTS, LENGTHS)[0]
-    for _ in range(300):
+    policy, rng = bound(kind(costs, memory=1000, explore=0), 2), np.random.default_rng(0)
+    for _ in range(20):
         depths = policy.depths(SLOTS, LENGTHS)
         reach = (rng.random((2, DEPTH)) < 0.98).cumprod(1).sum(1)
         policy.note(SLOTS, depths, np.minimum(reach, depths))
     policy.admit(0)
-    assert policy.depths(SLOTS, LENGTHS)[0] > first
+    assert (policy.depths(SLOTS, LENGTHS)[0] > 4) == (kind is CostAwareLength)
 
 
 def test_additive_length() -> None:

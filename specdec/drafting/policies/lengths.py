@@ -174,12 +174,12 @@ class CostAwareLength(LengthPolicy):
         costs: RaggedCosts | str | Path | None = None,
         *,
         memory: float = 300.0,
-        prior: float = 16.0,
+        prior: float = 8.0,
         explore: int = 16,
         budget: float = 0.005,
     ):
         self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
-        positive = "give a positive number of rounds, such as 16"
+        positive = "give a positive number of rounds, such as 8"
         self.memory = number("memory", memory, positive, lambda rounds: rounds > 0)
         self.prior = number("prior", prior, positive, lambda rounds: rounds > 0)
         self.explore = whole("explore", explore, least=0)
@@ -236,7 +236,9 @@ class CostAwareLength(LengthPolicy):
         return 0
 
     def survival(self, slots: Slots) -> Survival:
-        average = (self._all_right + 1) / (self._all_tried + 2)  # one round alone says little
+        # One round alone says little of its depth, and of a depth without any the other depths say what is known.
+        known = (self._all_right.sum() + 1) / (self._all_tried.sum() + 2)
+        average = (self._all_right + 2 * known) / (self._all_tried + 2)
         rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
         return rates.cumprod(axis=1)
 
