@@ -143,7 +143,7 @@ def check_components(
         options = plain(config, section)
         if options.get("quantization") == AUTO:
             scheme, said = format_here(**options)
-            OmegaConf.update(config, f"{section}.quantization", scheme)
+            OmegaConf.select(config, section).quantization = scheme  # also where that refers to another section
             measured |= {section: f"{options['name']} drafts in {said}"} if said else {}
     return measured
 

@@ -52,7 +52,7 @@ def begun(
     recorded = flatten(manifest["config"])
     for name, value in flatten(plain_whole(config)).items():
         if name.endswith(".quantization") and value == AUTO:
-            OmegaConf.update(config, name, recorded.get(name))
+            OmegaConf.select(config, name.rpartition(".")[0]).quantization = recorded.get(name)
     before, now = manifest["config"], json.loads(json.dumps(plain_whole(config), default=str))  # as a manifest has it
     for name in elsewhere:
         for each in (before, now):

@@ -128,6 +128,9 @@ def test_what_was_left_to_the_machine_is_recorded_and_kept(
     begun(again)
     assert check_components(again, drafters) == {} and again.drafter.model.quantization == "int8"
     asked.assert_called_once()
+    several = configure("run", "drafter=model", "+methods.a=${drafter}", *given[2:])
+    assert check_components(several, {"a": "methods.a"}) and several.methods.a.quantization == "int8"
+    assert several.methods.a.name == "bundled/drafter", "a section that refers to another one stays whole"
     other = configure("run", *given, "drafter.model.quantization=int4", "resume=true")
     with pytest.raises(ValueError, match=r"had drafter\.model\.quantization=int8, and this one has .*=int4"):
         begun(other)
