@@ -149,6 +149,7 @@ def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: 
     shown = capsys.readouterr().out
     assert shown.count("mean acceptance") == 1, "one table"
     assert shown.index("drafted and accepted") < shown.index("mean acceptance"), "both outputs come first"
+    assert "SPECDEC_MODELS=FOLDER python -m experiments.run pair=qwen25_coder_1b5" in " ".join(shown.split())
     assert "6 target forwards" in shown and re.search(r"[«±]", shown), "marks stand for colors in a pipe"
     assert (tmp_path / "out" / "speedup.png").exists() and "speedup.png" in shown and str(tmp_path / "out") in shown
 

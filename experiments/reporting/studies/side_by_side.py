@@ -19,8 +19,8 @@ _ACCEPTED, _DRAWN = ("#ffffff on #005a8e", "«", "»"), ("#000000 on #e8d96a", "
 STYLES = {Source.ACCEPTED: _ACCEPTED, Source.TARGET: ("", "", "")}
 
 
-def side_by_side(ended: Any, *, method: str, lines: int = 14) -> tuple[list[Any], list[Any]]:
-    """Print the last lines of both greedy outputs for the prompt whose output repeats itself least."""
+def side_by_side(ended: Any, *, method: str, lines: int = 14, more: str = "") -> tuple[list[Any], list[Any]]:
+    """Print the last lines of both greedy outputs for the prompt whose output repeats itself least, and ``more``."""
     done = {(r.method, r.prompt): r for r in ended.records if r.temperature == 0 and not r.failed and r.seconds}
     rates = {prompt: distinct_n_gram_rate(r.token_ids) or 0 for (name, prompt), r in done.items() if name == method}
     tokenizer = ended.contenders[0].engine.target.tokenizer
@@ -29,6 +29,7 @@ def side_by_side(ended: Any, *, method: str, lines: int = 14) -> tuple[list[Any]
     pair = [done[name, max(rates, key=rates.__getitem__)] for name in ("plain", method)]
     texts = token_bytes({token for record in pair for token in record.token_ids}, tokenizer)
     show(terminal.console(), pair, texts, lines=lines)
+    terminal.say(terminal.console(), *([more] if more else []))
     return [], []
 
 
