@@ -182,23 +182,6 @@ def test_goodput_finds_the_depths_that_pay_and_explores_within_its_budget() -> N
     assert run(300, 8000)[0][100:].mean() > run(300, 200)[0][100:].mean() + 1, "long contexts pay for deeper drafts"
 
 
-@pytest.mark.parametrize("costs", [LLAMA_8B_H100, Priced(0.03, 0.004, padded=True)], ids=["packed", "padded"])
-def test_the_oracle_is_never_beaten(costs: Any) -> None:
-    rng, rows = np.random.default_rng(0), 64
-    policies = {name: bound(kind(costs), rows) for name, kind in (("a", CostAwareLength), ("oracle", OracleLength))}
-    slots, lengths = np.arange(rows), np.full(rows, 500)
-    for _ in range(200):
-        accepted = (rng.random((rows, DEPTH)) < rng.random((rows, 1))).cumprod(1).sum(1)
-        reached, rates = (np.arange(DEPTH) < accepted[:, None]) * 1.0, {}
-        for name, policy in policies.items():
-            policy.foresee(slots, accepted)
-            chosen = policy.depths(slots, lengths)
-            policy.note(slots, chosen, np.minimum(chosen, accepted))
-            tokens, seconds = round_of(reached, chosen, costs, rows * 500.0)
-            rates[name] = tokens / seconds
-        assert rates["oracle"] >= rates["a"] * (1 - 1e-12)
-
-
 @pytest.fixture(scope="module")
 def target() -> Target:
     return Target(tiny_model("llama", vocab_size=24))
