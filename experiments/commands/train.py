@@ -23,7 +23,7 @@ from experiments.tracking.base import NullTracker, Tracker
 from experiments.training.comparison import Comparison
 from experiments.training.data.document import Documents, Source
 from experiments.training.data.packing import Rows, token_counts
-from experiments.training.data.regenerate import RegenerateConfig, prompts_of, regenerate, with_originals
+from experiments.training.data.regenerate import RegenerateConfig, longest, prompts_of, regenerate, with_originals
 from experiments.training.fitting import FitConfig
 from experiments.training.loop import BEST, LAST, Plan, Training
 from experiments.training.losses import Loss
@@ -32,9 +32,9 @@ from experiments.training.served import prompts_of as served_prompts
 from experiments.training.sharding import check_processes
 from experiments.training.states import FrozenTarget, StoredTarget
 from experiments.training.weights import Weights
-from specdec.engine.engine import Engine
+from specdec import Drafter, Target
+from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 from specdec.machine import dtype_name
-from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
 
 _KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
@@ -78,9 +78,7 @@ def train(config: DictConfig) -> Path:
     documents = source.load(target, unanswered=rewritten is not None)
     if rewritten is not None:
         faster = build(config, "regenerate.drafter") if (drafter or {}).get("_target_") is not None else None
-        rule = RejectionVerifier() if faster is not None else None
-        engine = Engine(target, faster, rule, max_batch_size=rewritten.batch_size)
-        documents = _rewritten(documents, engine, rewritten, config.seed, accelerator)
+        documents = _rewritten(documents, target, faster, rewritten, config.seed, accelerator)
         # The engine has packed this target's weights, which rounds differently; what is trained must not depend on it.
         target = build(config, "target")
     rows = Rows(documents.training, length=fit.length, batch_size=fit.batch_size, seed=config.seed)
@@ -124,15 +122,13 @@ def train(config: DictConfig) -> Path:
     progress = TrainingProgress(fit.steps, title=title, shown=main, curve=curve)
     serve = (lambda: served(head, target, prompts, trial, seed=config.seed)) if prompts else None
     often = {name: config[name] for name in ("seed", "evaluate_every", "held_out_rows")}
-    tasks = Plan(folder=folder, held_out=held_out, serve=serve, facts=facts, **often)
+    plan = Plan(folder=folder, held_out=held_out, serve=serve, facts=facts, **often)
     options = {"vocab_size": target.vocab_size, "sharded": config.sharded, "precision": config.mixed_precision}
     exit_code = 1
     try:
         with progress:
-            comparison = Comparison(head, loss, weights, chunk=fit.chunk)
-            training = Training(
-                comparison, states, rows, fit, tasks, accelerator=accelerator, watcher=progress, **options
-            )
+            compared = Comparison(head, loss, weights, chunk=fit.chunk)
+            training = Training(compared, states, rows, fit, plan, accelerator=accelerator, watcher=progress, **options)
             if training.measured:
                 full, half = training.measured
                 progress.line(
@@ -157,24 +153,28 @@ def train(config: DictConfig) -> Path:
 
 
 def _rewritten(
-    documents: Documents, engine: Engine, settings: RegenerateConfig, seed: int, accelerator: Accelerator
-) -> Documents:
+    documents: Documents, target: Target, faster: Drafter | None, settings: RegenerateConfig, seed: int,
+    accelerator: Accelerator,
+) -> Documents:  # fmt: skip
     """The documents with the target's own responses. The main process writes them, the others read them."""
-    with engine:
-        prompts = prompts_of(documents.training, settings, seed)
-        if settings.prompt_tokens + settings.max_new_tokens > engine.max_length:
-            raise ValueError(
-                f"regenerate.prompt_tokens={settings.prompt_tokens} and max_new_tokens={settings.max_new_tokens} are "
-                f"more than the {engine.max_length} positions of the target: lower them"
-            )
+    most = min(target.max_length, DEFAULT_MAX_LENGTH)
+    if settings.prompt_tokens + settings.max_new_tokens > most:
+        raise ValueError(
+            f"regenerate.prompt_tokens={settings.prompt_tokens} and max_new_tokens={settings.max_new_tokens} are more "
+            f"than the {most} positions of the target: lower them"
+        )
+    prompts = prompts_of(documents.training, settings, seed)
+    asked = [*prompts, *(document for document in documents.held_out if not document.supervised.any())]
+    made_with = {"target": target.name, "dtype": dtype_name(target.dtype)}
 
-        def told(done: int, total: int) -> None:
-            if accelerator.is_main_process:
-                print(f"regenerate: {done} of {total} documents", file=sys.stderr, flush=True)
+    def told(done: int, total: int) -> None:
+        if accelerator.is_main_process:
+            print(f"regenerate: {done} of {total} documents", file=sys.stderr, flush=True)
 
-        made_with = {"target": engine.target.name, "dtype": dtype_name(engine.target.dtype)}
-        asked = [document for document in documents.held_out if not document.supervised.any()]
-        with accelerator.main_process_first():
-            made = regenerate([*prompts, *asked], engine, settings, seed=seed, made_with=made_with, told=told)
+    # Nothing refers to the engine afterwards: its caches can take more memory than the training.
+    rule, room = None if faster is None else RejectionVerifier(), min(most, longest(asked, settings))
+    engine = Engine(target, faster, rule, max_batch_size=settings.batch_size, max_length=room)
+    with engine, accelerator.main_process_first():
+        made = regenerate(asked, engine, settings, seed=seed, made_with=made_with, told=told)
     held = [document for document in documents.held_out if document.supervised.any()] + made[len(prompts) :]
     return Documents(with_originals(made[: len(prompts)], documents.training, settings.original, seed), held)

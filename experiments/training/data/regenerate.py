@@ -1,7 +1,7 @@
 """Responses by the target itself: what a drafter meets when it runs is not the data's text but the target's own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +152,10 @@ def answered(
         fitting = [row for row in open_rows if len(tokens[row]) + config.max_new_tokens <= engine.max_length]
         if not fitting:
             break
-        sampling = [
-            SamplingParams(
-                temperature=0.0 if (numbers[row] * 0.618034) % 1 < config.greedy else config.temperature,
-                max_new_tokens=config.max_new_tokens,
-                seed=seed,
-                stream=numbers[row] * 1024 + turn,
-            )
-            for row in fitting
-        ]
-        completions = engine.generate([tokens[row] for row in fitting], sampling)
+        warm = {row: config.temperature * ((numbers[row] * 0.618034) % 1 >= config.greedy) for row in fitting}
+        fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed)
+        each = [replace(fixed, temperature=warm[row], stream=numbers[row] * 1024 + turn) for row in fitting]
+        completions = engine.generate([tokens[row] for row in fitting], each)
         open_rows = []
         for row, completion in zip(fitting, completions, strict=True):
             if completion.finish_reason == "error":
@@ -198,6 +192,11 @@ def _parts(document: Document) -> list[list[int]]:
             run.append(token)
         inside = supervised
     return parts or [run]
+
+
+def longest(prompts: Sequence[Document], config: RegenerateConfig) -> int:
+    """The most tokens that a document may have with all of its responses."""
+    return max(sum(map(len, parts)) + len(parts) * config.max_new_tokens for parts in map(_parts, prompts))
 
 
 def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:

@@ -199,7 +199,7 @@ def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> 
     chatting.tokenizer.chat_template = re.sub("{% (end)?generation %}", "", TEMPLATE)  # nobody has answered yet
     found = Chat(file).load(chatting, unanswered=True)
     assert byte_tokenizer().decode(found.training[0].tokens.tolist()) == "U:hi;A:"
-    made = _rewritten(found, Engine(chatting, max_length=64), config(tmp_path), 0, Accelerator(cpu=True))
+    made = _rewritten(found, chatting, None, config(tmp_path), 0, Accelerator(cpu=True))
     assert [len(made.training), len(made.held_out)] == [2, 1]
     for document in (*made.training, *made.held_out):
         assert int(document.supervised.sum()) == 6 and said(document, supervised=False) == "U:hi;A:"
