@@ -65,8 +65,7 @@ class DraftVocabulary:
         return among[places].to(target.device), places.to(target.device)
 
     def _counts(self, target: Target) -> Int[Tensor, " vocab"]:
-        tokenizer = target.tokenizer
-        if tokenizer is None:
+        if (tokenizer := target.tokenizer) is None:
             if self.files:
                 raise ValueError(f"vocabulary_corpus: the target {target.name} has no tokenizer to count tokens with")
             return torch.zeros(target.vocab_size, dtype=torch.long)
@@ -86,6 +85,7 @@ def twin_of(module: nn.Module, changed: Mapping[int, Tensor] | None = None) -> A
 def cut(module: nn.Module, rows: Ids, layers: Sequence[nn.Module] = ()) -> Any:
     """Return a twin of a module in which some output layers of it (itself) have some rows alone, in their format."""
     changed = dict[int, Tensor]()
+    module.state_dict()  # has quantized layers put their numbers in order
     for part in (part for layer in layers or [module] for part in layer.modules()):
         if not isinstance(part, QuantizedLinear) and is_packed(part):
             raise ValueError(f"vocabulary: another library packed the {type(part).__name__}: give null")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch import nn
 
 from specdec.slot_memory import SlotMemory, remedy, written_bytes
 
@@ -57,11 +56,12 @@ def drop(tensor: torch.Tensor, clean: list[tuple[int, int]]) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
-def off_files(model: nn.Module) -> None:
-    """Copy a model's floating-point tensors on a CPU out of the files that are mapped for them, so that these close."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point() and tensor.device.type == "cpu":
-            tensor.data = tensor.data.clone()
+def off_files(model: torch.nn.Module) -> None:
+    """Copy a model's integers on a CPU out of the files that are mapped for them: panels will take their place."""
+    files = clean_files()
+    for tensor in [each for each in model.parameters() if each.device.type == "cpu" and not each.is_floating_point()]:
+        mapped, tensor.data = tensor.data, tensor.data.clone()
+        drop(mapped, files)
 
 
 def ran_out(error: BaseException) -> bool:

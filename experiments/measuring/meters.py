@@ -100,12 +100,11 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     Returns:
         ``weights``: the targets' parameters and buffers, norms and biases included; ``drafter``: those of drafting
         models that are not the target's; ``kv``, ``drafter_kv``: the caches of both, without the positions for the
-        nodes of drafts; ``scratch``: these, in both; ``copies`` of weights that are multiplied faster, quantized ones
-        too; and the ``total``.
+        nodes of drafts; ``scratch``: these, in both; ``copies`` of weights that are multiplied faster, without those
+        that the weights' own memory holds; and the ``total``.
     """
-    different = list(dict.fromkeys(engines))
-    own = [engine.runner for engine in different]
-    drafting = [part for engine in different if engine.session is not None for part in engine.session.models]
+    own = [engine.runner for engine in dict.fromkeys(engines)]
+    drafting = [part for each in dict.fromkeys(engines) if each.session is not None for part in each.session.models]
     theirs = [part for part in drafting if isinstance(part, ModelRunner)]
     copies = {weight: size for each in [*own, *theirs] for weight, size in each.executor.copies().items()}
     caches = [runner.cache for runner in own]
@@ -113,16 +112,17 @@ def held_by(engines: Sequence[Engine]) -> dict[str, int]:
     drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs if runner.cache not in caches)
     running = [part.model if isinstance(part, ModelRunner) else part for part in (*own, *drafting)]
     layers = {id(layer): layer for model in running for layer in model.modules() if isinstance(layer, QuantizedLinear)}
-    panels = [layer.panels() for layer in layers.values()]
-    weights = _tensors(runner.model for runner in own)
-    drafter = _tensors(running[len(own) :])
+    panels = [packed for layer in layers.values() if (packed := layer.panels())]
+    weights, drafter = _tensors(runner.model for runner in own), _tensors(running[len(own) :])
+    placed = {each.panels.data_ptr(): each.panels.nbytes for each in panels}
+    once = sum(placed[key] for key in placed.keys() & {*weights, *drafter})
     held = {
         "weights": sum(map(stored_bytes, weights.values())),
         "drafter": sum(stored_bytes(drafter[key]) for key in drafter.keys() - weights.keys()),
         "kv": kv,
         "drafter_kv": drafter_kv,
         "scratch": nodes + drafter_nodes,
-        "copies": sum(copies.values()) + sum(packed.bytes for packed in panels if packed is not None),
+        "copies": sum(copies.values()) + sum(each.bytes for each in panels) - once,
     }
     return held | {"total": sum(held.values())}
 

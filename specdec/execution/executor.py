@@ -141,9 +141,7 @@ class Executor:
         hidden = [last[0] if layer == -1 else output.hidden_states[layer] for layer in wants.hidden_layers]
         # The layers of a model that is spread over devices leave them where they run.
         hidden = [states.to(inputs[0].device) for states in hidden]
-        if wants.logits == 0:
-            return hidden
-        return [*hidden, output.logits[:, -(wants.logits or 0) :]]
+        return hidden if wants.logits == 0 else [*hidden, output.logits[:, -(wants.logits or 0) :]]
 
 
 class ModuleCaller:

@@ -25,11 +25,8 @@ _LEAST_16_BITS = 1 << 14  # numbers of the smallest weight in 16 bits whose prod
 _TRIED = (128, 32)  # rows for which torch's product is tried; fewer take the C
 
 only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
-
-
-def plain_weights() -> AbstractContextManager[bool]:
-    """During the ``with`` block, layers that pack their own weights (int8) use ordinary ones."""
-    return scoped(only_plain, True)
+plain_weights = partial(scoped, only_plain, True)
+"""During its ``with`` block, layers that pack their own weights (int8) use ordinary ones."""
 
 
 class PackedLayer(NamedTuple):

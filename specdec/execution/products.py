@@ -5,11 +5,9 @@ two, and so on. So they are read in the order in which they lie (``docs/engine.m
 bits for any number of rows**, because each sum, in float32, takes the inputs in one order.
 
 A float32 weight whose numbers all fit into 16 bits is kept in 16 bits: half of the traffic for the same function.
-Inputs and outputs of quantized weights are rounded to bfloat16 (``quantization/base.py`` says why).
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +41,7 @@ class PanelWeight:
     def __init__(
         self, panels: Tensor, format: int, out: int, width: int, dtype: torch.dtype, scales: Tensor | None = None
     ):
-        library: Any = native_library()
-        self._function = library.multiply
+        self._function = native_library().multiply  # type: ignore[union-attr]
         self.panels, self.scales, self.format = panels, scales, format
         self.out, self.width, self.dtype = out, width, dtype
         self.kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
@@ -69,6 +66,15 @@ class PanelWeight:
             raise MemoryError(NO_MEMORY)
         count_operation("panels")
         return outputs if bias is None or added is not None else outputs.add_(bias)
+
+    def unpacked(self) -> Tensor:
+        """Return the integers that ``int8_panels`` or ``int4_panels`` was given, which fill these panels."""
+        words = self.panels.view(torch.int16)
+        if self.format == _INT4:
+            one, two, three, four = self.panels.unbind(-1)
+            first, last = (one << 4 | three & 15, one & 240 | three >> 4), (two << 4 | four & 15, two & 240 | four >> 4)
+            words = torch.cat([*first, *last], dim=-1) ^ _ZEROS
+        return words.transpose(1, 2).contiguous().view(self.out, -1).view(self.panels.dtype)
 
     @classmethod
     def joined(cls, parts: "Sequence[PanelWeight]") -> "PanelWeight | None":
@@ -117,20 +123,20 @@ def int4_panels(stored: Tensor, scale: Tensor) -> PanelWeight | None:
         return None
     out, groups = scale.shape
     with torch.no_grad():
-        digits = _filled(F.pad(stored.detach(), (0, groups * GROUP // 2 - stored.shape[1]), value=_ZEROS), 1, _ZEROS)
+        digits, channels = _filled(stored.detach(), GROUP // 2, _ZEROS), panel_channels()
+        made = digits.new_empty(len(digits) // channels, digits.shape[1], channels // _VECTORS, _VECTORS)
         # A lane's word has four bits for each vector: of the first input in its lower half, of the second in its upper.
-        one, two, three, four = (_turned(digits) ^ _ZEROS).unflatten(2, (_VECTORS, -1)).unbind(2)
-        even, odd = (one >> 4 | two & 240, three >> 4 | four & 240), (one & 15 | two << 4, three & 15 | four << 4)
-        made = torch.stack([*even, *odd], dim=-1)
-        more = -out % panel_channels()
-        scales = F.pad(scale.detach().float(), (0, 0, 0, more)).view(-1, panel_channels(), groups)
+        for rows, into in zip(digits.split(_ROWS), made.split(_ROWS // channels), strict=True):
+            one, two, three, four = (_turned(rows) ^ _ZEROS).unflatten(2, (_VECTORS, -1)).unbind(2)
+            even, odd = (one >> 4 | two & 240, three >> 4 | four & 240), (one & 15 | two << 4, three & 15 | four << 4)
+            torch.stack([*even, *odd], dim=-1, out=into)
+        scales = F.pad(scale.detach().float(), (0, 0, 0, -out % channels)).view(-1, channels, groups)
     return PanelWeight(made, _INT4, out, groups * GROUP, scale.dtype, scales.transpose(1, 2).contiguous())
 
 
 def panel_channels() -> int:
     """Return the number of output channels of a panel on this processor."""
-    library: Any = native_library()
-    return library.panel_channels()
+    return native_library().panel_channels()  # type: ignore[union-attr]
 
 
 def _filled(weight: Tensor, inputs: int, value: int = 0) -> Tensor:

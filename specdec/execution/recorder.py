@@ -45,8 +45,6 @@ class Refused(NamedTuple):
 
 
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
-
-
 recording_now = _recording.get
 """Returns whether a stage is being recorded in this thread: nothing that is not part of it may run."""
 

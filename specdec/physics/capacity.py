@@ -73,7 +73,7 @@ class Served:
     Attributes:
         activations: Bytes that forwards need besides; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
-        packed: They run on a processor: products read copies of the weights, and the program's own memory counts.
+        packed: They run on a processor: products read copies of 16- and 32-bit weights, and the program counts.
     """
 
     shape: ModelShape
@@ -95,7 +95,8 @@ class Served:
             tokens = max(self.prefill_chunk, nodes)
             activations = activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
         models = [(self.shape, self.precision), *((each.shape, each.precision) for each in self.drafting)]
-        copies = sum(shape.dense_weights * p.weights + shape.output_weights * p.output for shape, p in models)
+        sizes = [(n, b) for s, p in models for n, b in ((s.dense_weights, p.weights), (s.output_weights, p.output))]
+        copies = sum(count * size for count, size in sizes if size >= 2)
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
             drafter=sum(each.weight_bytes for each in self.drafting),

@@ -7,7 +7,6 @@ other inputs. So two forwards of other shapes differ where such a rounding falls
 ten thousand.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -23,7 +22,7 @@ from specdec.execution.frozen import epoch
 from specdec.execution.packing import only_plain
 from specdec.execution.products import PanelWeight
 from specdec.kernels import obstacle
-from specdec.memory import clean_files, drop
+from specdec.memory import clean_files, drop, give_back
 from specdec.native import is_plain
 
 CUDA_ROWS = 1024
@@ -36,34 +35,36 @@ class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights.
 
     Args:
-        stored: What is stored, one row per output channel, so that code which asks an output layer for the size of its
-            vocabulary finds it. Below eight bits a row holds several numbers per element: ``in_features`` counts them.
-        scale: Factors in the activations' dtype.
+        weight: What is quantized; its dtype is that of the activations.
         bias: Added in the activations' dtype.
 
     Attributes:
         scheme: What the weights are to the Triton kernel.
-        weight, scale, bias: As given.
+        store, numbers: Functions from a weight to what is stored and its scales, and back.
+        pack: Returns weights and scales as this project's C reads them on a CPU; None if it does not take them.
+        weight: What is stored, one row per output channel, so that code which asks an output layer for the size of its
+            vocabulary finds it. Below eight bits a row holds several numbers per element: ``in_features`` counts them.
+            On a CPU whole panels are in memory in its place until somebody reads it.
+        scale: Factors in the activations' dtype.
     """
 
     scheme: ClassVar[Literal["int4", "int8", "fp8"]]
+    store: ClassVar[Callable[[Tensor], tuple[Tensor, Tensor]]]
+    numbers: ClassVar[Callable[[Tensor, Tensor], Tensor]]
+    pack: ClassVar[Callable[[Tensor, Tensor], PanelWeight | None]] = staticmethod(lambda stored, scale: None)
     scale: Tensor
 
-    def __init__(self, stored: Tensor, scale: Tensor, bias: Float[Tensor, " out"] | None, *, in_features: int):
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None):
         super().__init__()
-        self.in_features, self.out_features = in_features, stored.shape[0]
+        (self.out_features, self.in_features), (stored, scale) = weight.shape, type(self).store(weight)
         self.weight = nn.Parameter(stored, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
         self.register_buffer("scale", scale)
         self._forget()
 
-    @abstractmethod
     def dequantized(self) -> Float[Tensor, "out in"]:
         """Return the weights as numbers in the scale's dtype, computed now."""
-
-    def in_panels(self) -> PanelWeight | None:
-        """Return the weights of now as this project's C reads them on a CPU; None if it does not take them."""
-        return None
+        return type(self).numbers(self.weight, self.scale)[:, : self.in_features].contiguous()
 
     @property
     def num_weights(self) -> int:
@@ -77,7 +78,7 @@ class QuantizedLinear(nn.Module):
 
     def bytes_read(self) -> int:
         """Return the bytes of weights, scales and bias that a forward reads."""
-        return sum(t.numel() * t.element_size() for t in (self.weight, self.scale, self.bias) if t is not None)
+        return sum(t.nbytes for t in (self._parameters["weight"], self.scale, self.bias) if t is not None)
 
     def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
         # No kernel has a derivative. Under autocast, inputs may have another dtype.
@@ -98,9 +99,31 @@ class QuantizedLinear(nn.Module):
     def panels(self) -> PanelWeight | None:
         """Return this project's own product for a CPU; None if rows go through torch's."""
         # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
-        if self.weight.device.type != "cpu" or only_plain.get() or torch.compiler.is_compiling():
+        if self.scale.device.type != "cpu" or only_plain.get() or torch.compiler.is_compiling():
             return None
-        return self._once("panels", self.in_panels)
+        if self._made[:1] != [epoch()]:
+            # An inference tensor could not be used later where the model runs outside of inference mode.
+            with torch.inference_mode(False), torch.no_grad():
+                self._made[:] = epoch(), self._placed()
+        return self._made[1]
+
+    def _placed(self) -> PanelWeight | None:
+        """Return the weights in panels; the stored numbers lie in memory in this order alone if they fill them."""
+        stored: Any = self.weight
+        packed = type(self).pack(stored, self.scale)
+        if packed is not None and packed.panels.nbytes == stored.nbytes and not stored.is_inference():
+            stored.data, stored.packed = packed.panels.view(stored.shape), packed
+            if stored.nbytes > 1 << 20:  # the allocator has no use for the hole beside the next weight of this size
+                give_back()
+        return packed
+
+    def __getattr__(self, name: str) -> Any:
+        value: Any = super().__getattr__(name)
+        if name == "weight" and hasattr(value, "packed"):
+            with torch.inference_mode(False), torch.no_grad():
+                value.data = value.packed.unpacked()
+            del value.packed
+        return value
 
     def _for_kernel(self, inputs: Tensor) -> bool:
         return (
@@ -114,26 +137,21 @@ class QuantizedLinear(nn.Module):
         """Return the product without the bias."""
         from specdec.kernels.products import multiply, words_of  # imports Triton
 
-        words = self._once("words", lambda: words_of(self.weight))
+        words = words_of(self.weight)
         if self.rounds_to is None:
             return multiply(rows, words, self.scale, self.scheme)
         return multiply(rows.bfloat16(), words, self.scale, self.scheme).float()
-
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the result of ``make`` on the present weights and scales when it is first needed."""
-        if self._epoch != epoch():
-            self._forget()
-        if name not in self._made:
-            # An inference tensor could not be used later where the model runs outside of inference mode.
-            with torch.inference_mode(False), torch.no_grad():
-                self._made[name] = make()
-        return self._made[name]
 
     # Dropped when the layer is pickled, copied, or moved to another device or dtype, when other tensors or numbers are
     # put in, and when somebody says that weights have changed (``specdec.execution.frozen``).
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_made": {}}
+        _ = self.weight  # in its own order
+        return vars(self) | {"_made": []}
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        _ = self.weight
+        super()._save_to_state_dict(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -149,9 +167,9 @@ class QuantizedLinear(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _forget(self) -> None:
-        """Drop what was made of the weights and scales."""
-        self._made: dict[str, Any] = {}
-        self._epoch = epoch()
+        """Drop the panels, and have the stored numbers in their own order."""
+        self._made: list[Any] = []  # the epoch and the panels
+        _ = self.weight
 
 
 @dataclass(frozen=True)
@@ -196,7 +214,8 @@ def weights_read(model: PreTrainedModel, copies: Mapping[int, int] | None = None
             if id(parameter) in looked_up or id(parameter) in counted:
                 continue
             counted.add(id(parameter))
-            weights += module.num_weights if quantized and parameter is module.weight else own_numel(parameter)
+            own = module._parameters.get("weight")
+            weights += module.num_weights if quantized and parameter is own else own_numel(parameter)
             size += 0 if quantized else copies.get(id(parameter), stored_bytes(parameter))
     return WeightsRead(size, weights)
 
@@ -204,7 +223,7 @@ def weights_read(model: PreTrainedModel, copies: Mapping[int, int] | None = None
 def num_weights(model: PreTrainedModel) -> int:
     """Returns the number of a model's weights, several of which may be stored in one byte."""
     quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
-    return model.num_parameters() + sum(module.num_weights - module.weight.numel() for module in quantized)
+    return model.num_parameters() + sum(each.num_weights - own_numel(each._parameters["weight"]) for each in quantized)
 
 
 def rounded_to(model: nn.Module) -> torch.dtype | None:

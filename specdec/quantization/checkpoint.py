@@ -16,6 +16,7 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from specdec.memory import off_files
 from specdec.quantization.base import QuantizedLinear, replace_linears
 from specdec.quantization.fp8 import Fp8Linear
 from specdec.quantization.int4 import Int4Linear
@@ -65,6 +66,7 @@ class SpecdecQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> PreTrainedModel:
         # transformers refuses to change the dtype of a model with this mark. Ours can: only its scales are cast.
+        off_files(model)
         model.is_quantized = False  # pyright: ignore[reportArgumentType] (transformers sets it as well)
         return model
 

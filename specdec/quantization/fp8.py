@@ -16,18 +16,6 @@ LARGEST = 448.0
 """The largest number of e4m3."""
 
 
-class Fp8Linear(QuantizedLinear):
-    """A linear layer with e4m3 weights; the dtype of the weight given is that of the activations."""
-
-    scheme = "fp8"
-
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None):
-        super().__init__(*to_fp8(weight), bias, in_features=weight.shape[1])
-
-    def dequantized(self) -> Float[Tensor, "out in"]:
-        return from_fp8(self.weight, self.scale)
-
-
 def to_fp8(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out in"], Float[Tensor, " out"]]:
     """Returns the bits of a weight's numbers, and the scales. The row (0.5, -1.0) gives 224 and -448 times 1 / 448."""
     largest = weight.float().abs().amax(dim=1)
@@ -39,3 +27,9 @@ def to_fp8(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out in"], Fl
 def from_fp8(bits: UInt8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Float[Tensor, "out in"]:
     """Returns scale x number in the scale's dtype, where every number is exact, so this rounds once."""
     return bits.view(torch.float8_e4m3fn).to(scale.dtype) * scale[:, None]
+
+
+class Fp8Linear(QuantizedLinear):
+    """A linear layer with e4m3 weights; the dtype of the weight given is that of the activations."""
+
+    scheme, store, numbers = "fp8", staticmethod(to_fp8), staticmethod(from_fp8)

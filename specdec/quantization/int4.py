@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from specdec.execution.products import GROUP, PanelWeight, int4_panels
+from specdec.execution.products import GROUP, int4_panels
 from specdec.quantization.base import QuantizedLinear
 
 STEPS = (7.0, 7.5, 8.0, 8.5)
@@ -19,32 +19,6 @@ STEPS = (7.0, 7.5, 8.0, 8.5)
 
 _CHUNK = 1 << 18  # weights that are quantized at a time, so that intermediate results stay in a CPU's caches
 _CHUNK_CUDA = 1 << 26  # so that a layer takes tens of kernels, and intermediate results no more than 2 GB
-
-
-class Int4Linear(QuantizedLinear):
-    """A linear layer with int4 weights; the dtype of the weight given is that of the activations.
-
-    Attributes:
-        weight: Two integers per byte, of shape (out, in / 2 rounded up): the even one in the upper four bits, and 8
-            added to both.
-        scale: One factor per group, of shape (out, groups).
-    """
-
-    scheme = "int4"
-
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None):
-        super().__init__(*to_int4(weight), bias, in_features=weight.shape[1])
-
-    def dequantized(self) -> Float[Tensor, "out in"]:
-        return from_int4(self.weight, self.scale, self.in_features)
-
-    def in_panels(self) -> PanelWeight | None:
-        return int4_panels(self.weight, self.scale)
-
-    def bytes_read(self) -> int:
-        """See ``QuantizedLinear.bytes_read``. On a CPU the C reads scales in float32."""
-        more = 0 if self.weight.device.type == "cuda" else 4 - self.scale.element_size()
-        return super().bytes_read() + more * self.scale.numel()
 
 
 def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"], Float[Tensor, "out group"]]:
@@ -69,7 +43,7 @@ def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"]
 
 
 def from_int4(
-    stored: UInt8[Tensor, "out bytes"], scale: Float[Tensor, "out group"], width: int
+    stored: UInt8[Tensor, "out bytes"], scale: Float[Tensor, "out group"], width: int | None = None
 ) -> Float[Tensor, "out in"]:
     """Returns scale x integer in the scale's dtype, without rounding."""
     padded = F.pad(stored, (0, scale.shape[1] * GROUP // 2 - stored.shape[1]), value=0x88)
@@ -115,3 +89,21 @@ def _five_bits(numbers: Tensor) -> Tensor:
     """Returns numbers rounded to five significant bits: 0.7 gives 0.6875."""
     mantissa, exponent = torch.frexp(numbers)
     return torch.ldexp((mantissa * 32).round() / 32, exponent)
+
+
+class Int4Linear(QuantizedLinear):
+    """A linear layer with int4 weights; the dtype of the weight given is that of the activations.
+
+    Attributes:
+        weight: Two integers per byte, of shape (out, in / 2 rounded up): the even one in the upper four bits, and 8
+            added to both.
+        scale: One factor per group, of shape (out, groups).
+    """
+
+    scheme, store, numbers = "int4", staticmethod(to_int4), staticmethod(from_int4)
+    pack = staticmethod(int4_panels)
+
+    def bytes_read(self) -> int:
+        """See ``QuantizedLinear.bytes_read``. On a CPU the C reads scales in float32."""
+        more = 0 if self.scale.device.type == "cuda" else 4 - self.scale.element_size()
+        return super().bytes_read() + more * self.scale.numel()

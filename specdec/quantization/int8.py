@@ -7,23 +7,8 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from specdec.execution.products import PanelWeight, int8_panels
+from specdec.execution.products import int8_panels
 from specdec.quantization.base import QuantizedLinear
-
-
-class Int8Linear(QuantizedLinear):
-    """A linear layer with int8 weights; the dtype of the weight given is that of the activations."""
-
-    scheme = "int8"
-
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None):
-        super().__init__(*to_int8(weight), bias, in_features=weight.shape[1])
-
-    def dequantized(self) -> Float[Tensor, "out in"]:
-        return from_int8(self.weight, self.scale)
-
-    def in_panels(self) -> PanelWeight | None:
-        return int8_panels(self.weight, self.scale)
 
 
 def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]:
@@ -44,3 +29,10 @@ def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Fl
 def from_int8(integers: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Float[Tensor, "out in"]:
     """Returns scale x integer in the scale's dtype, where every integer is exact, so this rounds once."""
     return integers.to(scale.dtype) * scale[:, None]
+
+
+class Int8Linear(QuantizedLinear):
+    """A linear layer with int8 weights; the dtype of the weight given is that of the activations."""
+
+    scheme, store, numbers = "int8", staticmethod(to_int8), staticmethod(from_int8)
+    pack = staticmethod(int8_panels)

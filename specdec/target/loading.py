@@ -21,7 +21,7 @@ from specdec.arguments import shown
 from specdec.files import located, looks_local, reading
 from specdec.llama_shapes import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
-from specdec.memory import off_files, ran_out, shortage
+from specdec.memory import ran_out, shortage
 from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, quantize
@@ -143,7 +143,7 @@ def load(
     if inflate is not None:
         model = inflation.inflate(model, inflate)
     if quantization is not None and quantization != stored:
-        off_files(model := quantize(model, quantization, check=quantization_check))
+        model = quantize(model, quantization, check=quantization_check)
     elif stored is not None and quantization_check:
         check_fast(model, stored)
     return Loaded(model, choice.reason if gguf is None else gguf.held(dtype_name(choice.dtype), quantization))

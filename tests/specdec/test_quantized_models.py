@@ -3,17 +3,21 @@
 import copy
 import json
 import pickle
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from drafters.model import ModelDrafter
+from drafters.reduced import cut
 from specdec import Engine, ModelRunner, SamplingParams, Target
 from specdec.execution import frozen
 from specdec.execution.packing import plain_weights
+from specdec.native import native_library
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization.base import QuantizedLinear, num_weights, rounded_to, weights_read
 from specdec.quantization.int4 import Int4Linear
@@ -180,15 +184,44 @@ def test_other_dtypes_and_devices_get_copies_of_their_own() -> None:
     assert layer.to("meta")(torch.empty(9, 32, dtype=torch.bfloat16, device="meta")).is_meta
 
 
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The bytes of tensors' memory, each once."""
+    return sum({each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)}.values())
+
+
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_pickles_and_copies_have_the_numbers_alone_and_compute_the_same(name: str) -> None:
-    model = quantized(small(tied=True), name)
-    expected, numbers = logits(model), sum(tensor.nbytes for tensor in model.state_dict().values())
-    stored = pickle.dumps(model)
-    assert len(stored) < 1.5 * numbers + 40_000, "what was derived from the integers is not stored"
-    for other in (copy.deepcopy(model), pickle.loads(stored)):
-        assert_same(logits(other), expected)
-        assert quantization_of(other) == name
+@pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+def test_weights_are_in_memory_once_and_are_what_they_were_to_whoever_reads_them(name: str) -> None:
+    """Panels take the place of the stored numbers until somebody reads, copies, saves, cuts, loads or moves these."""
+    sizes: Any = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = quantized(LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).bfloat16().eval(), name)
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, QuantizedLinear)]
+    given = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    stored, size = [layer.weight.clone() for layer in layers], sum(tensor.nbytes for tensor in given.values())
+    expected, few = logits(model), torch.tensor([3, 1])
+
+    def same(state: dict[str, Tensor]) -> bool:
+        return all(torch.equal(state[key], tensor) for key, tensor in given.items())
+
+    readers: dict[str, Callable[[], bool]] = {
+        "attribute": lambda: all(torch.equal(layer.weight, each) for layer, each in zip(layers, stored, strict=True)),
+        "state": lambda: same(model.state_dict()),
+        "deep copy": lambda: same(copy.deepcopy(model).state_dict()),
+        "shallow copy": lambda: torch.equal(copy.copy(layers[0]).weight, stored[0]),
+        "pickle": lambda: (
+            len(data := pickle.dumps(model)) < 1.5 * size + 40_000 and same(pickle.loads(data).state_dict())
+        ),
+        "cut": lambda: torch.equal(cut(layers[0], few).weight, stored[0][few]),
+        "loaded": lambda: not model.load_state_dict(given).missing_keys and same(model.state_dict()),
+        "moved": lambda: same(model.float().bfloat16().state_dict()),
+    }
+    for reader, finds in readers.items():
+        panels = [layer.panels() for layer in layers]
+        whole = bytes_of([*(each.panels for each in panels), *(layer._parameters["weight"] for layer in layers)])
+        assert whole == sum(each.nbytes for each in stored), f"held twice before {reader}"
+        assert finds(), reader
+        assert_same(logits(model), expected)
+        frozen.weights_changed()  # else panels stay a copy once somebody has looked
 
 
 @pytest.mark.parametrize(

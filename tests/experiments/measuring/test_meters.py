@@ -69,13 +69,15 @@ def test_what_engines_share_counts_once() -> None:
     assert held["drafter_kv"] == 0, "heads and parts of other drafters count"
 
 
-def test_panels_of_quantized_weights_are_copies_and_a_process_holds_at_least_all() -> None:
+def test_panels_apart_from_weights_are_copies_and_a_process_holds_at_least_all() -> None:
     """The engine's bytes are counted: no layer is left out whose C reads another order of its integers."""
     engine = Engine(Target(quantize(tiny_model(), "int8", check=False)), **SIZES)
     layers = [layer for layer in engine.target.model.modules() if isinstance(layer, QuantizedLinear)]
     packed = [layer.panels() for layer in layers]
     held, process = held_by([engine]), process_bytes()
-    assert held["copies"] == sum(each.bytes for each in packed if each is not None)
+    own = {each.data_ptr() for each in engine.target.model.parameters()}
+    parts: list[Any] = [part for each in packed if each for part in (each.panels, each.scales)]
+    assert held["copies"] == sum(part.nbytes for part in parts if part.data_ptr() not in own)
     assert held["total"] < process["process"] <= process["most"]
 
 

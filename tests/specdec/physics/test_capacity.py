@@ -218,6 +218,8 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
     on_processor = replace(drafting, packed=True).memory(rows=2, length=100)
     copies = 2 * 2 * (ROUND_8B.dense_weights + ROUND_8B.output_weights)
     assert on_processor == replace(memory, overhead=PROGRAM + copies), "both models' products read copies"
+    stored = replace(drafting, precision=Precision(weights=0.5, output=0.5), packed=True)
+    assert stored.memory(rows=2, length=100).overhead == PROGRAM + copies / 2, "quantized ones are held once"
     assert memory.drafter == memory.weights == 16e9
     assert memory.drafter_kv == memory.kv == 200 * 131_072
     assert memory.scratch == 2 * 4 * 2 * 131_072
