@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec.cache.transformers_cache import cache_argument
 from specdec.checks.reference import cache_like, next_state
 from specdec.execution.executor import evaluating
+from specdec.quantization import quantization_of
 from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams
 
@@ -82,7 +83,7 @@ def examine(
             are added in which numbers are moved by ``SHAKE`` before they get their codes.
     """
     whole = _run_model(model, sequence, (), kv_cache)
-    wide = None if kv_cache is not None or rounded_to(model) is not None else _run_in_float32(model, sequence)
+    wide = None if kv_cache is not None or quantization_of(model) is not None else _run_in_float32(model, sequence)
     _, scores = next_state(whole if wide is None else wide, sequence, sampling, prompt_length=prompt_length)
     watched = [*tokens, int(scores.argmax())]
     margin = float(scores.max() - scores[list(tokens)].min())

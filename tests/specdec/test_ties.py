@@ -133,6 +133,18 @@ def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrain
     assert tie.bound < margin
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantized_models_of_16_bits_are_judged_by_their_own_passes(scheme: str) -> None:
+    """Their packed weights are read in the model's dtype alone: a pass in float32 would read noise."""
+    target = Target.from_pretrained("bundled/target", dtype="bfloat16", device="cpu", quantization=scheme)
+    with torch.inference_mode():
+        logits = target.model(torch.tensor([SEQUENCE])).logits[0, -1].float()
+    best, second = logits.topk(2).indices.tolist()
+    tie = examined(target.model, (second, best))
+    assert tie.margin == pytest.approx(float(logits[best] - logits[second]), abs=1e-5)
+    assert tie.bound is not None and 0 < tie.bound < 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
 def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
