@@ -191,8 +191,9 @@ def _notes(run: Run) -> list[str]:
 def engines(run: Run) -> list[str]:
     """The fastest of several engines, by speed over plain decoding in the same turn, and how far that speed moved."""
     theirs, said, speeds = run.manifest.get("contenders") or {}, [], []
-    own = {row["label"]: "" for row in run.rows if row["method"] not in theirs}
-    over = {row["label"]: 1.0 if row["method"] == PLAIN else row["speedup"] or 0.0 for row in run.rows}
+    named = {row["label"].removesuffix(f", {row['exactness']}"): row for row in run.rows}
+    own = {name: "" for name, row in named.items() if row["method"] not in theirs}
+    over = {name: 1.0 if row["method"] == PLAIN else row["speedup"] or 0.0 for name, row in named.items()}
     ranked = sorted(over, key=lambda label: -over[label])
     engine = {label: own.get(label, label.partition(cols.FAMILY)[0]) for label in ranked}
     plainly = [label for label in ranked if "plain" in label]

@@ -227,6 +227,11 @@ def test_contenders_are_interleaved_with_ours(
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["exactness"]["hf_assisted"] == "exact (declared)"
     assert manifest["series"] == 4
+    over = sorted(((row["speedup"] or 1.0, row["method"]) for row in summary["methods"]), reverse=True)
+    best, *others = over
+    behind = next((speed, name) for speed, name in others if {"plain", "ngram"} != {name, best[1]})
+    said = f"fastest of all: {best[1]}, {best[0] / behind[0]:.2f} times {behind[1]}"
+    assert said in " ".join((tmp_path / "out" / "tables.txt").read_text().split())
 
 
 @no_pictures
