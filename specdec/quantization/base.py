@@ -198,7 +198,7 @@ def weights_read(model: PreTrainedModel, copies: Mapping[int, int] | None = None
     """
     copies = copies or {}
     output = model.get_output_embeddings()
-    shared = getattr(output, "weight", None)
+    shared = None if isinstance(output, QuantizedLinear) else getattr(output, "weight", None)
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is not shared}
     counted: set[int] = set()
     size = weights = 0
