@@ -159,7 +159,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         f"{OWN}own_syntax.X": "SyntaxError: invalid syntax (at own_syntax.py:1;",
         f"{OWN}own_import.X": "No module named 'a_package_that_is_not_installed' (at",
         f"{OWN}verifiers.RejectionVerifier": "drafter is the verifier RejectionVerifier",
-        f"{TWO} drafter=ngram": "drafter and methods",
+        f"{TWO} drafter=suffix": "drafter and methods",
         "'+unknown={{a: 1}}'": "there is no unknown",
         f"{TWO} compared_with=drown": "compared_with='drown': there is no such method: did you mean drawn?",
         f"{TWO} +setups.copid.engine.optimize=false": "setups.copid: there is no method 'copid': did you mean copied?",
