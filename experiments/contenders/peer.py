@@ -100,7 +100,7 @@ class Process:
         return f"{self.name} has ended {how}" + (f": {said[-1].strip()[:_CAUSE]}" if said else "")
 
 
-def _stop(process: "subprocess.Popen[bytes]", pipe: Connection) -> None:
+def _stop(process: "subprocess.Popen[Any]", pipe: Connection) -> None:
     pipe.close()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

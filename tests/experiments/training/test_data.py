@@ -81,7 +81,7 @@ def test_calls_of_tools_and_content_in_parts_are_as_the_endpoint_reads_them(chat
     found = Chat(lines(tmp_path / "t.jsonl", *rows, rows[0]), held_out=0.3).load(chatting)
     for document in (*found.training, *found.held_out):
         assert [said(document, supervised=each) for each in (True, False)] == ["one!no!", "f;U:hi;A:U:2;A:"]
-    made = _rewritten(found, Engine(chatting, max_length=64), config(tmp_path), 0, Accelerator(cpu=True))
+    made = _rewritten(found, chatting, None, config(tmp_path), 0, Accelerator(cpu=True))
     assert all(document.tools == tools for document in made.training)
     assert [each for *_, each in Chat(str(tmp_path / "answers.jsonl")).conversations()] == [tools] * 2
     with pytest.raises(ValueError, match="line 1 has tools, which the chat template does not read"):
