@@ -44,7 +44,6 @@ from verifiers.weighted_transport import WeightedTransportVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
-
 DISTANCE = 0.1
 """How far a drafter's weights are from the target's, by default: it mostly agrees with it."""
 
@@ -114,13 +113,9 @@ def hydra_heads(model: PreTrainedModel, num_heads: int = 3, num_layers: int = 1,
     """Heads that mostly say what the target does after the hidden state, and depend on their tokens, too."""
     weight = model.get_output_embeddings().weight
     torch.manual_seed(7)
-    heads = HydraHeads(
-        num_heads=num_heads,
-        hidden_size=weight.shape[1],
-        vocab_size=weight.shape[0],
-        num_layers=num_layers,
-        prefix=wide(PrefixAttention.for_target(model), 1.5) if prefix else None,
-    )
+    own = wide(PrefixAttention.for_target(model), 1.5) if prefix else None
+    sizes = {"num_heads": num_heads, "hidden_size": weight.shape[1], "vocab_size": weight.shape[0]}
+    heads = HydraHeads(**sizes, num_layers=num_layers, prefix=own)
     for name, parameter in heads.named_parameters():
         if name.startswith("lm_head.") and name.endswith("weight"):
             parameter.data.copy_(weight)

@@ -169,7 +169,7 @@ def large(dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """What rows are measured to take, each time in full precision and in the schemes; once it is out, this fails."""
+    """Times of rows, call by call, in full precision and in the schemes; once they are out, measuring fails."""
     found = Mock(side_effect=AssertionError("nothing is measured"))
 
     def measure(names: Sequence[str], shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
