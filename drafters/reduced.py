@@ -85,11 +85,11 @@ def twin_of(module: nn.Module, changed: Mapping[int, Tensor] | None = None) -> A
 def cut(module: nn.Module, rows: Ids, layers: Sequence[nn.Module] = ()) -> Any:
     """Return a twin of a module in which some output layers of it (itself) have some rows alone, in their format."""
     changed = dict[int, Tensor]()
-    module.state_dict()  # has quantized layers put their numbers in order
     for part in (part for layer in layers or [module] for part in layer.modules()):
         if not isinstance(part, QuantizedLinear) and is_packed(part):
             raise ValueError(f"vocabulary: another library packed the {type(part).__name__}: give null")
-        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+        named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        for tensor in (getattr(part, name) for name, _ in named):  # read so, quantized numbers are in their own order
             some = tensor.detach()[rows.to(tensor.device)]
             changed[id(tensor)] = nn.Parameter(some, False) if isinstance(tensor, nn.Parameter) else some
     twin = twin_of(module, changed)
