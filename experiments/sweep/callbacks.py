@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
@@ -43,12 +44,12 @@ class JobLines(Callback):
         for name in ("hydra", "hydra_plugins"):
             logging.getLogger(name).setLevel(logging.WARNING)
         params = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-        given = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+        written: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # a job resolves what it has
+        given = OverridesParser.create().parse_overrides([*params, *written])
         last = {override.get_key_element(): override for override in given}.values()  # later ones win
         self._fixed = {override.input_line or "" for override in last if not override.is_sweep_override()}
-        written: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         for out in self._fixed.intersection(written):
-            if out.startswith("out="):  # one folder for all jobs, whatever they are: the sweep's
+            if out.startswith("out=") and "${" not in out:  # one folder for all jobs, whatever they are: the sweep's
                 with read_write(config):
                     config.hydra.overrides.task.remove(out)
                     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={out.removeprefix('out=')}")
@@ -156,7 +157,8 @@ def _collect(sweep: Path, read: Callable[[Path], Any]) -> tuple[list[Any], list[
     """The results of a sweep's jobs as they are read from their folders, and a sentence on each job that has none."""
     results, missing = [], []
     folders = _job_folders(sweep)
-    given = {path: [str(text) for text in OmegaConf.load(path.with_name("overrides.yaml"))] for path, _ in folders}
+    typed = ((path, path.with_name("overrides.yaml").read_text(encoding="utf-8")) for path, _ in folders)
+    given = {path: list(map(str, yaml.safe_load(texts))) for path, texts in typed}
     shared = set.intersection(*map(set, given.values())) if len(given) > 1 else set()
     for path, folder in folders:
         try:

@@ -184,7 +184,7 @@ def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: P
 
 def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "0", "sampling=code", "mask=true", more=1)
-    run(tmp_path / "1", "sampling=code", "mask=false")
+    run(tmp_path / "1", "sampling=code", "mask=false", "dataset.file=${dataset.category}.jsonl")  # as it was typed
     run(tmp_path / "2", "mask=maybe")
     (tmp_path / "2" / "records.jsonl").unlink()
     columns = {"sampling=code": "code", "mask=true": "masked", "mask=false": "free"}
