@@ -80,7 +80,7 @@ def assemble(
     targets = _targets([plainly, *others])
     for each in others:
         parts = made[each.name], rules[each.name], targets[each.target], samples
-        said = [text for section, text in formats.items() if section.startswith(str(each.drafter))]
+        said = [text for section, text in formats.items() if f"{section}.".startswith(f"{each.drafter}.")]
         said += settle_costs(*parts, each.config, f"{each.name}_{COSTS}" if len(others) > 1 else COSTS)
         if said and not in_sweep():
             print(f"{each.name}: {'; '.join(said)}", file=sys.stderr)

@@ -140,8 +140,9 @@ def check_components(
     check_memory(config, list(drafters.values()))
     measured: dict[str, str] = {}
     for section in (part for whole in drafters.values() for part in components_within(config, whole)):
-        options = plain(config, section)
-        if options.get("quantization") == AUTO:
+        component, options = component_of(config, section)
+        runs = getattr(getattr(component, "__self__", component), "runs", None)
+        if options.get("quantization") == AUTO and runs == "model":  # all others refuse that word
             scheme, said = format_here(**options)
             OmegaConf.select(config, section).quantization = scheme  # also where that refers to another section
             measured |= {section: f"{options['name']} drafts in {said}"} if said else {}

@@ -152,6 +152,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "target.adapter={models}/medusa": "no adapter at ",
         "verifier=block": "takes chains only, and NGramDrafter drafts trees",
         "drafter=medusa drafter.name={models}/target": "has no weights",
+        "drafter=quantized drafter.quantization=auto": "quantization='auto': give one of int8",
         "drafter=choice +drafter.model.shpe=3": "drafter.model.shpe: did you mean drafter.model.shape?",
         f"{OWN}own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int",
         f"{OWN}nowhere.X": "drafter._target_='nowhere.X'",
