@@ -6,12 +6,13 @@ from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
     from verifiers.block import BlockVerifier, TraversalVerifier
-    from verifiers.cascade import CascadeVerifier
+    from verifiers.cascade import CascadeVerifier, MixtureVerifier
     from verifiers.fly import FLyVerifier
     from verifiers.greedy_multipath import GreedyMultiPathVerifier
     from verifiers.kseq import KSeqVerifier
     from verifiers.longest_path import RelaxedTopKVerifier, TypicalVerifier
     from verifiers.lossy import FuzzyVerifier, LenientVerifier, ThresholdVerifier
+    from verifiers.nucleus import NucleusVerifier
     from verifiers.rejection import RejectionVerifier
     from verifiers.shared_noise import SharedNoiseVerifier
     from verifiers.target_walk import TargetWalkVerifier

@@ -9,28 +9,6 @@ from specdec.types import DraftSampling, Exactness
 from verifiers.thresholds import has_thresholds, laws_by_thresholds
 from verifiers.walk import leaf_to_root
 
-_SAMPLINGS = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
-
-
-class BlockVerifier(Verifier):
-    """Block verification of chains (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
-
-    Let w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)). Position i < n is acceptable with probability
-    h_i = Z_i / (Z_i + 1 - w_i), where Z_i = sum [w_i p - q]+ runs over the token after it, and the last position with
-    h_n = w_n, all independently. The path ends at the last acceptable position, even if earlier ones are not. The next
-    token is drawn from N([w_i p - q]+), or from p after the last position. A path then reaches position i with
-    probability w_i. No lossless rule that looks at one chain can reach more, and the token-level rule never does.
-    At temperature 0, and for ``DETERMINISTIC`` drafts (one-hot q), the rule equals ``RejectionVerifier``.
-    """
-
-    exactness = Exactness.EXACT
-    samplings = _SAMPLINGS
-    walks_greedily = True
-    chain_only = True
-
-    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        return _laws(tree, target_probs)
-
 
 class TraversalVerifier(Verifier):
     """Traversal verification of trees (Weng et al. 2025, arXiv 2505.12398, algorithm 2).
@@ -47,14 +25,24 @@ class TraversalVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT
-    samplings = _SAMPLINGS
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        return _laws(tree, target_probs)
+        if has_thresholds(tree):
+            return laws_by_thresholds(tree, target_probs, leaf_to_root=True)
+        return leaf_to_root(tree, target_probs)
 
 
-def _laws(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-    if has_thresholds(tree):
-        return laws_by_thresholds(tree, target_probs, leaf_to_root=True)
-    return leaf_to_root(tree, target_probs)
+class BlockVerifier(TraversalVerifier):
+    """Block verification of chains (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
+
+    Let w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)). Position i < n is acceptable with probability
+    h_i = Z_i / (Z_i + 1 - w_i), where Z_i = sum [w_i p - q]+ runs over the token after it, and the last position with
+    h_n = w_n, all independently. The path ends at the last acceptable position, even if earlier ones are not. The next
+    token is drawn from N([w_i p - q]+), or from p after the last position. A path then reaches position i with
+    probability w_i. No lossless rule that looks at one chain can reach more, and the token-level rule never does.
+    At temperature 0, and for ``DETERMINISTIC`` drafts (one-hot q), the rule equals ``RejectionVerifier``.
+    """
+
+    chain_only = True

@@ -127,12 +127,7 @@ def _law_of_the_largest(
     paths: Int[Tensor, "batch 1"],
     most_paths: int,
 ) -> Float[Tensor, "batch position vocab"]:
-    """Return q~ after every position of the selected path, in float64.
-
-    Args:
-        paths: How many paths were drawn in each row.
-        most_paths: No row has more paths.
-    """
+    """Return q~ after every position of the selected path, in float64; ``paths`` were drawn in each row."""
     # Descending; stable, so that of equal ratios the lower id ranks higher.
     order = _ratio(p, q).argsort(dim=-1, descending=True, stable=True)
     drafted = q.double().gather(-1, order)

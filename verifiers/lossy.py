@@ -8,7 +8,6 @@ from specdec.arguments import number
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.rejection import RejectionVerifier
 from verifiers.target_walk import after_walk
 from verifiers.walk import Family, Tried, top_down, try_in_turn
 
@@ -99,25 +98,16 @@ class FuzzyVerifier(Verifier):
             raise ValueError(f"divergence={divergence!r}: choose total_variation, kl or jensen_shannon")
         self.threshold = number("threshold", threshold, "give a divergence of at least 0", lambda value: value >= 0)
         self.divergence = divergence
-        self._rule = RejectionVerifier()
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        return self._rule.laws(tree, self._trusted(tree, target_probs))
+        return top_down(tree, target_probs, self._try_children)
 
-    def _trusted(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
-    ) -> Float[Tensor, "batch node vocab"]:
-        """Return q where it is close to p and the children were drawn from it; p elsewhere."""
-        if tree.draft_probs is None:
-            return target_probs
-        drafted = tree.valid & (tree.parents >= 0)
-        parents, certain = tree.parents.clamp(min=0), tree.law == DraftSampling.DETERMINISTIC
-        counts = torch.zeros_like(parents)
-        sampled = counts.scatter_add(1, parents, (drafted & ~certain).long()) > 0
-        mixed = counts.scatter_add(1, parents, (drafted & certain).long()) > 0
-        q = tree.draft_probs.to(target_probs.dtype)
-        close = (_divergence(target_probs, q, self.divergence) < self.threshold) & sampled & ~mixed
-        return q.where(close[..., None], target_probs)
+    def _try_children(self, family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
+        chances, weight, left = try_in_turn(family, weight)
+        drawn = (family.laws != DraftSampling.DETERMINISTIC).all(-1)  # that q is the children's
+        close = family.exists[..., 0] & drawn & (_divergence(family.p, family.q, self.divergence) < self.threshold)
+        first = torch.arange(chances.shape[-1], device=chances.device) == 0
+        return torch.where(close[..., None], first.to(chances.dtype), chances), weight, left
 
 
 def _divergence(

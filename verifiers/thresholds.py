@@ -43,12 +43,7 @@ def has_thresholds(tree: DraftTree) -> bool:
 
 
 def laws_by_thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, leaf_to_root: bool) -> Laws:
-    """Return the laws of a tree that ``has_thresholds``.
-
-    Args:
-        leaf_to_root: Whether a node is tried after everything below it (``walk.leaf_to_root``), or a path goes down
-            (``walk.top_down``).
-    """
+    """Return the laws of a tree that ``has_thresholds``, as ``walk.leaf_to_root`` or ``walk.top_down`` do."""
     chance, after = (_on_chains if tree.in_line else _on_trees)(tree, target_probs, leaf_to_root)
     if not leaf_to_root:
         return Laws(law_top_down(tree, chance), lambda stop: _law_after(tree, target_probs, stop, after, None))
@@ -172,14 +167,9 @@ def _fill(
     masses: Float[Tensor, "batch left several"] | None,
     weight: Float[Tensor, "batch several_here"] | None,
 ) -> None:
-    """Write s at all ranks but the first.
+    """Write s at all ranks but the first, for nodes with several children, those with most of them first.
 
-    Args:
-        steps: Where to. The nodes with several children come first, those with most of them before the others.
-        level: Those nodes.
-        exists: Which children exist, the last rank first; None if all do.
-        masses: What is left of q for every sibling drawn without replacement; None for independent ones.
-        weight: The weights; None if all are 1.
+    ``exists`` and ``masses`` have the last rank first; None if all children exist, or are independent.
     """
     assert level.siblings is not None and tree.draft_probs is not None
     left = level.siblings.rows(target_probs)
@@ -206,10 +196,7 @@ def _masses_left(
 
     Masses are summed from the small numbers to the large ones: what is left of q may be far below the precision of 1.
 
-    Args:
-        plan: The nodes that have several children.
-        q: The probability q(x) of every node's token; 0 where it is not drafted.
-        exists: Which of their children exist, the last rank first; None if all of the shape do.
+    ``q`` is that of every node's token, 0 where it is not drafted; ``exists`` is None if all of the shape do.
     """
     assert tree.draft_probs is not None, "nodes were drawn from something"
     several, whole, shape = plan.siblings_last_first, exists is None, plan.siblings_exist.shape

@@ -30,8 +30,8 @@ class TransportVerifier(Verifier):
 
     This is a **reference** for tiny vocabularies, against which affordable rules are measured. It solves one program
     for every node that has children, with vocab^siblings x siblings variables, on the host, node by node in Python. The
-    acceptance of a level is the optimum, ``optimal_acceptance``. The plan that reaches it is not unique, and the
-    acceptance of deeper levels depends on the plan.
+    acceptance of a level is the optimum. The plan that reaches it is not unique, and the acceptance of deeper levels
+    depends on the plan.
 
     Siblings may mix laws. ``DETERMINISTIC`` siblings enter the program of the sampled ones that follow them, as members
     of every T. Sampled siblings before them may have decided which tokens they are, so those are in a program of their
@@ -115,46 +115,8 @@ def _try_one(
     return weights, weight, next_law
 
 
-def optimal_acceptance(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], children: int, law: DraftSampling
-) -> Float[Tensor, "*rows"]:
-    """Return the highest probability with which a lossless rule can accept one of some siblings; solves no program.
-
-    1 + min_H [p(H) - Q(all siblings in H)] over sets H of tokens; the best are those with the largest q / p (Hu et al.
-    2025, arXiv 2502.18779, theorem 3). For two independent siblings it is the optimum of Khisti et al. 2024, arXiv
-    2410.18234.
-
-    Args:
-        p: The target's distribution.
-        q: What the siblings are drawn from.
-        children: How many siblings.
-        law: ``IID``, or ``WITHOUT_REPLACEMENT`` where vocab^children is small.
-    """
-    if law not in SAMPLED or children < 1:
-        raise ValueError(f"{children} {law.name} siblings: the bound is for one or more, IID or WITHOUT_REPLACEMENT")
-    ratio = torch.where(p > 0, q / p, torch.where(q > 0, torch.inf, -torch.inf))
-    order = ratio.argsort(dim=-1, descending=True)
-    mass, drafted = p.gather(-1, order).cumsum(-1), q.gather(-1, order)
-    if law is DraftSampling.IID:
-        inside = drafted.cumsum(-1) ** children
-    else:
-        vocab = p.shape[-1]
-        rows = []
-        for row in drafted.reshape(-1, vocab).double().cpu().numpy():
-            # Once q is exhausted no more siblings are drawn.
-            count = min(children, int((row > 0).sum()))
-            tuples, chances = _tuples(row, (), (law,) * count)
-            rows.append(np.bincount(tuples.max(1), chances, minlength=vocab).cumsum())
-        inside = torch.from_numpy(np.stack(rows)).to(p).view(p.shape)
-    return 1 + (mass - inside).amin(-1).clamp(max=0)
-
-
 def _tuples(q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return all that sampled siblings can be, Int[tuple rank], in lexicographic order, and the probabilities.
-
-    Args:
-        q: What they are drawn from.
-    """
+    """Return all that siblings drawn from q can be, Int[tuple rank], in lexicographic order, and the probabilities."""
     vocab = len(q)
     if vocab ** len(laws) > _MOST_TUPLES:
         most = int(math.log(_MOST_TUPLES) / math.log(vocab))
@@ -194,14 +156,9 @@ class _Plan:
 def _solve(
     capacity_bytes: bytes, q_bytes: bytes, fixed: tuple[int, ...], taken: tuple[int, ...], laws: tuple[int, ...]
 ) -> _Plan:
-    """Maximize the mass that leads from drafts to their members; token y takes at most its capacity.
+    """Maximize the mass that leads from drafts to their members; token y takes at most its capacity, w p(y).
 
-    Args:
-        capacity_bytes: Capacities, w p.
-        q_bytes: What siblings are drawn from.
-        fixed: Tokens that are members of every draft.
-        taken: Those tokens, and the tokens of siblings before them.
-        laws: How the other members are drawn.
+    ``fixed`` tokens are members of every draft; the others are drawn by ``laws``, without the ``taken`` tokens.
     """
     capacity, q = np.frombuffer(capacity_bytes), np.frombuffer(q_bytes)
     tuples, mass = _tuples(q, taken, laws)

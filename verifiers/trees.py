@@ -160,8 +160,7 @@ def _complement(device: torch.device) -> tuple[Float[Tensor, "2 1"], Float[Tenso
 def law_in_post_order(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
     """Return the law of the first success in post-order: a node follows everything below it and left of it.
 
-    Args:
-        chance: The probability that each node succeeds once it is its turn: 1 for the root, 0 for invalid nodes.
+    The chance that a node succeeds once it is its turn is 1 for the root and 0 for invalid nodes.
     """
     failure = (1 - chance).clamp(min=0)  # a chance of 1 may have been rounded up
     return chance * failure[:, None].masked_fill(Pairs.of(tree).not_before, 1.0).prod(-1)

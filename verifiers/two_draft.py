@@ -88,14 +88,8 @@ def share_out(
     and tau_b <= 1 because (q_b - e_b) + (q_{b+1} + e_{b+1}) >= 0 where s / q increases. It computes in float64,
     because sums over the vocabulary are compared with single tokens.
 
-    Args:
-        mass: w p, of total mass w at most 1.
-        q: What both tokens are drawn from.
-        first: One token.
-        second: The other; where the two are equal, only the first can be accepted.
-
-    Returns:
-        The probabilities of accepting the first and the second token, and what is left of the mass.
+    Returns the probabilities of accepting the first and the second token (of equal ones the first alone), and what is
+    left of the mass, which is w p.
     """
     ratio = (mass.double() / q.double()).where(q > 0, torch.inf)
     # Stable: equal rows must be ordered alike.

@@ -21,7 +21,6 @@ from specdec.requests import GREEDY_BELOW
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Noise
-from verifiers.transport import optimal_acceptance
 
 RAN = "as it ran"
 """Name of the rule that ran: it is asked again, to see how much the trace's compression changes."""
@@ -223,18 +222,19 @@ def sibling_bound(
 ) -> Float[Tensor, " row"] | None:
     """The largest probability, over the draws of some siblings, with which a lossless rule can accept one of them.
 
-    Where ``optimal_acceptance`` would enumerate all tuples of siblings drawn without replacement, cumulative sums add
-    up two or three of them, so that a large vocabulary is no obstacle. None for more than three.
+    1 + min_H [p(H) - Q(all siblings in H)] over sets H of tokens; the best are those with the largest q / p (Hu et al.
+    2025, arXiv 2502.18779, theorem 3). None for more than three siblings drawn without replacement.
     """
-    if law is DraftSampling.IID or children == 1:
-        return optimal_acceptance(p, q, children, DraftSampling.IID)
-    if law is not DraftSampling.WITHOUT_REPLACEMENT or children > 3:
+    if law is not DraftSampling.IID and children > 3:
         return None
     ratio = torch.where(p > 0, q / p, torch.where(q > 0, torch.inf, -torch.inf))
     order = ratio.argsort(dim=-1, descending=True)
     mass, drafted = p.gather(-1, order).cumsum(-1), q.gather(-1, order)
     drafted = drafted / drafted.sum(-1, keepdim=True)
-    inside = torch.stack([_all_inside(row, children) for row in drafted])
+    if law is DraftSampling.IID or children == 1:
+        inside = drafted.cumsum(-1) ** children
+    else:
+        inside = torch.stack([_all_inside(row, children) for row in drafted])
     return 1 + (mass - inside).amin(-1).clamp(max=0)
 
 

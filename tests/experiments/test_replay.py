@@ -17,7 +17,7 @@ from experiments.replay import replay
 from experiments.reporting.replay import written_shape
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
-from experiments.tracing.scoring import figures, find_drafts, refusal, score, sibling_bound
+from experiments.tracing.scoring import figures, find_drafts, refusal, score
 from specdec import DraftSampling, DraftTree, Noise, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
@@ -33,7 +33,6 @@ from verifiers import (
     TransportVerifier,
     TraversalVerifier,
 )
-from verifiers.transport import optimal_acceptance
 
 IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
 QUICK = Bootstrap(resamples=200)
@@ -95,18 +94,6 @@ def test_the_replay_of_all_drafts_is_their_enumeration(
         assert at_one <= found.bound.mean() + 1e-5
         if isinstance(rule, TransportVerifier):
             assert at_one == pytest.approx(found.bound.mean(), abs=1e-5)
-
-
-@pytest.mark.parametrize("law", [IID, SWOR])
-@pytest.mark.parametrize("children", [1, 3])
-def test_the_bound_is_the_closed_form_summed_otherwise(law: DraftSampling, children: int) -> None:
-    tables = [Tables.random(6, 0, seed=seed, kinds=(kind,)) for seed in range(4) for kind in ("dense", "zeros")]
-    p = torch.cat([table.p[0] for table in tables])
-    q = torch.cat([table.q[0] for table in tables if table.q is not None])
-    found = sibling_bound(p, q, children, law)
-    assert found is not None
-    torch.testing.assert_close(found, optimal_acceptance(p, q, children, law), rtol=0, atol=1e-9)
-    assert (found < 1).any()
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +22,9 @@ from tests.changed_rule import ChangedRule, emit_p
 from tests.components import TREE, perturbed
 from tests.models import tiny_model
 from tests.test_distribution import LENGTH, LEVEL, PROMPT, VOCAB, goodness, joint_law, next_law
-from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, drafts
-from verifiers import CascadeVerifier, RejectionVerifier
-from verifiers.cascade import DEFERRALS
+from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, drafts, tables_of
+from verifiers import CascadeVerifier, MixtureVerifier, RejectionVerifier
+from verifiers.cascade import DEFERRALS, ensemble_head
 
 SOME = dict.fromkeys(DEFERRALS, 0.3)
 NONE = {"chow": -0.1, "diff": -1.1, "opt": -1e9, "token_v1": -1.1, "token_v2": -1.1, "token_v3": -0.1}
@@ -49,6 +51,53 @@ def test_the_output_law_is_the_mixture(deferral: str) -> None:
     assert tables.q is not None
     assert float((result.joint - Tables(tables.q, tables.q).joint(3)).abs().sum()) < EXACT
     assert result.expected_accepted == pytest.approx(2, abs=EXACT)
+
+
+def uncapped(share: float) -> ChangedRule:
+    """Accepts with min(1, p / (w q)), as if the ratio alone were to be relaxed."""
+
+    def stop(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+        token = tree.tokens[:, 1:]
+        ratio = target_probs[:, 0].gather(1, token) / tree.draft_probs[:, 0].gather(1, token)  # type: ignore[index]
+        accepted = (ratio / share).clamp(max=1)
+        return torch.cat([1 - accepted, accepted], 1)
+
+    return ChangedRule(MixtureVerifier(target_share=share), stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("share", "accepted", "distance", "wrong"),
+    [(1.0, 0.75, 0.0, 0.0), (0.7, 0.825, 0.075, 0.139286), (0.3, 0.925, 0.175, 0.075), (0.0, 1.0, 0.25, None)],
+)
+def test_constant_shares(share: float, accepted: float, distance: float, wrong: float | None) -> None:
+    """One step by hand, the mutant's distance to the mixture, and the law on trees."""
+    p, q = (0.45, 0.30, 0.15, 0.10), (0.60, 0.05, 0.25, 0.10)
+    # p follows, so that all distances are those of one step.
+    tables = tables_of({(): p, **{(x,): p for x in range(4)}}, {(): q, **{(x,): p for x in range(4)}})
+    rule, chain = MixtureVerifier(target_share=share), TreeShape.chain(1)
+    found = enumerate_outcome(rule, tables, chain, IID)
+    assert (found.expected_accepted, found.target_tv) == pytest.approx((accepted, distance), abs=EXACT)
+    if wrong is not None:
+        assert enumerate_outcome(uncapped(share), tables, chain, IID).tv == pytest.approx(wrong, abs=1e-6)
+    for kinds, law in itertools.product(("dense", "every kind"), (IID, (IID, SWOR, SWOR))):
+        assert enumerate_outcome(rule, Tables.random(3, 2, seed=3, kinds=KINDS[kinds]), SHAPES["2x2"], law).tv < EXACT
+
+
+def test_learned_shares(tmp_path: Path) -> None:
+    """A head's shares go node by node; p and q stand for the hidden states, of which a rule sees nothing."""
+    file, generator = tmp_path / "ensemble_head.bin", torch.Generator().manual_seed(0)
+    weight, bias = 3 * torch.randn(2, 6, generator=generator), torch.tensor([0.5, 0.0])
+    torch.save({"summary.weight": weight.bfloat16(), "summary.bias": bias.bfloat16()}, file)
+    head = ensemble_head(file, drafter=3, target=3)
+    assert torch.equal(head(torch.zeros(6)).softmax(-1), bias.softmax(-1)), "the drafter's share comes first"
+    shares = lambda p, q, *_: head.double()(torch.cat([q, p], -1)).softmax(-1)[..., :1].detach()  # noqa: E731
+    found = enumerate_outcome(CascadeVerifier(deferral=shares), Tables.random(3, 2, seed=3), SHAPES["2x2"], SWOR)
+    assert found.tv < EXACT and found.target_tv > BIASED
+    with pytest.raises(ValueError, match=r"shape \[2, 6\].* 4 and 3 numbers need \[2, 7\]"):
+        ensemble_head(file, drafter=4, target=3)
+    torch.save({"weight": weight}, file)
+    with pytest.raises(ValueError, match="holds no summary"):
+        ensemble_head(file, drafter=3, target=3)
 
 
 P = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
@@ -102,9 +151,9 @@ def _after_leaves(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tenso
     return emit_p(tree, target_probs, laws, stop).where(leaf, laws.after(stop))
 
 
-def target_after_leaves(**options: object) -> ChangedRule:
-    """Without q at the leaves, a path that ends at one goes on with p."""
-    return ChangedRule(CascadeVerifier(**options), after=_after_leaves)
+def target_after_leaves(rule: type[Verifier] = CascadeVerifier, **options: object) -> ChangedRule:
+    """Without q at the leaves, a path that ends at one goes on with p, as in transformers."""
+    return ChangedRule(rule(**options), after=_after_leaves)
 
 
 def residual_of_the_target(**options: object) -> ChangedRule:
@@ -134,8 +183,8 @@ def test_both_laws_are_laws_in_float32(case: tuple[DraftTree, Tensor]) -> None:
     if tree.draft_probs is None:
         return
     tree = replace(tree, law=torch.where(tree.law == 0, int(IID), tree.law.long()).to(torch.int8))
-    for name, alpha in SOME.items():
-        laws = CascadeVerifier(deferral=name, alpha=alpha).laws(tree, p)
+    for rule in (MixtureVerifier(), *(CascadeVerifier(deferral=name, alpha=alpha) for name, alpha in SOME.items())):
+        laws = rule.laws(tree, p)
         assert laws.stop.dtype == torch.float32 and (laws.stop >= 0).all()
         assert (laws.stop[~tree.valid] == 0).all()
         assert (laws.stop.sum(1) - 1).abs().max() < 1e-5
@@ -153,7 +202,7 @@ FILTERED = SamplingParams(temperature=1.2, top_k=4, top_p=0.85, repetition_penal
 ALPHA = 0.4
 
 
-def mixture(p: Tensor, q: Tensor) -> Tensor:
+def kept_by_v3(p: Tensor, q: Tensor) -> Tensor:
     """π of the rule token_v3, written out once more: token by token."""
     result = torch.zeros_like(p)
     for x in range(len(p)):
@@ -164,15 +213,29 @@ def mixture(p: Tensor, q: Tensor) -> Tensor:
     return result / result.sum()
 
 
-@pytest.mark.parametrize(("make", "right"), [(CascadeVerifier, True), (target_after_leaves, False)])
-def test_the_engine_follows_the_mixture(make: Callable[..., Verifier], right: bool) -> None:
+def constant(p: Tensor, q: Tensor) -> Tensor:
+    return (0.3 * p + 0.7 * q) / (0.3 * p + 0.7 * q).sum()
+
+
+V3, SHARE = {"deferral": "token_v3", "alpha": ALPHA}, {"target_share": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("make", "mixture", "right"),
+    [
+        (partial(CascadeVerifier, **V3), kept_by_v3, True),
+        (partial(target_after_leaves, **V3), kept_by_v3, False),
+        (partial(MixtureVerifier, **SHARE), constant, True),
+        (partial(target_after_leaves, MixtureVerifier, **SHARE), constant, False),
+    ],
+)
+def test_the_engine_follows_the_mixture(make: Callable[[], Verifier], mixture, right: bool) -> None:
     """Once in 100 000 other seeds a correct engine fails; the mutant goes on with p behind leaves."""
     model = tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
     twin = perturbed(model, 0.6)
     law = joint_law(lambda sequence: mixture(*(next_law(each, sequence, FILTERED) for each in (model, twin))))
     drafter = ModelDrafter(twin, [2, 1], sampling="without_replacement")
-    rule = make(deferral="token_v3", alpha=ALPHA)
-    engine = Engine(Target(model), drafter, rule, max_batch_size=500, max_length=32)
+    engine = Engine(Target(model), drafter, make(), max_batch_size=500, max_length=32)
     counts = dict.fromkeys(law, 0)
     for output in engine.generate([PROMPT], replace(FILTERED, max_new_tokens=LENGTH, n=SAMPLES, seed=0)):
         counts[output.token_ids] += 1
@@ -183,24 +246,30 @@ PROMPTS = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5]]
 
 
 @torch.inference_mode()
-def greedy_cascade(model, twin, prompt: list[int], length: int, alpha: float) -> tuple[list[int], int]:
-    """The most probable token of the drafter, where it is as sure as the target but for alpha; else the target's."""
-    sequence, kept = list(prompt), 0
+def most_probable(model, twin, prompt: list[int], length: int, law: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
+    """The most probable token of a law of p and q at temperature 1, again and again."""
+    sequence = list(prompt)
     for _ in range(length):
         p, q = (m(torch.tensor([sequence])).logits[0, -1].softmax(-1) for m in (model, twin))
-        keeps = bool(q.max() >= p.max() - alpha)
-        kept += keeps
-        sequence.append(int((q if keeps else p).argmax()))
-    return sequence[len(prompt) :], kept
+        sequence.append(int(law(p, q).argmax()))
+    return sequence[len(prompt) :]
 
 
-def test_temperature_zero_is_the_greedy_cascade() -> None:
-    """Decided at temperature 1, token for token, beside a sampled row, after which slots are refilled."""
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [
+        (CascadeVerifier(deferral="diff", alpha=0.0), lambda p, q: q if q.max() >= p.max() else p),
+        (MixtureVerifier(target_share=0.6), lambda p, q: 0.6 * p + 0.4 * q),
+    ],
+)
+def test_temperature_zero_is_decided_at_temperature_one(rule: Verifier, law) -> None:
+    """Token for token, beside a sampled row, after which slots are refilled; both models have their say."""
     model = tiny_model("llama", vocab_size=24, layers=2)
     twin, greedy = perturbed(model, 0.6), SamplingParams(max_new_tokens=12)
     sampled = SamplingParams(temperature=1.0, max_new_tokens=9)
-    wanted = [greedy_cascade(model, twin, prompt, 12, 0.0) for prompt in PROMPTS]
-    rule = CascadeVerifier(deferral="diff", alpha=0.0)
+    laws = (law, lambda p, q: p, lambda p, q: q)
+    wanted, *alone = ([most_probable(model, twin, prompt, 12, each) for prompt in PROMPTS] for each in laws)
+    assert wanted not in alone
     engine = Engine(Target(model), ModelDrafter(twin, TREE), rule, max_batch_size=3, max_length=40, prefill_chunk=3)
     asked = [
         (PROMPTS[0], greedy, True), ([3, 4], sampled, True), (PROMPTS[1], greedy, True), (PROMPTS[2], greedy, True),
@@ -212,9 +281,7 @@ def test_temperature_zero_is_the_greedy_cascade() -> None:
     while engine.unfinished:
         for step in engine.step():
             outputs[step.request] += step.token_ids
-    assert [outputs[i] for i in (0, 2, 3)] == [tokens for tokens, _ in wanted]
-    # Both models had their say, and it is neither's own output.
-    assert 0 < sum(kept for _, kept in wanted) < 36
+    assert [outputs[i] for i in (0, 2, 3)] == wanted
     assert outputs[1] != reference_decode(model, [3, 4], sampled.seeded(1))
     for number in (4, 5):
         prompt, sampling, _ = asked[number]

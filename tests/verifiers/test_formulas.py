@@ -12,6 +12,7 @@ from torch import Tensor
 
 import verifiers.greedy_multipath
 import verifiers.kseq
+from experiments.tracing.scoring import sibling_bound
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
@@ -34,7 +35,6 @@ from tests.verifiers.cases import (
 from tests.verifiers.test_mutants import UNCAPPED
 from verifiers import CascadeVerifier, LenientVerifier, ThresholdVerifier, TypicalVerifier
 from verifiers.thresholds import has_thresholds
-from verifiers.transport import optimal_acceptance
 from verifiers.two_draft import share_out
 
 # All nodes of a static shape at once
@@ -103,7 +103,7 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
         tables = Tables.random(5, 1, seed=children, kinds=kinds)
         made = enumerate_drafts(tables, TreeShape.branching(children), law)
         p, q = tables.p[0][0], tables.q[0][0]
-        bound = float(optimal_acceptance(p, q, children, law))
+        bound = float(sibling_bound(p[None], q[None], children, law))
         assert outcome(RULES["transport"], tables, made).expected_accepted == pytest.approx(bound, abs=SOLVED)
         # The minimum over all sets of tokens, from the drafts themselves.
         least = 0.0
@@ -169,7 +169,7 @@ def test_sharing_out_scales_and_halving_the_interval_finds_the_same_rho(monkeypa
     first, second = torch.multinomial(q, 40, replacement=True, generator=generator).view(2, 20)
     p, q = p.expand(20, -1), q.expand(20, -1)
     of_first, of_second, left = share_out(p, q, first, second)
-    bound = float(optimal_acceptance(p[0].double() / p[0].double().sum(), q[0].double() / q[0].double().sum(), 2, IID))
+    bound = float(sibling_bound(*(table[:1].double() / table[0].double().sum() for table in (p, q)), 2, IID))
     assert 1 - float(left[0].sum()) == pytest.approx(bound, abs=1e-5)
     swapped = share_out(p, q, second, first)
     different = first != second

@@ -12,12 +12,15 @@ from specdec.checks.drafts import enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
 from specdec.coupling import winners
-from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP, widest
+from tests.changed_rule import ChangedRule, emit_p
+from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP, tables_of, widest
 from verifiers import (
     CascadeVerifier,
     FLyVerifier,
     FuzzyVerifier,
     LenientVerifier,
+    MixtureVerifier,
+    NucleusVerifier,
     RejectionVerifier,
     RelaxedTopKVerifier,
     TargetWalkVerifier,
@@ -28,6 +31,7 @@ from verifiers import (
 
 RULES: dict[str, Verifier] = {
     "lenient": LenientVerifier(lenience=0.5),
+    "nucleus": NucleusVerifier(mass=0.5),
     "single": ThresholdVerifier(single=0.3),
     "accumulated": ThresholdVerifier(accumulated=0.6),
     "relaxed top-k": RelaxedTopKVerifier(k=2),
@@ -61,6 +65,7 @@ def test_it_is_lossy_and_says_so(rule: str) -> None:
     ("rule", "same"),
     [
         (LenientVerifier(lenience=1.0), RejectionVerifier()),
+        (NucleusVerifier(mass=0.0), RejectionVerifier()),
         (ThresholdVerifier(), TargetWalkVerifier()),
         (FuzzyVerifier(threshold=0.0), RejectionVerifier()),
         (FLyVerifier(window=1, threshold=1.0), TargetWalkVerifier()),
@@ -73,6 +78,41 @@ def test_switched_off_it_is_exact(rule: Verifier, same: Verifier) -> None:
         off, exact = (enumerate_outcome(each, tables, shape, law) for each in (rule, same))
         assert off.tv < EXACT
         assert off.expected_accepted == pytest.approx(exact.expected_accepted, abs=EXACT)
+
+
+P4, Q4 = (0.45, 0.30, 0.15, 0.10), (0.60, 0.05, 0.25, 0.10)
+
+
+@pytest.mark.parametrize(
+    ("mass", "law", "distance", "wrong"),
+    [
+        (0.0, P4, 0.0, 0.175),
+        (0.45, (0.60, 0.15, 0.15, 0.10), 0.15, 0.22),  # token 0
+        (0.5, (0.60, 0.15, 0.15, 0.10), 0.15, 0.22),  # token 1, too, of which q has less than p
+        (0.8, Q4, 0.25, 0.25),
+    ],
+)
+def test_nucleus_of_one_step(mass: float, law: tuple[float, ...], distance: float, wrong: float) -> None:
+    """And the mutant that emits from p after a rejection."""
+    tables = tables_of({(): P4, **{(x,): P4 for x in range(4)}}, {(): Q4, **{(x,): Q4 for x in range(4)}})
+    found = enumerate_outcome(NucleusVerifier(mass=mass), tables, TreeShape.chain(1), IID)
+    assert found.joint.view(4, 4).sum(1).tolist() == pytest.approx(law, abs=EXACT)
+    assert found.tv == pytest.approx(distance, abs=EXACT)
+    mutant = ChangedRule(NucleusVerifier(mass=mass), after=emit_p)
+    assert enumerate_outcome(mutant, tables, TreeShape.chain(1), IID).tv == pytest.approx(wrong, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros", "disjoint", "equal", "one_hot"])
+def test_the_error_of_nucleus_is_its_excess(kind: str) -> None:
+    """Over many tables, with the nucleus by a sort."""
+    for seed, mass in itertools.product(range(5), (0.3, 0.7, 1.0)):
+        tables = Tables.random(5, 1, seed=seed, kinds=(kind,))
+        assert tables.q is not None
+        p, q = tables.p[0][0], tables.q[0][0]
+        most, order = p.sort(descending=True, stable=True)
+        nucleus = order[(most.cumsum(0) - most < mass) & (most > 0)]
+        found = enumerate_outcome(NucleusVerifier(mass=mass), tables, TreeShape.chain(1), IID)
+        assert found.tv == pytest.approx(float((q - p)[nucleus].clamp(min=0).sum()), abs=EXACT)
 
 
 def literal(match: list[float], unsure: list[bool], window: int) -> list[float]:
@@ -151,6 +191,8 @@ def test_fly_at_temperature_zero_and_programs_over_large_vocabularies() -> None:
         (FLyVerifier, "threshold", 1.5),
         (FLyVerifier, "window", 0),
         (FLyVerifier, "top", 1),
+        (NucleusVerifier, "mass", 1.1),
+        (MixtureVerifier, "target_share", -0.1),
         (CascadeVerifier, "deferral", "opf"),
         (CascadeVerifier, "alpha", float("nan")),
         (WeightedTransportVerifier, "solver", "simplex"),
