@@ -35,7 +35,7 @@ from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from specdec import Drafter, DraftSampling, Verifier
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
-from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
+from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, LoopedNodes, NodePolicy
 from specdec.target.adapters import Matrices
 from verifiers import GreedyMultiPathVerifier, KSeqVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -301,6 +301,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "block_by_confidence": lambda target, **_: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
     ).pruned_by(ConfidenceNodes(0.05, learn=False)),
+    "eagle3_looped": lambda target, **_: EagleDrafter(eagle3_head(target), 4, sampling="iid").pruned_by(
+        LoopedNodes(-2.0)
+    ),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),

@@ -53,6 +53,7 @@ CROSSED: dict[str, dict[str, Any]] = {
     "table": {"table": [[1, 1, 2], [2, 2, 1], [3, 3, 0]]},
     "cost_aware": {"costs": PADDED, "prior": 0.5, "explore": 3, "memory": 3},
     "confidence": {"threshold": 0.02},
+    "looped": {"gate": -2.9, "stage": 1},
     "cost_aware_nodes": {"costs": BY_NODES, "explore": 3},
     "margin": {"costs": BY_NODES, "explore": 3},
 }

@@ -9,6 +9,7 @@ drawn is gone through one by one, so that the output's law comes out exactly, fo
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from specdec import Batch, DraftSampling, DraftTree, SamplingParams, Topology, T
 from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled, static
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, NodePolicy
+from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, LoopedNodes, NodePolicy
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from tests.forwards import slots_of
@@ -126,8 +127,9 @@ def worlds(
         policy.prepare(1)
     while True:
         choices.begin()
-        rater = None if policy is None else policy.rater(scorer, slots, may_stop=True)
-        drawing = Drawing.of(slots, VocabularyMap(vocab, vocab), law, None, rater=rater)
+        vocabulary = VocabularyMap(vocab, vocab)
+        rater = None if policy is None else policy.rater(scorer, slots, vocabulary, may_stop=True)
+        drawing = Drawing.of(slots, vocabulary, law, None, rater=rater)
         grown = builder.grow(scorer, drawing, builder.max_depth)
         if policy is not None:
             grown = policy.prune(grown, slots, slots.drafting)
@@ -239,6 +241,8 @@ LEGAL = {
     "a chain by cost": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, learn=False)),
     "a chain by a cost with a cliff": (lambda: StaticTree(3), lambda: CostAwareNodes(CLIFF, learn=False)),
     "a chain by cost and margin": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, source="margin", learn=False)),
+    "a chain in stages of one": (lambda: StaticTree(3), lambda: LoopedNodes(-1.0, 1)),
+    "a chain in stages of two": (lambda: StaticTree(4), lambda: LoopedNodes(-1.5, 2)),
     "a tree by confidence": (lambda: StaticTree([2, 1]), lambda: ConfidenceNodes(0.2, learn=False)),
     "a tree by cost": (lambda: StaticTree([2, 1]), lambda: CostAwareNodes(COSTS, learn=False)),
     "best first by confidence": (lambda: SampledTree(4, 2, 2), lambda: ConfidenceNodes(0.2, learn=False)),
@@ -302,6 +306,26 @@ def test_however_much_drawn_tokens_are_trusted(power: float, monkeypatch: pytest
     for rule in (RejectionVerifier(), TraversalVerifier()):
         assert bias(rule, right) < 1e-6
         assert bias(rule, wrong) > 0.003
+
+
+def rolled(*first: float) -> Law:
+    """The same law behind every token, rolled by it."""
+    return lambda path: torch.tensor(first, dtype=torch.float64).roll(path[-1] if path else 0)
+
+
+def test_a_stage_that_ends_a_draft_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of DLoop's stages of one token, tokens 1 and 2 end the draft; to discard them is the mutant."""
+    p, q = rolled(0.5, 0.3, 0.2), rolled(0.4, 0.35, 0.25)
+    kept = list(worlds(StaticTree(2), LoopedNodes(math.log(0.38), 1), q, monkeypatch))
+    assert sorted(int(tree.valid.sum()) for _, tree in kept) == [2, 2, 3, 3, 3]
+    whole = [(w, tree, tree.valid & (tree.valid.sum() == 3)) for w, tree in kept]
+    discarded = [(w, replace(tree, valid=valid | (tree.depth == 0))) for w, tree, valid in whole]
+    for rule in (RejectionVerifier(), TraversalVerifier()):
+        assert bias(rule, kept, p) < 1e-6
+        assert bias(rule, discarded, p) == pytest.approx(0.2, abs=1e-6)
+        laws = [(w, rule.laws(tree, torch.stack([p(path) for path in paths_of(tree)])[None])) for w, tree in kept]
+        accepted = sum(w * float(each.stop[0] @ torch.arange(each.stop.shape[1]).double()) for w, each in laws)
+        assert accepted == pytest.approx(1.26, abs=1e-6)
 
 
 def counterexample(path: tuple[int, ...]) -> Tensor:

@@ -149,7 +149,7 @@ class ScoredSession(Session):
 
     def _grown(self, batch: Batch, depth: int) -> DraftTree:
         policy, leaves, drafter = self.policy, self._leaves, self.drafter
-        rater = None if policy is None else policy.rater(self.scorer, batch, may_stop=not leaves)
+        rater = None if policy is None else policy.rater(self.scorer, batch, self.vocabulary, may_stop=not leaves)
         drawing = Drawing.of(batch, self.vocabulary, drafter.sampling, drafter.temperature, leaves=leaves, rater=rater)
         grown = self.tree.grow(self.scorer, drawing, depth)
         ready: Bool[Tensor, " batch"] | None = None if self._every else batch.lengths > 0  # rows with a target's state

@@ -9,9 +9,10 @@ from specdec.drafting.policies.lengths import (
     RandomLength,
     TableLength,
 )
+from specdec.drafting.policies.looped import LoopedNodes
 from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
 
 __all__ = [
     "AdditiveLength", "ConfidenceNodes", "CostAwareLength", "CostAwareNodes", "FirstNodes", "FixedLength",
-    "LengthPolicy", "NodePolicy", "OracleLength", "RandomLength", "TableLength",
+    "LengthPolicy", "LoopedNodes", "NodePolicy", "OracleLength", "RandomLength", "TableLength",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of
 from specdec.drafting.costs import RoundCosts, needed
 from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import can_look
 from specdec.tree import DraftTree
 
@@ -84,7 +85,7 @@ class NodePolicy(ABC):
 
     def prepare(self, rows: int) -> None: ...  # noqa: B027
 
-    def rater(self, scorer: Scorer, batch: Batch, *, may_stop: bool) -> Rater:
+    def rater(self, scorer: Scorer, batch: Batch, vocabulary: VocabularyMap, *, may_stop: bool) -> Rater:
         return Rater(scorer, self._used, self.calibration, batch, self._least() if may_stop else None)
 
     def prune(self, grown: Grown, batch: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
