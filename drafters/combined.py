@@ -100,10 +100,10 @@ class AdaptiveDrafter(CombinedDrafter):
     def __init__(self, drafter: Drafter, policy: LengthPolicy):
         super().__init__(drafter=drafter)
         instance("policy", policy, LengthPolicy, "a LengthPolicy, such as AdditiveLength()")
-        if policy.foresees is not None:
+        if policy.foresees:
             raise ValueError(
-                f"{type(policy).__name__} decides by what is known after the round ({policy.foresees}): give another "
-                f"policy, or play it in virtual time"
+                f"{type(policy).__name__} decides by what is known after the round: give another policy, or play it in "
+                f"virtual time"
             )
         self.drafter, self.policy = drafter, policy
         self.max_nodes, self.is_chain = drafter.max_nodes, drafter.is_chain

@@ -49,7 +49,6 @@ BY_NODES = RoundCosts(
 CROSSED: dict[str, dict[str, Any]] = {
     "fixed": {"depth": 2},
     "additive": {"start": 1, "up": 1},
-    "random": {"seed": 3},
     "table": {"table": [[1, 1, 2], [2, 2, 1], [3, 3, 0]]},
     "cost_aware": {"costs": PADDED, "prior": 0.5, "explore": 3, "memory": 3},
     "confidence": {"threshold": 0.02},

@@ -59,12 +59,11 @@ class CascadeVerifier(Verifier):
     (google-research/speculative_cascades). So is the *greedy cascade* at temperature 0: p and q at temperature 1 decide
     k (only the total variation of ``opt`` is that of the two one-hot choices, 0 or 1), and the token is the drafter's
     or the target's most probable one. There is one difference: above temperature 0 the authors decide by the models'
-    distributions at temperature 1, while this class decides by the p and q that tokens are drawn from, after
-    temperature and filters. At temperature 1 without filters the two agree.
+    distributions at temperature 1, this class by the p and q that tokens are drawn from.
 
     Args:
         deferral: ``"chow"``, ``"diff"``, ``"opt"``, ``"token_v1"``, ``"token_v2"`` or ``"token_v3"``; or a function
-            like these.
+            like these, whose k may be shares between 0 and 1.
         alpha: The price of deferring to the target: the larger, the more tokens are the drafter's. The range from no
             token to all tokens is 0 to 1 for ``chow`` and ``token_v3``, -1 to 1 for ``diff`` and the other token rules,
             and unbounded for ``opt``.
@@ -147,14 +146,10 @@ def _greedy(tree: DraftTree) -> Tensor:
 def ensemble_head(path: str | Path, *, drafter: int, target: int) -> nn.Linear:
     """Load DIVERSED's ``ensemble_head.bin``, which says the shares of a mixture node by node.
 
-    Of the last hidden states of both models, the drafter's first, ``head(states).softmax(-1)`` is 1 - w and w. Assumed,
-    as the paper's rule has it: w mixes probabilities. The published training mixes logits.
-
-    Args:
-        drafter, target: The widths of the two models' hidden states.
-
-    Raises:
-        ValueError: The file is none of these, or belongs to models of other widths.
+    Of the last hidden states of both models (``drafter`` and ``target`` are their widths), the drafter's first,
+    ``head(states).softmax(-1)`` is 1 - w and w. Assumed, as the paper's rule has it: w mixes probabilities. The
+    published training mixes logits. A rule is shown no hidden states, so no request is served by a head yet; its 1 - w
+    can be the k of a cascade, which is exact with respect to that mixture.
     """
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)

@@ -248,7 +248,7 @@ class _Play:
         if (drafts := self.engine.accepted) is not None:
             place, policy = self.first[rows] + output % self.around[rows], self.policy
             able, most = drafts.able[place], np.minimum(left - 1, depth)
-            if policy is not None and policy.foresees is not None:
+            if policy is not None and policy.foresees:
                 policy.foresee(slots, np.minimum(able, most))
             most = most if policy is None else np.minimum(policy.depths(slots, lengths), most)
             proposed = np.minimum(most, drafts.proposed[place])

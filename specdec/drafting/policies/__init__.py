@@ -6,13 +6,11 @@ from specdec.drafting.policies.lengths import (
     FixedLength,
     LengthPolicy,
     OracleLength,
-    RandomLength,
     TableLength,
-)
-from specdec.drafting.policies.looped import LoopedNodes
-from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
+)  # fmt: skip
+from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, LoopedNodes, NodePolicy
 
 __all__ = [
     "AdditiveLength", "ConfidenceNodes", "CostAwareLength", "CostAwareNodes", "FirstNodes", "FixedLength",
-    "LengthPolicy", "LoopedNodes", "NodePolicy", "OracleLength", "RandomLength", "TableLength",
+    "LengthPolicy", "LoopedNodes", "NodePolicy", "OracleLength", "TableLength",
 ]  # fmt: skip

@@ -1,13 +1,9 @@
-"""Length policies: fixed, by the last rounds, by the load, or what pays most by the cost of rounds.
-
-``OracleLength`` knows more of a round than an engine can tell it before: an engine refuses it, and a replay in virtual
-time tells it by ``foresee``.
-"""
+"""Length policies: fixed, by the last rounds, by the load, or what pays most by the cost of rounds."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -25,11 +21,10 @@ class LengthPolicy(ABC):
     known. A length that depends on the very token it cuts off is not (DSpark, arXiv 2607.05147, appendix A).
 
     Attributes:
-        foresees: ``"accepted"`` if ``foresee`` must tell how many tokens would be accepted of the deepest drafts of a
-            round, which only a replay in virtual time knows; None for nothing.
+        foresees: Whether ``foresee`` must tell it what only a replay in virtual time knows; an engine refuses it.
     """
 
-    foresees: ClassVar[str | None] = None
+    foresees: ClassVar[bool] = False
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin with a new engine, whose drafter makes drafts of ``max_depth`` at most."""
@@ -42,8 +37,8 @@ class LengthPolicy(ABC):
     def admit(self, slot: int) -> None:  # noqa: B027
         """Begin a request in ``slot``."""
 
-    def foresee(self, slots: Slots, values: Any) -> None:  # noqa: B027
-        """Take what ``foresees`` names, a row for each slot, before ``depths`` is asked for the round."""
+    def foresee(self, slots: Slots, accepted: Slots) -> None:  # noqa: B027
+        """Take how many tokens would be accepted of each slot's deepest draft, before ``depths`` is asked."""
 
     @abstractmethod
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
@@ -87,36 +82,20 @@ class AdditiveLength(LengthPolicy):
         self._depths[slots] = np.clip(self._depths[slots] + change, min(self.least, self._max_depth), self._max_depth)
 
 
-class RandomLength(LengthPolicy):
-    """Drafts to a depth from 0 to the deepest, drawn anew for every row and round: to record what any length does."""
-
-    def __init__(self, seed: int = 0):
-        self.seed = whole("seed", seed, least=0)
-
-    def begin(self, rows: int) -> None:
-        self._draws = np.random.default_rng(self.seed)
-
-    def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        return self._draws.integers(0, self._max_depth, len(slots), endpoint=True)
-
-
 class TableLength(LengthPolicy):
     """Drafts to the depth that a table has for the number of running rows.
 
-    The table is vLLM's ``num_speculative_tokens_per_batch_size``: entries of fewest rows, most rows (inclusive) and
-    depth. Numbers of rows between two entries, and above the last one, take the depth of the entry before.
+    It is vLLM's ``num_speculative_tokens_per_batch_size``: entries of fewest rows, most rows (inclusive) and depth.
+    Between two entries, and above the last one, the depth is that of the entry before.
     """
 
     def __init__(self, table: Sequence[Sequence[int]]):
         remedy = "give ascending entries [fewest rows, most rows, depth] from one row on, such as [[1,64,3],[65,128,1]]"
-        entries = [wholes("table", entry, remedy) for entry in table]
-        before = 0
-        for entry in entries:
-            if len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0:
+        entries, before = [wholes("table", entry, remedy) for entry in table], 0
+        for entry in entries or [()]:
+            if len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0 or entries[0][0] != 1:
                 raise ValueError(f"table={shown(table)} has the entry {list(entry)}: {remedy}")
             before = entry[1]
-        if not entries or entries[0][0] != 1:
-            raise ValueError(f"table={shown(table)} says nothing of a single row: {remedy}")
         self._begins, self._depths = (np.array([entry[place] for entry in entries]) for place in (0, 2))
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
@@ -164,8 +143,7 @@ class CostAwareLength(LengthPolicy):
     Args:
         costs: How long rounds take, or a file of that; None is set before the policy is used.
         memory: The number of rounds after which a round counts for 1/e.
-        explore: Every so many rounds, and in the first few, drafts are deeper than is best, to learn: by one token and
-            as deep as they can be in turn. 0 never explores.
+        explore: After so many rounds, and in the first few, drafts go deeper: by one token, or to the end. 0: never.
         budget: The share of the time that either kind of exploring may cost; more of it waits.
     """
 
@@ -190,23 +168,21 @@ class CostAwareLength(LengthPolicy):
         max_depth, self._known = self._max_depth, needed(self.costs)
         self._known.check_depth(max_depth)
         self._keep = float(np.exp(-1 / self.memory))
-        # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
-        self._tried = np.zeros((rows, max_depth))
-        self._right = np.zeros((rows, max_depth))
+        # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it; those that accepted it.
+        self._counts = np.zeros((2, rows, max_depth))
+        self._all = np.zeros((2, max_depth))  # the same of all requests
         self._played = 0  # rounds
         self._spent = 0.0  # expected seconds of all rounds
         self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
-        self._all_tried, self._all_right = np.zeros(max_depth), np.zeros(max_depth)  # the same of all requests
 
     def admit(self, slot: int) -> None:
-        self._tried[slot] = self._right[slot] = 0
+        self._counts[:, slot] = 0
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
         survival, positions = self.survival(slots), float(lengths.sum())
         chosen = best_depths(survival, self._known, positions)
         seconds, emitted = self._round(survival, chosen, positions)
-        deeper = self._deeper()
-        if deeper:
+        if deeper := self._deeper():
             best = emitted / seconds
             chosen = np.minimum(chosen + deeper, self._max_depth)
             # A deeper draft emits more, too: lost is the time in which the best depths would have emitted as much.
@@ -237,41 +213,36 @@ class CostAwareLength(LengthPolicy):
 
     def survival(self, slots: Slots) -> Survival:
         # One round alone says little of its depth, and of a depth without any the other depths say what is known.
-        known = (self._all_right.sum() + 1) / (self._all_tried.sum() + 2)
-        average = (self._all_right + 2 * known) / (self._all_tried + 2)
-        rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
-        return rates.cumprod(axis=1)
+        (tried, right), (all_tried, all_right) = self._counts[:, slots], self._all
+        known = (all_right.sum() + 1) / (all_tried.sum() + 2)
+        average = (all_right + 2 * known) / (all_tried + 2)
+        return ((right + self.prior * average) / (tried + self.prior)).cumprod(axis=1)
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
         position = np.arange(1, self._max_depth + 1)
         tried = (proposed[:, None] >= position) & (accepted[:, None] >= position - 1)
-        right = accepted[:, None] >= position
-        self._tried[slots] = self._tried[slots] * self._keep + tried
-        self._right[slots] = self._right[slots] * self._keep + right
+        new = np.stack([tried, accepted[:, None] >= position])
+        self._counts[:, slots] = self._counts[:, slots] * self._keep + new
+        self._all = self._all * self._keep + new.sum(1)
         self._played += 1
-        self._all_tried = self._all_tried * self._keep + tried.sum(0)
-        self._all_right = self._all_right * self._keep + right.sum(0)
 
 
 class OracleLength(LengthPolicy):
-    """Upper bound: drafts exactly the accepted tokens that are worth their cost; None for free drafts."""
+    """Upper bound: drafts exactly the accepted tokens that are worth their cost."""
 
-    foresees = "accepted"
+    foresees = True
 
     def __init__(self, costs: RaggedCosts | str | Path | None = None):
         self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
 
     def begin(self, rows: int) -> None:
-        if self.costs is not None:
-            self.costs.check_depth(self._max_depth)
+        needed(self.costs).check_depth(self._max_depth)
         self._accepted = np.zeros(rows, dtype=np.int64)
 
-    def foresee(self, slots: Slots, values: Slots) -> None:
-        self._accepted[slots] = values
+    def foresee(self, slots: Slots, accepted: Slots) -> None:
+        self._accepted[slots] = accepted
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
         accepted = np.minimum(self._accepted[slots], self._max_depth)
-        if self.costs is None:
-            return accepted
         survival = (np.arange(self._max_depth) < accepted[:, None]).astype(float)
-        return np.minimum(best_depths(survival, self.costs, float(lengths.sum())), accepted)
+        return np.minimum(best_depths(survival, needed(self.costs), float(lengths.sum())), accepted)

@@ -15,7 +15,7 @@ from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of
 from specdec.drafting.costs import RoundCosts, needed
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Level, Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import can_look
 from specdec.tree import DraftTree
@@ -59,12 +59,8 @@ class NodePolicy(ABC):
         return self.learn
 
     @property
-    def explores(self) -> bool:
-        return self.learn and self.explore > 0
-
-    @property
-    def _spares(self) -> Bool[Tensor, "1"]:
-        return (self._played + 1) % self.explore == 0
+    def _spares(self) -> Bool[Tensor, "1"] | bool:
+        return self.learn and self.explore > 0 and (self._played + 1) % self.explore == 0
 
     @property
     def version(self) -> Hashable:
@@ -76,11 +72,9 @@ class NodePolicy(ABC):
         self.calibration = Calibration(builder.max_depth, builder.ranks, device)
         if self.path is not None:
             self.calibration.load(self.path, source=self._used)
-        size = max_batch_size, builder.max_nodes + 1
         with torch.inference_mode(False):
-            self._cells = torch.full(size, -1, dtype=torch.long, device=device)
-            self._parents = torch.full(size, -1, dtype=torch.long, device=device)
-            self._survival = torch.ones(size, dtype=torch.float64, device=device)
+            # Cells, parents and survival of the nodes of every slot's last draft.
+            self._noted = torch.full((3, max_batch_size, builder.max_nodes + 1), -1, dtype=torch.float64, device=device)
             self._played = torch.zeros(1, dtype=torch.long, device=device)
 
     def prepare(self, rows: int) -> None: ...  # noqa: B027
@@ -98,25 +92,21 @@ class NodePolicy(ABC):
         if not (self._builder.ordered or tree.in_line):
             survival, order = survival.sort(dim=-1, descending=True, stable=True)
         kept = self.kept(survival, batch) & (survival >= 0)
-        if self.explores:
-            kept |= self._spares & (survival >= 0)
+        if (spares := self._spares) is not False:
+            kept |= spares & (survival >= 0)
         kept[:, 0].fill_(True)
+        valid = kept if order is None else torch.zeros_like(kept).scatter_(1, order, kept)
         if self._builder.ordered and not tree.in_line:
-            order = (~kept).long().argsort(dim=-1, stable=True)
-            kept = kept.gather(1, order)
-        index = torch.arange(tree.width, device=kept.device).expand_as(kept) if order is None else order
-        valid = torch.zeros_like(tree.valid).scatter_(1, index, kept)
+            order = (~valid).long().argsort(dim=-1, stable=True)
         tree = replace(tree, valid=valid, tokens=tree.tokens.where(valid, tree.tokens[:, :1]))
         cells, survival, nodes = rated.cells.where(valid, -1), rated.survival, grown.nodes
         if order is not None:
             tree, cells, survival = reordered(tree, order), cells.gather(1, order), survival.gather(1, order)
         if not self._builder.is_chain:
+            index = torch.arange(tree.width, device=valid.device).expand_as(valid) if order is None else order
             nodes = index if nodes is None else nodes.gather(1, index)
-        width = tree.width
-        self._cells.index_fill_(0, batch.slots, -1)
-        self._cells[batch.slots, :width] = cells
-        self._parents[batch.slots, :width] = tree.parents
-        self._survival[batch.slots, :width] = survival
+        self.skip(batch.slots)
+        self._noted[:, batch.slots, : tree.width] = torch.stack([cells.double(), tree.parents.double(), survival])
         return Grown(tree, nodes, Rated(cells, survival))
 
     @abstractmethod
@@ -124,20 +114,20 @@ class NodePolicy(ABC):
         """Return which nodes are verified; it may not depend on those behind. ``survival`` is negative for none."""
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
-        self._cells.index_fill_(0, slots, -1)
+        self._noted[0].index_fill_(0, slots, -1)
 
     def count(self, slots: Tensor, path: Int[Tensor, "batch depth"], decided: Bool[Tensor, " batch"]) -> None:
         """Count what was accepted of the last drafts: a path of nodes per row, without the root, -1 padded."""
-        cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
-        cells = cells.where(decided[:, None], -1)
+        cells, parents, survival = self._noted[:, slots]
+        cells = cells.long().where(decided[:, None], -1)
         nodes = cells.shape[1]
         on_path = torch.zeros(len(cells), nodes + 1, dtype=torch.bool, device=cells.device)
         on_path.scatter_(1, path.where(path >= 0, nodes), True)
         on_path = on_path[:, :nodes]
         on_path[:, 0].fill_(True)
-        tried = on_path.gather(1, parents.clamp(min=0))
-        self.calibration.count(cells, survival, tried, on_path, learn=self.learn)
-        self._cells.index_fill_(0, slots, -1)
+        tried = on_path.gather(1, parents.long().clamp(min=0))
+        self.calibration.count(cells, survival.clamp(min=0), tried, on_path, learn=self.learn)
+        self.skip(slots)
         self._played += 1
 
     def save(self, path: str | Path, **facts: Any) -> None:
@@ -166,7 +156,7 @@ class ConfidenceNodes(NodePolicy):
         return survival >= self.threshold
 
     def _least(self) -> float | None:
-        if self.explores and not (can_look(self._played) and not self._spares):
+        if (spares := self._spares) is not False and (not can_look(self._played) or spares):
             return None  # this may be a round in which nothing is left out
         return self.threshold
 
@@ -174,13 +164,10 @@ class ConfidenceNodes(NodePolicy):
 class CostAwareNodes(NodePolicy):
     """Verifies nodes in the order of their survival while the expected tokens per measured second grow.
 
-    With B rows and n nodes in each, a round emits B + Σ survival expected tokens in C(B, n) seconds (``RoundCosts``).
-    All rows take the first n after which one more node per row would lower the ratio. Stopping there, not at the
-    largest ratio of all, keeps the output exact where tokens are drawn: whether there is a node does not depend on
-    those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1). Nothing is lost, as costs are made convex.
-
-    Args:
-        costs: How long rounds take by the number of nodes, or a file of that; None is set before the policy is used.
+    With n nodes in each of B rows, a round emits B + Σ survival expected tokens in C(B, n) seconds (``RoundCosts``).
+    All rows take the first n after which one more node per row would lower the ratio, not the largest ratio of all: so
+    whether there is a node does not depend on those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1).
+    Nothing is lost, as costs are made convex. Costs of None are set before the policy is used.
     """
 
     unseen = ("learn", "explore", "costs")
@@ -196,14 +183,13 @@ class CostAwareNodes(NodePolicy):
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
         needed(self.costs).by_nodes(1, builder.max_nodes)
         super().bind(builder, scorer, device, max_batch_size=max_batch_size)
-        self._device = device
         self._seconds: dict[tuple[RoundCosts, int], Tensor] = {}
 
     def prepare(self, rows: int) -> None:
         costs = needed(self.costs)
         if (costs, rows) not in self._seconds:
             with torch.inference_mode(False):
-                seconds = torch.from_numpy(costs.by_nodes(rows, self._builder.max_nodes)).to(self._device)
+                seconds = torch.from_numpy(costs.by_nodes(rows, self._builder.max_nodes)).to(self._noted.device)
                 self._seconds[costs, rows] = seconds
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
@@ -228,19 +214,62 @@ class FirstNodes(NodePolicy):
         return (torch.arange(survival.shape[1], device=survival.device) < count).expand_as(survival)
 
 
-def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
-    """Return the same trees with their nodes in another order, the root first and every parent before its children.
+class LoopedNodes(NodePolicy):
+    """Drafts another stage if the last one's Σ log q is at least ``gate``; if not, all stages are verified together.
 
-    Invalid nodes get the root's token.
+    DLoop (arXiv 2610.07659) without its training, for chains, in stages of ``stage`` tokens; the paper's gates are -0.5
+    and -0.75 nats. q is the drafter's at temperature 1. The stage that ends a draft is kept: to discard it would look
+    at its own tokens, which biases the output.
     """
+
+    unseen = ("gate", "stage")
+
+    def __init__(self, gate: float = -0.5, stage: int = 2):
+        super().__init__(learn=False)
+        remedy = "give a sum of log-probabilities, at most 0, such as -0.5"
+        self.gate = number("gate", gate, remedy, lambda nats: nats <= 0)
+        self.stage = whole("stage", stage, least=1)
+
+    def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
+        if not builder.is_chain or builder.reorders_nodes:
+            raise ValueError("policy=looped drafts stages of a chain, and these drafts are trees: give drafter.shape=8")
+        super().bind(builder, scorer, device, max_batch_size=max_batch_size)
+
+    def rater(self, scorer: Scorer, batch: Batch, vocabulary: VocabularyMap, *, may_stop: bool) -> Rater:
+        return _Stages(self, scorer, batch, vocabulary, may_stop)
+
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
+        return survival > 0
+
+
+class _Stages(Rater):
+    """Rates nodes 1 while drafting goes on, and 0 behind the stage that ended it."""
+
+    def __init__(self, policy: LoopedNodes, scorer: Scorer, batch: Batch, vocabulary: VocabularyMap, may_stop: bool):
+        super().__init__(scorer, "top", policy.calibration, batch, 1.0 if may_stop else None)
+        self._policy, self._vocabulary, self._sum = policy, vocabulary, torch.zeros(len(batch), 1, device=batch.device)
+
+    def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
+        goes = self.rated.survival[:, level.parents]
+        if level.depth:
+            column = self._vocabulary.to_drafter(tokens[:, level.parents])
+            self._sum = self._sum + self._logs.gather(-1, column[..., None])[..., 0]
+            if level.depth % self._policy.stage == 0:
+                goes, self._sum = goes * (self._sum >= self._policy.gate), torch.zeros_like(goes)
+        self._logs = scores.float().log_softmax(-1)
+        self.rated.survival[:, level.children_at] = goes
+        return self._least is None or not can_look(goes) or bool((goes * self._rows).any())
+
+
+def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
+    """Return the same trees with their nodes in another order, the root first and every parent before its children."""
     number = torch.empty_like(order).scatter_(1, order, torch.arange(tree.width, device=order.device).expand_as(order))
     above = tree.parents.gather(1, order)
-    valid = tree.valid.gather(1, order)
     q = tree.draft_probs
     return DraftTree.build(
-        tree.tokens.gather(1, order).where(valid, tree.tokens[:, :1]),
+        tree.tokens.gather(1, order),
         number.gather(1, above.clamp(min=0)).where(above >= 0, -1),
-        valid=valid,
+        valid=tree.valid.gather(1, order),
         sampling=tree.law.gather(1, order) if tree.only_law is None else tree.only_law,
         draft_probs=None if q is None else q.gather(1, order[:, :, None].expand(-1, -1, q.shape[2])),
         max_depth=tree.max_depth,

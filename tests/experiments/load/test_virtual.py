@@ -16,7 +16,7 @@ from experiments.load.virtual import Accepted, VirtualEngine, _Play
 from experiments.load.workloads import Asked, Planned, ask
 from experiments.tracing.trace import read_trace
 from specdec import Engine, Paging, SamplingParams, Target
-from specdec.drafting.policies import CostAwareLength, OracleLength, RandomLength
+from specdec.drafting.policies import AdditiveLength, CostAwareLength, OracleLength
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Priority, Scheduler, TokenBudget
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
@@ -84,7 +84,7 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler: Sched
     rng = np.random.default_rng(2)
     asked = requests(rng.integers(2, 90, 60).tolist(), rng.integers(1, 90, 60).tolist())
     paging = Paging(page_size=8, pages=26, reserve=reserve)
-    drafts = {"scheduler": scheduler, "accepted": TRACES, "policy": RandomLength()}
+    drafts = {"scheduler": scheduler, "accepted": TRACES, "policy": AdditiveLength()}
     engine = VirtualEngine(costs=COSTS, slots=6, max_length=200, paging=paging, **drafts)
     run = engine.play(asked, Gaps(rate=30).times(rng, 60), loop=OPEN)
     table = run.requests
@@ -119,7 +119,7 @@ def test_no_policy_beats_the_oracle_by_much_and_it_beats_them() -> None:
         return float(engine.play(asked, times, loop=OPEN).turns.seconds.sum())
 
     best = seconds(OracleLength(COSTS))
-    assert best < seconds(CostAwareLength(COSTS)) < seconds(RandomLength())
+    assert best < seconds(CostAwareLength(COSTS)) < seconds(AdditiveLength())
 
 
 def test_a_shorter_draft_is_what_was_left_of_the_recorded_one() -> None:
