@@ -224,9 +224,9 @@ class LoopedNodes(NodePolicy):
 
     unseen = ("gate", "stage")
 
-    def __init__(self, gate: float = -0.5, stage: int = 2):
+    def __init__(self, gate: float = -0.75, stage: int = 2):
         super().__init__(learn=False)
-        remedy = "give a sum of log-probabilities, at most 0, such as -0.5"
+        remedy = "give a sum of log-probabilities, at most 0, such as -0.75"
         self.gate = number("gate", gate, remedy, lambda nats: nats <= 0)
         self.stage = whole("stage", stage, least=1)
 
