@@ -1,7 +1,6 @@
 """Training of models that fill masks: packed text with the masks of many drafts behind it, fewer at every depth."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -85,7 +84,7 @@ def dropped(anchors: Anchors, batch: TextBatch, ratio: float, least: float, gene
 class FillsMasks(TrainedHead):
     """A head whose drafts are masks, of which there are fewer at every depth while it is trained; see ``dropped``."""
 
-    before: ClassVar[int] = 0
+    before = 0
     keeps: float
     keeps_least: float
 

@@ -192,6 +192,7 @@ class TrainedHead(nn.Module, ABC):
         head: The weights, once ``begin`` has made them.
         hidden_layers: The target's states that it reads, besides the last one: l is the input of layer l.
         autoregressive: Whether depth 1 is all that is trained, because depth d is depth 1 of a longer text.
+        before: How many tokens of its document stand before a root at least.
         draft_columns: The size of the draft vocabulary, for which ``begin`` wants the counts of tokens; None for all.
         confidence_weight: How much the confidence's loss counts beside the other.
     """
@@ -199,6 +200,7 @@ class TrainedHead(nn.Module, ABC):
     title: str = "head"
     hidden_layers: tuple[int, ...] = ()
     autoregressive: bool = False
+    before: int = 1
     draft_columns: int | None = None
     confidence_weight: float = 0.0
     head: Any
@@ -221,7 +223,7 @@ class TrainedHead(nn.Module, ABC):
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
         """Where drafts begin: everywhere, unless a head takes a sample, by the step's own generator on the CPU."""
-        return Anchors.everywhere(batch, self.depths)
+        return Anchors.everywhere(batch, self.depths, before=self.before)
 
     @abstractmethod
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:

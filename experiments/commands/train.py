@@ -26,7 +26,7 @@ from experiments.training.data.packing import Rows, token_counts
 from experiments.training.data.regenerate import RegenerateConfig, longest, prompts_of, regenerate, with_originals
 from experiments.training.fitting import FitConfig
 from experiments.training.loop import BEST, LAST, Plan, Training
-from experiments.training.losses import Loss
+from experiments.training.losses import DraftLoss
 from experiments.training.served import ServedConfig, served
 from experiments.training.served import prompts_of as served_prompts
 from experiments.training.sharding import check_processes
@@ -37,7 +37,7 @@ from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 from specdec.machine import dtype_name
 from verifiers.rejection import RejectionVerifier
 
-_KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
+_KINDS: dict[str, type] = {"head": TrainedHead, "loss": DraftLoss, "weights": Weights, "data": Source}
 
 
 def train(config: DictConfig) -> Path:
@@ -127,7 +127,7 @@ def train(config: DictConfig) -> Path:
     exit_code = 1
     try:
         with progress:
-            compared = Comparison(head, loss, weights, chunk=fit.chunk)
+            compared = Comparison(head, loss, weights, chunk=fit.chunk, ends=sorted(target.eos_token_ids))
             training = Training(compared, states, rows, fit, plan, accelerator=accelerator, watcher=progress, **options)
             if training.measured:
                 full, half = training.measured

@@ -1,6 +1,7 @@
 """Compares what a head predicts with what the target says, piece by piece, so that no logits are kept."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,26 +10,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
-from experiments.training.losses import Compared, Loss
-from experiments.training.weights import Weights
-
-
-@dataclass(frozen=True, eq=False)
-class Places:
-    """The findings at every place of the drafts, for the figures. Places that are not valid hold anything.
-
-    Attributes:
-        acceptance: α = Σ min(p, q) over the target's whole vocabulary.
-        agrees: Whether q's most probable token is p's.
-        covered: Whether the head has a column for p's most probable token.
-        confidence: The confidence head's probability; None without one.
-    """
-
-    anchors: Anchors
-    acceptance: Float[Tensor, "anchor depth"]
-    agrees: Bool[Tensor, "anchor depth"]
-    covered: Bool[Tensor, "anchor depth"]
-    confidence: Float[Tensor, "anchor depth"] | None
+from experiments.training.edr import drawn
+from experiments.training.losses import Compared, CrossEntropy, DraftLoss, Places, Table
+from experiments.training.weights import Power, Weights
 
 
 class Comparison(nn.Module):
@@ -37,45 +21,73 @@ class Comparison(nn.Module):
     Args:
         chunk: How many anchors are compared at a time. With more anchors than that, their logits are computed a second
             time for the gradient, and memory holds those of one piece.
+        ends: The target's tokens that end a text.
+
+    Raises:
+        ValueError: The loss is one of whole drafts, and the head trains none, or there are weights beside its own.
     """
 
-    def __init__(self, head: TrainedHead, loss: Loss, weights: Weights, *, chunk: int):
+    def __init__(self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, ends: Sequence[int] = ()):
         super().__init__()
+        name = f"loss={type(loss).__name__}"
+        if head.autoregressive and not loss.by_place:
+            raise ValueError(f"{name} is of whole drafts, and this head trains depth 1 alone: give another loss")
+        if not loss.by_place and vars(weights) != vars(Power(1.0)):
+            raise ValueError(f"{name} weighs the depths of a draft itself: give weights=equal")
         self.head = head
-        self.loss, self.weights, self.chunk = loss, weights, chunk
+        self.loss, self.weights, self.chunk, self.ends = loss, weights, chunk, tuple(ends)
 
     def forward(
         self, batch: TextBatch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
     ) -> tuple[Float[Tensor, ""], Places]:
         """The loss and the places.
 
-        The loss is the sum over depths of the mean weighted loss at that depth. The means are over all places of a
-        step: of every process, and of every part of the batch.
+        The loss is the sum over depths of the mean weighted loss at that depth; of a loss over drafts, the mean over
+        drafts. The means are over all places of a step: of every process, and of every part of the batch.
 
         Args:
             totals: The number of counted places at every depth in the whole step. This batch's sums are divided by it.
             progress: How much of the training is over.
         """
-        prediction = self.head(batch, states, anchors)
+        factors = None
+        if self.loss.everywhere:
+            every = Anchors.everywhere(batch, self.head.depths, before=self.head.before)
+            anchors, factors = drawn(self.places(batch, states, every), batch, anchors)
+        loss, places = self._compared(batch, states, anchors, self.loss, progress, factors)
+        weighted = (loss * self.weights(places)).where(anchors.counted, 0.0)
+        totals = totals if self.loss.by_place else totals[:1]
+        return (weighted.sum(0) / totals.clamp(min=1)).sum(), places
+
+    @torch.no_grad()
+    def places(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Places:
+        """The places alone."""
+        return self._compared(batch, states, anchors, CrossEntropy(), 0.0)[1]
+
+    def _compared(
+        self,
+        batch: TextBatch,
+        states: TargetStates,
+        anchors: Anchors,
+        loss: DraftLoss,
+        progress: float,
+        factors: Float[Tensor, "anchor depth 2"] | None = None,
+    ) -> tuple[Table, Places]:
+        prediction, count = self.head(batch, states, anchors), len(anchors.index)
         assert len(prediction.states) == anchors.valid.shape[1], "one state for each depth"
-        total = totals.new_zeros(())
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        count = len(anchors.index)
+        found: list[Any] = [torch.zeros(7, *anchors.valid[:0].shape, device=anchors.index.device)]
         for start in range(0, count, self.chunk):
             rows = slice(start, start + self.chunk)
-            arguments = (batch, states, anchors, prediction, rows, progress)
-            if count > self.chunk and torch.is_grad_enabled():
-                found = checkpoint(self._piece, *arguments, use_reentrant=False)
-            else:
-                found = self._piece(*arguments)
-            assert found is not None
-            sums, *rest = found
-            total = total + (sums / totals.clamp(min=1)).sum()
-            parts.append((rest[0], rest[1], rest[2]))
-        shape = anchors.valid.shape
-        joined = [torch.cat(each) for each in zip(*parts, strict=True)] if parts else [totals.new_zeros(shape)] * 3
-        confidence = None if prediction.confidence is None else prediction.confidence.detach().float().sigmoid()
-        return total, Places(anchors, joined[0], joined[1].bool(), joined[2].bool(), confidence)
+            arguments: Any = (batch, states, anchors, prediction, rows, loss, progress, factors)
+            again = count > self.chunk and torch.is_grad_enabled()
+            found.append(checkpoint(self._piece, *arguments, use_reentrant=False) if again else self._piece(*arguments))
+        value, *facts = torch.cat(found, 1)
+        alpha, agrees, covered, *more = (fact.detach() for fact in facts)
+        confidence = None if prediction.confidence is None else prediction.confidence.float()
+        if confidence is not None and self.head.confidence_weight:
+            surprise = F.binary_cross_entropy_with_logits(confidence, alpha.clamp(0, 1), reduction="none")
+            value = value + self.head.confidence_weight * surprise
+        judged = None if confidence is None else confidence.detach().sigmoid()
+        return value, Places(anchors, alpha, agrees.bool(), covered.bool(), *more, confidence=judged)
 
     def _piece(
         self,
@@ -84,60 +96,53 @@ class Comparison(nn.Module):
         anchors: Anchors,
         prediction: Prediction,
         rows: slice,
+        loss: DraftLoss,
         progress: float,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The sums of weighted losses by depth, and acceptance, agreement and coverage at some anchors."""
+        factors: Tensor | None,
+    ) -> Float[Tensor, "table anchor depth"]:
+        """The loss at some anchors, which alone has a gradient, and the tables of ``Places``."""
         head = self.head
-        places, labels = anchors.places(batch)[rows], anchors.labels(batch)[rows]
-        counted = anchors.counted[rows]
+        places, labels, valid = anchors.places(batch)[rows], anchors.labels(batch)[rows], anchors.valid[rows]
         previous = batch.tokens.flatten()[places]
         with torch.no_grad():
             # Neighbouring anchors share most of their places: each is computed once.
             distinct, where = places.unique(return_inverse=True)
             log_p = F.log_softmax(states.logits(distinct), -1)
             best = log_p.argmax(-1)
-            covered, restricted = restrict(log_p, best, head.columns)
+            covered, restricted, mass = restrict(log_p, best, head.columns)
         columns = column_of(labels, head.columns)
-        losses, entropies, alphas, agreements = [], [], [], []
-        for depth in range(1, places.shape[1] + 1):
-            at = where[:, depth - 1]
+        ends = [end for end in column_of(labels.new_tensor(self.ends), head.columns).tolist() if end >= 0]
+        facts: list[Tensor] = []
 
-            def compare(states: list[Tensor], depth: int = depth, at: Tensor = at) -> Compared:
-                found = head.logits(states[depth - 1][rows], previous[:, depth - 1], depth).float()
-                return Compared(F.log_softmax(found, -1), _rows(restricted, at), columns[:, depth - 1], progress)
+        def drafts(states: list[Tensor], *, noted: bool = False) -> Iterator[Compared]:
+            for depth, (state, at, label) in enumerate(zip(states, where.unbind(1), columns.unbind(1), strict=True), 1):
+                log_q = F.log_softmax(head.logits(state[rows], previous[:, depth - 1], depth).float(), -1)
+                more = 0.0 if mass is None else mass[at], ends
+                yield (compared := Compared(log_q, _rows(restricted, at), label, progress, *more))
+                if noted:
+                    with torch.no_grad():
+                        top = log_q.argmax(-1)
+                        agrees = (top if head.columns is None else head.columns[top]) == best[at]
+                        text = compared.log_likelihood.exp(), compared.log_ratio.exp(), compared.cost
+                        facts.append(torch.stack([compared.overlap, agrees.float(), covered[at].float(), *text]))
 
-            compared = compare(prediction.states)
-            log_q, loss = compared.log_q, prediction.weight(progress) * self.loss(compared)
-            for term in prediction.terms:
-                if (weight := term.weight(progress)) > 0:
-                    loss = loss + weight * self.loss(compare(term.states))
-            losses.append(loss)
-            with torch.no_grad():
-                label = columns[:, depth - 1]
-                found = -log_q.gather(-1, label.clamp(min=0)[:, None])[:, 0]
-                entropies.append(found.where(label >= 0, 0.0))
-                whole = compared.acceptance if head.columns is None else _overlap(log_q, _rows(log_p, at), head.columns)
-                alphas.append(whole.detach())
-                top = log_q.argmax(-1)
-                agreements.append((top if head.columns is None else head.columns[top]) == best[at])
-        loss, alpha = torch.stack(losses, 1), torch.stack(alphas, 1)
-        weights = self.weights(torch.stack(entropies, 1), anchors.valid[rows]).detach()
-        if prediction.confidence is not None and head.confidence_weight:
-            given = prediction.confidence[rows].float()
-            surprise = F.binary_cross_entropy_with_logits(given, alpha.clamp(0, 1), reduction="none")
-            loss = loss + head.confidence_weight * surprise
-        sums = (loss * weights).where(counted, 0.0).sum(0)
-        return sums, alpha, torch.stack(agreements, 1).float(), covered[where].float()
+        given = None if factors is None else factors[rows]
+        value = prediction.weight(progress) * loss.over(drafts(prediction.states, noted=True), valid, given)
+        for term in prediction.terms:
+            if (weight := term.weight(progress)) > 0:
+                value = value + weight * loss.over(drafts(term.states), valid, given)
+        return torch.cat([value[None], torch.stack(facts, -1)])
 
 
 def restrict(
     log_p: Float[Tensor, "place vocab"], best: Int[Tensor, " place"], columns: Int[Tensor, " column"] | None
-) -> tuple[Bool[Tensor, " place"], Float[Tensor, "place column"]]:
-    """Whether the most probable token has a column, and p renormalized over the columns."""
+) -> tuple[Bool[Tensor, " place"], Float[Tensor, "place column"], Float[Tensor, "place 1"] | None]:
+    """Whether the most probable token has a column, p renormalized over the columns, and log of what they had of p."""
     if columns is None:
-        return torch.ones_like(best, dtype=torch.bool), log_p
+        return torch.ones_like(best, dtype=torch.bool), log_p, None
     part = log_p.index_select(-1, columns)
-    return torch.isin(best, columns), part - part.logsumexp(-1, keepdim=True)
+    mass = part.logsumexp(-1, keepdim=True)
+    return torch.isin(best, columns), part - mass, mass
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:
@@ -162,11 +167,6 @@ def counted(
     with torch.no_grad():
         best = torch.cat([states.logits(part).argmax(-1) for part in distinct.split(chunk)])
     return Anchors(anchors.index, anchors.valid, anchors.valid & torch.isin(best, columns)[where])
-
-
-def _overlap(log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tensor:
-    """Returns Σ min(p, q), with q zero outside its columns."""
-    return torch.minimum(log_q.exp(), log_p.index_select(-1, columns).exp()).sum(-1)
 
 
 def _rows(table: Float[Tensor, "place column"], index: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:

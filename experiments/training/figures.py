@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from drafters.heads.training import Anchors, TextBatch
-from experiments.training.comparison import Places
+from experiments.training.losses import Places
 
 _BINS = 15
 """Bins of the calibration error."""

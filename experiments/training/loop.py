@@ -18,10 +18,11 @@ from torch import Tensor
 from drafters.heads.training import Anchors, TargetStates, TextBatch
 from experiments.results.origin import keep_row, kept_rows
 from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
-from experiments.training.comparison import Comparison, Places, counted
+from experiments.training.comparison import Comparison, counted
 from experiments.training.data.packing import Rows
 from experiments.training.figures import Tally, calibrated
 from experiments.training.fitting import FitConfig, optimizers_of, set_learning_rates
+from experiments.training.losses import Places
 from experiments.training.sharding import divide, gathered, load_optimizer, undivided
 from experiments.training.states import FrozenTarget, StoredTarget
 
@@ -287,8 +288,7 @@ class Training:
             anchors = self.head.anchors(part, generator)
             with self._autocast():
                 # Not called as a module: a divided one would gather its weights, each process for as many parts.
-                _, places = comparison.forward(part, states, anchors, anchors.valid.sum(0).float(), 0.0)
-            found.append((part, places))
+                found.append((part, comparison.places(part, states, anchors)))
         comparison.train()
         return found
 

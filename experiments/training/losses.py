@@ -1,20 +1,23 @@
-"""Losses at one place of a text: how far a head's distribution q is from the target's p there.
+"""Losses: how far a head's distribution q is from the target's p, at one place of a text or over whole drafts.
 
-A loss knows nothing about heads, depths and batches: it maps two rows of log-probabilities to a number. Positions are
-weighed by ``experiments.training.weights``, and added up by ``experiments.training.comparison``.
+A loss knows nothing about heads and batches: it maps rows of log-probabilities to numbers. Depths are weighed by
+``experiments.training.weights``, and everything is added up by ``experiments.training.comparison``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from drafters.heads.training import Anchors
 from specdec.arguments import number
 
+Table = Float[Tensor, "anchor depth"]
+Mask = Bool[Tensor, "anchor depth"]
 _LEAST = -1e4
 """Stands for the logarithm of zero, where 0 · log 0 is to be 0."""
 
@@ -27,12 +30,16 @@ class Compared:
         log_p: The target's, over the same columns (renormalized where the head's vocabulary is a part of the target's).
         labels: The column of the text's token; -1 where the head has no such column.
         progress: How much of the training is over, from 0 to 1.
+        log_mass: The logarithm of what these columns have of the target's probability.
+        ends: The columns of tokens that end a text.
     """
 
     log_q: Float[Tensor, "place column"]
     log_p: Float[Tensor, "place column"]
     labels: Int[Tensor, " place"]
     progress: float
+    log_mass: Float[Tensor, "place 1"] | float = 0.0
+    ends: Sequence[int] = ()
 
     @cached_property
     def q(self) -> Float[Tensor, "place column"]:
@@ -47,9 +54,87 @@ class Compared:
         """α = Σ min(p, q): the probability that rejection sampling accepts a token drawn from q."""
         return torch.minimum(self.p, self.q).sum(-1)
 
+    @cached_property
+    def whole_p(self) -> Float[Tensor, "place column"]:
+        """The target's probabilities of these columns among all of its vocabulary."""
+        return self.p if isinstance(self.log_mass, float) else (self.log_p + self.log_mass).exp()
 
-class Loss(ABC):
-    """Says how far q is from p at every place. A subclass is final, takes plain arguments and has one YAML file."""
+    @cached_property
+    def overlap(self) -> Float[Tensor, " place"]:
+        """α over the target's whole vocabulary."""
+        return torch.minimum(self.whole_p, self.q).sum(-1)
+
+    @cached_property
+    def log_likelihood(self) -> Float[Tensor, " place"]:
+        """Logarithm of q of the text's token; about -∞ if the head has no column for it."""
+        return self.log_q.gather(-1, self.labels.clamp(min=0)[:, None])[:, 0].where(self.labels >= 0, _LEAST)
+
+    @cached_property
+    def log_ratio(self) -> Float[Tensor, " place"]:
+        """Logarithm of r = q / p of the text's token."""
+        log_p = (self.log_p + self.log_mass).gather(-1, self.labels.clamp(min=0)[:, None])[:, 0]
+        return (self.log_likelihood - log_p).where(self.labels >= 0, _LEAST)
+
+    @property
+    def accepted(self) -> Float[Tensor, " place"]:
+        """How likely rejection sampling is to go on along the text: a = min(1, r)."""
+        return self.log_ratio.clamp(max=0).exp()
+
+    @property
+    def cost(self) -> Float[Tensor, " place"]:
+        """The mean of 1 − a over the tokens that do not end the text, Σ [p − q]+ / Σ p."""
+        p, ends = self.whole_p, list(self.ends)
+        ending = (p[:, ends] - self.q[:, ends]).clamp(min=0).sum(-1)
+        return (1 - self.overlap - ending) / (1 - p[:, ends].sum(-1)).clamp(min=1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The findings at every place of the drafts, without gradients. Places that are not valid hold anything.
+
+    Attributes:
+        acceptance: α = Σ min(p, q) over the target's whole vocabulary.
+        agrees: Whether q's most probable token is p's.
+        covered: Whether the head has a column for p's most probable token.
+        likelihood: q of the text's token.
+        ratio: q / p of the text's token.
+        cost: ``Compared.cost``.
+        confidence: The confidence head's probability; None without one.
+    """
+
+    anchors: Anchors
+    acceptance: Table
+    agrees: Mask
+    covered: Mask
+    likelihood: Table
+    ratio: Table
+    cost: Table
+    confidence: Table | None = None
+
+
+class DraftLoss(ABC):
+    """A loss over whole drafts. A subclass is final, takes plain arguments and has one entry in ``loss.yaml``.
+
+    Attributes:
+        everywhere: Whether drafts at all positions are compared first (``experiments.training.edr``).
+        by_place: Whether ``Weights`` weigh its depths.
+    """
+
+    everywhere = False
+    by_place = False
+
+    @abstractmethod
+    def over(self, drafts: Iterable[Compared], valid: Mask, factors: Tensor | None) -> Table:
+        """A loss for every place of some drafts, which come depth by depth, with a gradient to every ``log_q``."""
+
+
+class Loss(DraftLoss):
+    """Says how far q is from p at every place, whatever the rest of the draft is."""
+
+    by_place = True
+
+    def over(self, drafts: Iterable[Compared], valid: Mask, factors: Tensor | None) -> Table:
+        return torch.stack([self(compared) for compared in drafts], 1)
 
     @abstractmethod
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
@@ -70,9 +155,9 @@ class CrossEntropy(Loss):
         self.token = token
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        labels = compared.labels if self.token == "text" else compared.log_p.argmax(-1)
-        chosen = compared.log_q.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
-        return -chosen.where(labels >= 0, 0.0)
+        if self.token == "text":
+            return -compared.log_likelihood.where(compared.labels >= 0, 0.0)
+        return -compared.log_q.gather(-1, compared.log_p.argmax(-1, keepdim=True))[:, 0]
 
 
 class ForwardKL(Loss):
@@ -152,3 +237,25 @@ class WeightedSum(Loss):
         for weight, term in zip(self.weights, self.terms, strict=True):
             total = total + weight * term(compared)
         return total
+
+
+class BlockVerification(DraftLoss):
+    """−(1/β) log of a draft's mean score ** β, where the score of depth i is how likely block verification accepts i.
+
+    Let R_i be the product of q / p of the text's tokens down to depth i, and m_i the least of R_0 = 1 to R_i. Then the
+    score Σ_x min(m_{i−1} p(x), R_{i−1} q(x)) is that probability, on average over texts of the target (arXiv
+    2609.34832). β rises from 0, the mean logarithm, to 1 over half of the steps. The value is the mean of −log score
+    with the weights of the gradient.
+    """
+
+    def over(self, drafts: Iterable[Compared], valid: Mask, factors: Tensor | None) -> Table:
+        product = least = torch.zeros(len(valid), 1, device=valid.device)
+        found, progress = [], 0.0
+        for each in drafts:
+            row = torch.minimum(least + each.log_p + each.log_mass, product + each.log_q)
+            found.append(row.logsumexp(-1).clamp(min=-80.0))  # so that gradients stay finite
+            product, progress = product + each.log_ratio[:, None], each.progress
+            least = torch.minimum(least, product)
+        scores = torch.stack(found, 1)
+        weights = (min(1.0, 2 * progress) * scores.detach()).masked_fill(~valid, _LEAST).softmax(1)
+        return -weights * scores

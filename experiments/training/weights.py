@@ -3,24 +3,18 @@
 import math
 from abc import ABC, abstractmethod
 
-from jaxtyping import Bool, Float
-from torch import Tensor
+import torch
 
+from experiments.training.losses import Places, Table
 from specdec.arguments import number
-
-Table = Float[Tensor, "anchor depth"]
 
 
 class Weights(ABC):
     """Weighs the places of drafts. A subclass is final, takes plain arguments and has one YAML file."""
 
     @abstractmethod
-    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        """A weight for every place; no gradient goes through it.
-
-        Args:
-            cross_entropy: −log q of the text's token.
-        """
+    def __call__(self, places: Places) -> Table:
+        """A weight for every place; no gradient goes through it."""
 
 
 class Power(Weights):
@@ -35,10 +29,10 @@ class Power(Weights):
         self.base = number("weights.base", base, "give a number above 0", lambda value: value > 0)
         self.normalized = normalized
 
-    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        values = [self.base**index for index in range(valid.shape[1])]
+    def __call__(self, places: Places) -> Table:
+        values = [self.base**index for index in range(places.acceptance.shape[1])]
         total = sum(values) if self.normalized else 1.0
-        return cross_entropy.new_tensor([value / total for value in values]).expand_as(cross_entropy)
+        return places.acceptance.new_tensor([value / total for value in values]).expand_as(places.acceptance)
 
 
 class Exponential(Weights):
@@ -52,8 +46,8 @@ class Exponential(Weights):
         number("weights.gamma", gamma, "give a number above 0", lambda value: value > 0)
         self.power = Power(math.exp(-1 / gamma))
 
-    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        return self.power(cross_entropy, valid)
+    def __call__(self, places: Places) -> Table:
+        return self.power(places)
 
 
 class DPace(Weights):
@@ -70,7 +64,24 @@ class DPace(Weights):
         remedy = "give a number from 0 to 1"
         self.smoothing = number("weights.smoothing", smoothing, remedy, lambda value: 0 <= value <= 1)
 
-    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        smooth = (1 - self.smoothing) * (-cross_entropy.detach()).exp() + self.smoothing
-        reached = smooth.where(valid, 0.0).cumprod(1)
+    def __call__(self, places: Places) -> Table:
+        smooth = (1 - self.smoothing) * places.likelihood + self.smoothing
+        reached = smooth.where(places.anchors.valid, 0.0).cumprod(1)
         return reached.flip(1).cumsum(1).flip(1)
+
+
+class ExpectedLength(Weights):
+    """The derivative of a draft's expected length, (1/γ) Σ_j Π_{i ≤ j} α_i, by the α of every depth.
+
+    With ``loss=tv`` that is AngelSpec's end-to-end total variation. It leaves out that tokens accepted at one depth are
+    other than the target's at the next.
+    """
+
+    def __call__(self, places: Places) -> Table:
+        alpha = places.acceptance.where(places.anchors.valid, 0.0)
+        onward, found = torch.ones_like(alpha[:, 0]), []
+        for each in reversed(alpha.unbind(1)):
+            found.append(onward)
+            onward = 1 + each * onward
+        before = torch.cat([torch.ones_like(alpha[:, :1]), alpha.cumprod(1)[:, :-1]], 1)
+        return before * torch.stack(found[::-1], 1) / alpha.shape[1]

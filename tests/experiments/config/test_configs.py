@@ -34,7 +34,7 @@ from experiments.results.statistics import Bootstrap
 from experiments.session import methods
 from experiments.training.data.document import Source
 from experiments.training.data.regenerate import RegenerateConfig
-from experiments.training.losses import Loss
+from experiments.training.losses import DraftLoss
 from experiments.training.weights import Weights
 from specdec import Drafter, Engine, SamplingParams, Scheduler, Target, Verifier
 from specdec.drafting.policies import LengthPolicy, NodePolicy
@@ -72,7 +72,7 @@ GIVEN = {
     ("clock", "virtual"): ("clock.costs=llama_8b_h100", "clock.traces=traces.safetensors"),
     ("contender", "hf_assisted"): ("contenders.hf_assisted.assistant={models}/drafter",),
 }
-TRAINING = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
+TRAINING = {"head": TrainedHead, "loss": DraftLoss, "weights": Weights, "data": Source}
 MADE: dict[str, Any] = TRAINING | {
     "bootstrap": Bootstrap,
     "target": Target,

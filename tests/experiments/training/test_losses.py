@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
-from experiments.training.comparison import Comparison, Places, counted
+from experiments.training.comparison import Comparison, counted
 from experiments.training.figures import Tally, calibration_error, calibration_errors, sequential_temperatures
 from experiments.training.losses import (
     Compared,
@@ -21,6 +21,7 @@ from experiments.training.losses import (
     HybridLK,
     Loss,
     NegativeLogAcceptance,
+    Places,
     ReverseKL,
     Scheduled,
     TotalVariation,
@@ -101,6 +102,13 @@ def test_no_gradient_goes_through_the_hybrids_share() -> None:
     torch.testing.assert_close(one.grad, other.grad)
 
 
+def told(values: Tensor, valid: Tensor | None = None, **others: Tensor) -> Places:
+    """Drafts one position after the other, whose acceptance, likelihood, ratio and cost are the values given."""
+    there = torch.ones_like(values, dtype=torch.bool) if valid is None else valid
+    anchors = Anchors(torch.arange(len(values)), there, there)
+    return Places(anchors, values, there, there, **{"likelihood": values, "ratio": values, "cost": values, **others})
+
+
 def test_weights_by_depth() -> None:
     for weights, wanted in (
         (Power(1.0), [1.0, 1.0, 1.0]),
@@ -108,7 +116,7 @@ def test_weights_by_depth() -> None:
         (Power(0.6, normalized=True), [1 / 1.96, 0.6 / 1.96, 0.36 / 1.96]),
         (Exponential(4.0), [1.0, math.exp(-0.25), math.exp(-0.5)]),
     ):
-        found = weights(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
+        found = weights(told(torch.zeros(2, 3)))
         torch.testing.assert_close(found, torch.tensor([wanted] * 2))
 
 
@@ -119,7 +127,7 @@ def test_d_pace_weighs_by_what_is_reached() -> None:
     a, b, c = 0.75, 0.75 * 0.625, 0.75 * 0.625 * 1.0
     d, e = 0.9, 0.9 * 0.7
     wanted = torch.tensor([[a + b + c, b + c, c], [d + e, e, 0.0]])
-    torch.testing.assert_close(DPace(0.5)(-q.log(), valid), wanted)
+    torch.testing.assert_close(DPace(0.5)(told(q, valid)), wanted)
 
 
 WIDTH, VOCAB, DEPTHS = 4, 7, 3
@@ -176,7 +184,7 @@ def slow_loss(
         for root in range(1, 9):
             if batch.documents[row, root] < 0 or batch.documents[row, root - 1] != batch.documents[row, root]:
                 continue
-            told, valid, entropies = [], [], []
+            found, valid, likely = [], [], []
             for depth in range(1, DEPTHS + 1):
                 at = root + depth
                 there = at < 9 and bool(batch.documents[row, at] == batch.documents[row, root])
@@ -189,16 +197,16 @@ def slow_loss(
                 p = whole[ids] / whole[ids].sum()
                 label = (ids == batch.tokens[row, at]).nonzero()[:, 0].tolist()
                 entropy = -q[label[0]].log() if label else q.new_zeros(())
-                entropies.append(float(entropy.detach()))
+                likely.append(float((-entropy.detach()).exp()) if label else 0.0)
                 value = (p * (p / q).log()).sum() if loss == "kl" else entropy
                 alpha = torch.minimum(whole[ids], q).sum().detach()
                 if head.confidence_weight:
                     c = head.judge(states.hidden[-1][row, root - 1])[depth - 1].sigmoid()
                     value = value - 0.5 * (alpha * c.log() + (1 - alpha) * (1 - c).log())
-                told.append((depth, value, bool((ids == whole.argmax()).any())))
-            given = torch.tensor([entropies + [0.0] * (DEPTHS - len(entropies))], dtype=torch.float64)
-            factor = weights(given, torch.tensor([valid]))[0]
-            for depth, value, inside in told:
+                found.append((depth, value, bool((ids == whole.argmax()).any())))
+            given = torch.tensor([likely + [0.0] * (DEPTHS - len(likely))], dtype=torch.float64)
+            factor = weights(told(given, torch.tensor([valid])))[0]
+            for depth, value, inside in found:
                 if inside:
                     sums[depth - 1].append(factor[depth - 1] * value)
     return sum((torch.stack(each).mean() for each in sums), torch.zeros((), dtype=torch.float64))
@@ -249,7 +257,9 @@ def places_of(alpha: list, agrees: list, valid: list, confidence: list | None = 
     there = torch.tensor(valid).bool()
     anchors = Anchors(torch.arange(len(valid)) + 1, there, there)
     judged = None if confidence is None else torch.tensor(confidence)
-    return Places(anchors, torch.tensor(alpha), torch.tensor(agrees).bool(), torch.ones_like(there), judged)
+    return replace(
+        told(torch.tensor(alpha), there), anchors=anchors, agrees=torch.tensor(agrees).bool(), confidence=judged
+    )
 
 
 def test_figures_of_two_drafts() -> None:
@@ -264,7 +274,7 @@ def test_a_draft_of_a_small_model_is_a_walk_along_the_text() -> None:
     """Depth 2 at an anchor is depth 1 at the next one, within the document: only the first one has two behind it."""
     ones = torch.ones(3, 1).bool()
     anchors = Anchors(torch.tensor([0, 1, 3]), ones, ones)
-    places = Places(anchors, torch.tensor([[0.5], [0.25], [0.8]]), ones, ones, None)
+    places = replace(told(torch.tensor([[0.5], [0.25], [0.8]])), anchors=anchors)
     figures = figures_of(places, torch.tensor([[0, 0, 0, 1, 1]]), autoregressive=True)
     wanted = {"acceptance/1": (0.5 + 0.25 + 0.8) / 3, "acceptance/2": 0.25, "reached/2": 0.125}
     assert {name: figures[name] for name in wanted} == pytest.approx(wanted)

@@ -1,0 +1,97 @@
+"""Expected decoding rounds of a text as a loss (EDR, arXiv 2610.10411): a place counts by how often a round meets it.
+
+Along a text of the target's, a chain under rejection sampling accepts the next token with a = min(1, q / p), and if not
+begins c rounds. Let V be the rounds that are still to begin. Its derivative at the text's beginning is that of
+Σ ω (c + a A) over all places of all drafts, where ω is how often a place is met, and A how many more rounds begin
+behind an acceptance than behind a rejection; neither has a gradient.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn import functional as F
+
+from drafters.heads.training import Anchors, TextBatch
+from experiments.training.losses import Compared, DraftLoss, Mask, Places, Table
+
+Rows = Shaped[Tensor, "row position *depth"]
+
+
+class ExpectedRounds(DraftLoss):
+    """EDR, for fine-tuning on texts that the target has sampled. Its value is no number of rounds, its gradient is.
+
+    A text is a run of supervised tokens, and ends with it. Drafts at all positions are compared without a gradient
+    first; as many as the head would take then get one.
+    """
+
+    everywhere = True
+
+    def over(self, drafts: Iterable[Compared], valid: Mask, factors: Tensor | None) -> Table:
+        assert factors is not None
+        pairs = zip(drafts, factors.unbind(1), strict=True)
+        return torch.stack([own[:, 0] * each.cost + own[:, 1] * each.accepted for each, own in pairs], 1)
+
+
+def drawn(places: Places, batch: TextBatch, own: Anchors) -> tuple[Anchors, Float[Tensor, "anchor depth 2"]]:
+    """Anchors that are drawn by how often a round begins there, and the factors of c and a: ω / π and ω A / π.
+
+    Every row gets as many as ``own`` has in it, by a systematic draw with probabilities π = min(1, λ d), where d is the
+    number of rounds that begin at an anchor. On average their loss is that of all anchors.
+
+    Args:
+        places: The findings at every anchor of the batch.
+    """
+    every, (rows, length) = places.anchors, batch.tokens.shape
+
+    def spread(values: Tensor) -> Tensor:
+        found = torch.zeros(rows * length, *values.shape[1:], dtype=torch.float64)
+        found[every.index.cpu()] = values.double().cpu()
+        return found.unflatten(0, (rows, length))
+
+    root, valid = spread(torch.ones(len(every.index))).bool(), spread(every.valid).bool()
+    _, begun, met, advantage = occupied(spread(places.cost), spread(places.ratio.clamp(max=1)), root, valid)
+    counts = (own.index.cpu() // length).bincount(minlength=rows)[:, None]
+    low, high = torch.zeros(rows, 1, dtype=torch.float64), torch.full((rows, 1), 1e6, dtype=torch.float64)
+    for _ in range(70):  # λ by bisection
+        middle = (low + high) / 2
+        enough = (middle * begun).clamp(max=1).sum(1, keepdim=True) >= counts
+        low, high = low.where(enough, middle), middle.where(enough, high)
+    chance = (high * begun).clamp(max=1)
+    ticks = chance.cumsum(1) + torch.rand(rows, 1, dtype=torch.float64)
+    chosen = ticks.floor() > (ticks - chance).floor()
+    order = (2 - chosen.int() - root.int()).argsort(dim=1, stable=True)  # others fill rows up, and count for nothing
+    taken = torch.zeros_like(root).scatter(1, order, torch.arange(length) < counts).flatten()
+    weight = (met / chance[..., None]).where(chosen[..., None], 0.0)
+    factors = torch.stack([weight, weight * advantage], -1).flatten(0, 1)[taken]
+    index, valid = taken.nonzero()[:, 0].to(own.index.device), valid.flatten(0, 1)[taken].to(own.index.device)
+    return Anchors(index, valid, valid), factors.to(places.ratio)
+
+
+def occupied(cost: Rows, accepted: Rows, root: Rows, valid: Rows) -> tuple[Rows, Rows, Rows, Rows]:
+    """Returns V and d at every position, ω and A at every place.
+
+    With c = 0.2 and a = 0.5 everywhere, drafts of two tokens and a text of three tokens and its end, V is 0.8 at the
+    beginning, and d is 1, 0.5, 0.5, 0.625.
+    """
+    _, length, depths = cost.shape
+    behind = F.pad(root, (0, depths + 1))[:, 1:].unfold(1, depths + 1, 1)
+    inner = valid & behind[..., :-1]  # neither beyond the text nor its last token, behind which no round begins
+    cost, onward, stopped = cost * inner, accepted * inner, (1 - accepted) * inner
+    value, advantage = F.pad(torch.zeros_like(cost[..., 0]), (0, depths + 1)), torch.zeros_like(cost)
+    begun, met = F.pad((root & ~F.pad(root, (1, 0))[:, :-1]).to(cost), (0, depths + 1)), torch.zeros_like(cost)
+    for n in reversed(range(length)):
+        left = behind[:, n, -1] * (1 + value[:, n + depths + 1])
+        for k in reversed(range(depths)):
+            advantage[:, n, k] = left - value[:, n + k + 1]
+            left = cost[:, n, k] + onward[:, n, k] * left + stopped[:, n, k] * value[:, n + k + 1]
+        value[:, n] = left
+    for n in range(length):
+        mass = begun[:, n]
+        for k in range(depths):
+            met[:, n, k] = mass * inner[:, n, k]
+            begun[:, n + k + 1] += mass * stopped[:, n, k]
+            mass = mass * onward[:, n, k]
+        begun[:, n + depths + 1] += mass * behind[:, n, -1]
+    return value[:, :length], begun[:, :length], met, advantage
