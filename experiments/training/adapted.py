@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from drafters.lora import LAYERS, Lora, widths
@@ -49,7 +49,9 @@ def adapted(
     optimizer = torch.optim.AdamW(lora.parameters(), lr=lr, weight_decay=0.0)
     losses = []
     for chosen in order:
-        loss = _loss(target.model, lora, rows[chosen].to(target.device))
+        batch = rows[chosen].to(target.device)
+        given = {"labels": batch, "use_cache": False}
+        loss = functional_call(target.model, lora.changed(target.model), (batch,), given).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -71,8 +73,3 @@ def _rows(target: Target, files: str | Sequence[str], length: int) -> Tensor:
     if len(tokens) < length:
         raise ValueError(f"target.files have {len(tokens)} tokens and target.length={length}: give more text")
     return tokens[: len(tokens) // length * length].view(-1, length)
-
-
-def _loss(model: nn.Module, lora: Lora, rows: Tensor) -> Tensor:
-    logits = functional_call(model, lora.changed(model), (rows,), {"use_cache": False}).logits
-    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
+from drafters.heads.training import Anchors, TargetStates, TextBatch, TrainedHead
 from experiments.training.edr import drawn
 from experiments.training.losses import Compared, CrossEntropy, DraftLoss, Places, Table
 from experiments.training.weights import Power, Weights
@@ -61,77 +61,63 @@ class Comparison(nn.Module):
     @torch.no_grad()
     def places(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Places:
         """The places alone."""
-        return self._compared(batch, states, anchors, CrossEntropy(), 0.0)[1]
+        return self._compared(batch, states, anchors, CrossEntropy(), 0.0, None)[1]
 
     def _compared(
-        self,
-        batch: TextBatch,
-        states: TargetStates,
-        anchors: Anchors,
-        loss: DraftLoss,
-        progress: float,
-        factors: Float[Tensor, "anchor depth 2"] | None = None,
+        self, batch: TextBatch, states: TargetStates, anchors: Anchors, loss: DraftLoss, progress: float, factors: Any
     ) -> tuple[Table, Places]:
-        prediction, count = self.head(batch, states, anchors), len(anchors.index)
-        assert len(prediction.states) == anchors.valid.shape[1], "one state for each depth"
-        found: list[Any] = [torch.zeros(7, *anchors.valid[:0].shape, device=anchors.index.device)]
-        for start in range(0, count, self.chunk):
-            rows = slice(start, start + self.chunk)
-            arguments: Any = (batch, states, anchors, prediction, rows, loss, progress, factors)
-            again = count > self.chunk and torch.is_grad_enabled()
-            found.append(checkpoint(self._piece, *arguments, use_reentrant=False) if again else self._piece(*arguments))
+        """The loss at all places, which alone has a gradient, and the places; ``factors`` are the loss's own."""
+        head, chunk, (count, depths) = self.head, self.chunk, anchors.valid.shape
+        prediction = head(batch, states, anchors)
+        assert len(prediction.states) == depths, "one state for each depth"
+        ends = column_of(anchors.index.new_tensor(self.ends), head.columns)
+        ends = [end for end in ends.tolist() if end >= 0]
+
+        def piece(rows: slice) -> Float[Tensor, "table anchor depth"]:
+            places, facts = anchors.places(batch)[rows], list[Tensor]()
+            previous, columns = batch.tokens.flatten()[places], column_of(anchors.labels(batch)[rows], head.columns)
+            with torch.no_grad():
+                # Neighbouring anchors share most of their places: each is computed once.
+                distinct, where = places.unique(return_inverse=True)
+                log_p = F.log_softmax(states.logits(distinct), -1)
+                best = log_p.argmax(-1)
+                covered, restricted, mass = restrict(log_p, best, head.columns)
+
+            def drafts(states: list[Tensor], *, noted: bool = False) -> Iterator[Compared]:
+                for depth, state in enumerate(states):
+                    at = where[:, depth]
+                    log_q = F.log_softmax(head.logits(state[rows], previous[:, depth], depth + 1).float(), -1)
+                    more = progress, 0.0 if mass is None else mass[at], ends
+                    yield (compared := Compared(log_q, _rows(restricted, at), columns[:, depth], *more))
+                    if noted:
+                        with torch.no_grad():
+                            top = log_q.argmax(-1)
+                            agrees = (top if head.columns is None else head.columns[top]) == best[at]
+                            text = compared.log_likelihood.exp(), compared.log_ratio.exp(), compared.cost
+                            facts.append(torch.stack([compared.acceptance, agrees.float(), covered[at].float(), *text]))
+
+            given = anchors.valid[rows], None if factors is None else factors[rows]
+            value = prediction.weight(progress) * loss.over(drafts(prediction.states, noted=True), *given)
+            for term in prediction.terms:
+                if (weight := term.weight(progress)) > 0:
+                    value = value + weight * loss.over(drafts(term.states), *given)
+            return torch.cat([value[None], torch.stack(facts, -1)])
+
+        again, found = (
+            count > chunk and torch.is_grad_enabled(),
+            [torch.zeros(7, 0, depths, device=anchors.index.device)],
+        )
+        for rows in (slice(start, start + chunk) for start in range(0, count, chunk)):
+            part: Any = checkpoint(piece, rows, use_reentrant=False) if again else piece(rows)
+            found.append(part)
         value, *facts = torch.cat(found, 1)
         alpha, agrees, covered, *more = (fact.detach() for fact in facts)
         confidence = None if prediction.confidence is None else prediction.confidence.float()
-        if confidence is not None and self.head.confidence_weight:
+        if confidence is not None and head.confidence_weight:
             surprise = F.binary_cross_entropy_with_logits(confidence, alpha.clamp(0, 1), reduction="none")
-            value = value + self.head.confidence_weight * surprise
+            value = value + head.confidence_weight * surprise
         judged = None if confidence is None else confidence.detach().sigmoid()
         return value, Places(anchors, alpha, agrees.bool(), covered.bool(), *more, confidence=judged)
-
-    def _piece(
-        self,
-        batch: TextBatch,
-        states: TargetStates,
-        anchors: Anchors,
-        prediction: Prediction,
-        rows: slice,
-        loss: DraftLoss,
-        progress: float,
-        factors: Tensor | None,
-    ) -> Float[Tensor, "table anchor depth"]:
-        """The loss at some anchors, which alone has a gradient, and the tables of ``Places``."""
-        head = self.head
-        places, labels, valid = anchors.places(batch)[rows], anchors.labels(batch)[rows], anchors.valid[rows]
-        previous = batch.tokens.flatten()[places]
-        with torch.no_grad():
-            # Neighbouring anchors share most of their places: each is computed once.
-            distinct, where = places.unique(return_inverse=True)
-            log_p = F.log_softmax(states.logits(distinct), -1)
-            best = log_p.argmax(-1)
-            covered, restricted, mass = restrict(log_p, best, head.columns)
-        columns = column_of(labels, head.columns)
-        ends = [end for end in column_of(labels.new_tensor(self.ends), head.columns).tolist() if end >= 0]
-        facts: list[Tensor] = []
-
-        def drafts(states: list[Tensor], *, noted: bool = False) -> Iterator[Compared]:
-            for depth, (state, at, label) in enumerate(zip(states, where.unbind(1), columns.unbind(1), strict=True), 1):
-                log_q = F.log_softmax(head.logits(state[rows], previous[:, depth - 1], depth).float(), -1)
-                more = 0.0 if mass is None else mass[at], ends
-                yield (compared := Compared(log_q, _rows(restricted, at), label, progress, *more))
-                if noted:
-                    with torch.no_grad():
-                        top = log_q.argmax(-1)
-                        agrees = (top if head.columns is None else head.columns[top]) == best[at]
-                        text = compared.log_likelihood.exp(), compared.log_ratio.exp(), compared.cost
-                        facts.append(torch.stack([compared.overlap, agrees.float(), covered[at].float(), *text]))
-
-        given = None if factors is None else factors[rows]
-        value = prediction.weight(progress) * loss.over(drafts(prediction.states, noted=True), valid, given)
-        for term in prediction.terms:
-            if (weight := term.weight(progress)) > 0:
-                value = value + weight * loss.over(drafts(term.states), valid, given)
-        return torch.cat([value[None], torch.stack(facts, -1)])
 
 
 def restrict(

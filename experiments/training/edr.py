@@ -53,12 +53,9 @@ def drawn(places: Places, batch: TextBatch, own: Anchors) -> tuple[Anchors, Floa
     root, valid = spread(torch.ones(len(every.index))).bool(), spread(every.valid).bool()
     _, begun, met, advantage = occupied(spread(places.cost), spread(places.ratio.clamp(max=1)), root, valid)
     counts = (own.index.cpu() // length).bincount(minlength=rows)[:, None]
-    low, high = torch.zeros(rows, 1, dtype=torch.float64), torch.full((rows, 1), 1e6, dtype=torch.float64)
-    for _ in range(70):  # λ by bisection
-        middle = (low + high) / 2
-        enough = (middle * begun).clamp(max=1).sum(1, keepdim=True) >= counts
-        low, high = low.where(enough, middle), middle.where(enough, high)
-    chance = (high * begun).clamp(max=1)
+    left = begun.sort(1).values.cumsum(1).flip(1)  # λ is the largest of those with which the first so many are sure
+    scale = ((counts - torch.arange(length)) / left).where(left > 0, 0.0).amax(1, keepdim=True)
+    chance = (scale * begun).clamp(max=1)
     ticks = chance.cumsum(1) + torch.rand(rows, 1, dtype=torch.float64)
     chosen = ticks.floor() > (ticks - chance).floor()
     order = (2 - chosen.int() - root.int()).argsort(dim=1, stable=True)  # others fill rows up, and count for nothing

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from drafters.heads.training import Anchors, TextBatch
+from drafters.heads.training import Anchors
 from experiments.training.losses import Places
 
 _BINS = 15
@@ -25,38 +25,28 @@ class Tally:
 
     def __init__(self, depths: int, device: torch.device):
         self.depths = depths
-        # Per depth: places, agreements, agreements in a row, α, products of α (to the depth, and to the one before).
-        self.sums = torch.zeros(6, depths, dtype=torch.float64, device=device)
+        # Per depth: places, agreements, agreements in a row, α, products of α.
+        self.sums = torch.zeros(5, depths, dtype=torch.float64, device=device)
         self.coverage = torch.zeros(2, dtype=torch.float64, device=device)
         # Per depth and bin of the predicted probability of getting there: places, predictions, α products.
         self.bins = torch.zeros(3, depths, _BINS, dtype=torch.float64, device=device)
         self.confident = False
 
-    def add(self, places: Places, batch: TextBatch, *, autoregressive: bool = False) -> None:
-        """Add the places of a batch.
-
-        Args:
-            batch: The batch, for heads that predict one depth only.
-            autoregressive: Whether deeper drafts are those of later anchors (``TrainedHead.autoregressive``).
-        """
+    def add(self, places: Places, *, autoregressive: bool = False) -> None:
+        """Add the places of a batch; ``autoregressive`` is ``TrainedHead.autoregressive``."""
         valid, alpha, agrees = places.anchors.valid, places.acceptance.double(), places.agrees
         first = valid[:, 0]
         self.coverage[0] += first.sum()
         self.coverage[1] += (first & places.covered[:, 0]).sum()
         if autoregressive:
-            valid, alpha, agrees = unfolded(places.anchors, alpha, agrees, batch, self.depths)
+            valid, alpha, agrees = unfolded(places.anchors, alpha, agrees, self.depths)
         alpha = alpha.clamp(0, 1).where(valid, 0.0)
         agrees = (agrees & valid).double()
         reached = alpha.cumprod(1)
-        before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], 1).where(valid, 0.0)
-        for row, values in enumerate((valid.double(), agrees, agrees.cumprod(1), alpha, reached, before)):
-            self.sums[row] += values.sum(0)
+        self.sums += torch.stack([each.sum(0) for each in (valid.double(), agrees, agrees.cumprod(1), alpha, reached)])
         if places.confidence is not None:
             self.confident = True
-            predicted = places.confidence.double().where(valid, 0.0).cumprod(1)
-            bins = (predicted * _BINS).long().clamp(max=_BINS - 1)
-            for row, values in enumerate((valid.double(), predicted, reached)):
-                self.bins[row] += torch.zeros_like(self.bins[row]).scatter_add_(1, bins.T, values.where(valid, 0.0).T)
+            self.bins += binned(places.confidence.double().where(valid, 0.0).cumprod(1), reached, valid)
 
     def reduce(self, add: Callable[[Tensor], Tensor]) -> None:
         """Add up what all processes have."""
@@ -70,7 +60,7 @@ class Tally:
         the depth, the unconditional rate. A simulated length is one plus the sum of the latter; the greedy one counts
         agreements in place of α.
         """
-        places, agreed, in_row, alpha, reached, _ = self.sums.cpu()
+        places, agreed, in_row, alpha, reached = self.sums.cpu()
         there = places.clamp(min=1)
         found: dict[str, float] = {}
         for name, values in (("accuracy", agreed), ("acceptance", alpha), ("reached", reached)):
@@ -86,26 +76,25 @@ class Tally:
 
 
 def unfolded(
-    anchors: Anchors,
-    alpha: Float[Tensor, "anchor 1"],
-    agrees: Bool[Tensor, "anchor 1"],
-    batch: TextBatch,
-    depths: int,
+    anchors: Anchors, alpha: Float[Tensor, "anchor 1"], agrees: Bool[Tensor, "anchor 1"], depths: int
 ) -> tuple[Bool[Tensor, "anchor depth"], Float[Tensor, "anchor depth"], Bool[Tensor, "anchor depth"]]:
-    """Returns validity, acceptance and agreement of deeper drafts, whose depth d is depth 1 of d − 1 tokens later."""
-    size = batch.tokens.numel()
-    there = torch.zeros(size + depths, dtype=torch.bool, device=alpha.device)
-    there[anchors.index] = anchors.valid[:, 0]
-    rates, same = torch.zeros(size + depths, dtype=alpha.dtype, device=alpha.device), torch.zeros_like(there)
-    rates[anchors.index], same[anchors.index] = alpha[:, 0], agrees[:, 0]
+    """Returns validity, acceptance and agreement of deeper drafts, whose depth d is depth 1 of d − 1 tokens later.
+
+    Between anchors of two texts there is a position that is none, a text's last one.
+    """
     places = anchors.index[:, None] + torch.arange(depths, device=alpha.device)
-    length = batch.tokens.shape[1]
-    documents = torch.cat([batch.documents.flatten(), batch.documents.new_full((depths,), -1)])
-    within = (places // length == anchors.index[:, None] // length) & (
-        documents[places] == documents[anchors.index][:, None]
-    )
-    valid = (there[places] & within).long().cumprod(1).bool()
-    return valid, rates[places], same[places]
+    row = torch.full((int(places.max()) + 1 if len(places) else 0,), -1, device=alpha.device)
+    row[anchors.index] = torch.arange(len(places), device=alpha.device).where(anchors.valid[:, 0], -1)
+    later = row[places]
+    return (later >= 0).long().cumprod(1).bool(), alpha[later, 0], agrees[later, 0]
+
+
+def binned(predicted: Tensor, happened: Tensor, valid: Bool[Tensor, "anchor depth"]) -> Float[Tensor, "3 depth bin"]:
+    """Counts, sums of predictions and sums of rates, by depth and by bin of the prediction."""
+    bins = (predicted * _BINS).long().clamp(max=_BINS - 1).T
+    empty = predicted.new_zeros(predicted.shape[1], _BINS)
+    parts = (valid.double(), predicted, happened)
+    return torch.stack([empty.scatter_add(1, bins, each.where(valid, 0.0).T) for each in parts])
 
 
 def calibration_errors(bins: Float[Tensor, "3 depth bin"]) -> Float[Tensor, " depth"]:
@@ -134,27 +123,13 @@ def sequential_temperatures(
 
     At depth k it is the product Π_{i ≤ k} σ(z_i / τ_i) that is compared with how often a draft gets that far, because
     this product decides how much is drafted.
-
-    Args:
-        reached: The probability of getting to each depth.
     """
-    temperatures, errors = [], []
-    above = torch.ones_like(logits[:, 0])
-    for depth in range(logits.shape[1]):
-        there = valid[:, depth]
-        predicted = above[there] * (logits[there, depth] / _GRID[:, None]).sigmoid()
-        tried = [calibration_error(each, reached[there, depth]) for each in predicted]
-        best = min(range(len(tried)), key=lambda index: (tried[index], abs(index - len(tried) // 2)))
+    temperatures, errors, above = [], [], torch.ones_like(logits[:, :1])
+    for given, happened, there in zip(*(each.split(1, 1) for each in (logits, reached, valid)), strict=True):
+        predicted = above * (given / _GRID).sigmoid()
+        tried = calibration_errors(binned(predicted, happened.expand_as(predicted), there.expand_as(predicted)))
+        best = min(range(len(_GRID)), key=lambda index: (float(tried[index]), abs(index - len(_GRID) // 2)))
         temperatures.append(float(_GRID[best]))
-        errors.append(tried[best])
-        above = above * (logits[:, depth] / _GRID[best]).sigmoid()
+        errors.append(float(tried[best]))
+        above = predicted[:, best, None]
     return temperatures, errors
-
-
-def calibration_error(predicted: Float[Tensor, " anchor"], happened: Float[Tensor, " anchor"]) -> float:
-    """The expected calibration error over bins of equal width: |mean prediction − mean rate|, weighted."""
-    bins = (predicted * _BINS).long().clamp(max=_BINS - 1)
-    sums = torch.zeros(3, 1, _BINS, dtype=torch.float64)
-    for row, values in enumerate((torch.ones_like(predicted), predicted, happened)):
-        sums[row, 0].scatter_add_(0, bins, values)
-    return float(calibration_errors(sums)[0])

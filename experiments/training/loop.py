@@ -202,7 +202,7 @@ class Training:
                 # The processes' gradients are averaged, and the sums were divided by the total of all.
                 accelerator.backward(loss * world)
             total += loss.detach()
-            tally.add(places, part, autoregressive=self.head.autoregressive)
+            tally.add(places, autoregressive=self.head.autoregressive)
         value = float(_summed(accelerator, total))
         found: Any = accelerator.clip_grad_norm_(self._parameters, config.clip or math.inf)
         norm = float(gathered(found))
@@ -262,17 +262,17 @@ class Training:
         """The teacher-forced figures on held-out text, by name."""
         tally = Tally(self.head.depths, self.accelerator.device)
         found = self._held_out_places()
-        for part, places in found:
-            tally.add(places, part, autoregressive=self.head.autoregressive)
+        for places in found:
+            tally.add(places, autoregressive=self.head.autoregressive)
         tally.reduce(lambda sums: _summed(self.accelerator, sums))
         figures = tally.figures()
         if tally.confident:
-            self.temperatures, errors = calibrated([places for _, places in found])
+            self.temperatures, errors = calibrated(found)
             figures["calibration_error_scaled"] = sum(errors) / len(errors)
         return figures
 
     @torch.no_grad()
-    def _held_out_places(self) -> list[tuple[TextBatch, Places]]:
+    def _held_out_places(self) -> list[Places]:
         """Returns this process's held-out rows, compared. They are the same every time."""
         accelerator, rows = self.accelerator, self.plan.held_out
         comparison: Comparison = accelerator.unwrap_model(self.comparison)
@@ -288,7 +288,7 @@ class Training:
             anchors = self.head.anchors(part, generator)
             with self._autocast():
                 # Not called as a module: a divided one would gather its weights, each process for as many parts.
-                found.append((part, comparison.places(part, states, anchors)))
+                found.append(comparison.places(part, states, anchors))
         comparison.train()
         return found
 

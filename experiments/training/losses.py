@@ -50,18 +50,13 @@ class Compared:
         return self.log_p.exp()
 
     @cached_property
-    def acceptance(self) -> Float[Tensor, " place"]:
-        """α = Σ min(p, q): the probability that rejection sampling accepts a token drawn from q."""
-        return torch.minimum(self.p, self.q).sum(-1)
-
-    @cached_property
     def whole_p(self) -> Float[Tensor, "place column"]:
         """The target's probabilities of these columns among all of its vocabulary."""
         return self.p if isinstance(self.log_mass, float) else (self.log_p + self.log_mass).exp()
 
     @cached_property
-    def overlap(self) -> Float[Tensor, " place"]:
-        """α over the target's whole vocabulary."""
+    def acceptance(self) -> Float[Tensor, " place"]:
+        """How likely rejection sampling is to accept a token drawn from q: α = Σ min(p, q), whatever the columns."""
         return torch.minimum(self.whole_p, self.q).sum(-1)
 
     @cached_property
@@ -85,7 +80,7 @@ class Compared:
         """The mean of 1 − a over the tokens that do not end the text, Σ [p − q]+ / Σ p."""
         p, ends = self.whole_p, list(self.ends)
         ending = (p[:, ends] - self.q[:, ends]).clamp(min=0).sum(-1)
-        return (1 - self.overlap - ending) / (1 - p[:, ends].sum(-1)).clamp(min=1e-6)
+        return (1 - self.acceptance - ending) / (1 - p[:, ends].sum(-1)).clamp(min=1e-6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ class Places:
     """The findings at every place of the drafts, without gradients. Places that are not valid hold anything.
 
     Attributes:
-        acceptance: α = Σ min(p, q) over the target's whole vocabulary.
+        acceptance: ``Compared.acceptance``.
         agrees: Whether q's most probable token is p's.
         covered: Whether the head has a column for p's most probable token.
         likelihood: q of the text's token.

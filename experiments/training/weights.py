@@ -29,25 +29,15 @@ class Power(Weights):
         self.base = number("weights.base", base, "give a number above 0", lambda value: value > 0)
         self.normalized = normalized
 
+    @classmethod
+    def exponential(cls, gamma: float = 4.0) -> "Power":
+        """``exp(−(k − 1) / gamma)``: DFlash takes 7 for blocks of 16 and 4 for shorter ones, DSpark 4."""
+        return cls(math.exp(-1 / number("weights.gamma", gamma, "give a number above 0", lambda value: value > 0)))
+
     def __call__(self, places: Places) -> Table:
         values = [self.base**index for index in range(places.acceptance.shape[1])]
         total = sum(values) if self.normalized else 1.0
         return places.acceptance.new_tensor([value / total for value in values]).expand_as(places.acceptance)
-
-
-class Exponential(Weights):
-    """``exp(−(k − 1) / gamma)`` at depth k: DFlash takes 7 for blocks of 16 and 4 for shorter ones, DSpark 4.
-
-    Args:
-        gamma: After how many depths the weight has fallen to 1/e.
-    """
-
-    def __init__(self, gamma: float = 4.0):
-        number("weights.gamma", gamma, "give a number above 0", lambda value: value > 0)
-        self.power = Power(math.exp(-1 / gamma))
-
-    def __call__(self, places: Places) -> Table:
-        return self.power(places)
 
 
 class DPace(Weights):

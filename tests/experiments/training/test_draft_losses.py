@@ -173,7 +173,7 @@ def test_the_gradient_of_edr_is_that_of_the_rounds(columns: Tensor | None, chunk
 
 def test_anchors_are_drawn_by_how_often_a_round_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of every row. Over the whole grid of draws, the mean is what all anchors have; without 1/π it is not."""
-    (batch, _), generator, size = example(), torch.Generator().manual_seed(3), 2000
+    (batch, _), generator, size = example(), torch.Generator().manual_seed(3), 250
     every = Anchors.everywhere(batch, DEPTHS)
     cost, ratio = torch.rand(2, *every.valid.shape, generator=generator, dtype=torch.float64)
     places = replace(told(cost, every.valid, ratio=ratio), anchors=every)
@@ -186,7 +186,7 @@ def test_anchors_are_drawn_by_how_often_a_round_begins(monkeypatch: pytest.Monke
         mean[anchors.index] += factors / size
         counts[anchors.index] += (factors[:, 0, 0] > 0) / size
     wanted = torch.zeros(18, DEPTHS, 2).double().index_put((every.index,), whole)
-    torch.testing.assert_close(mean, wanted, rtol=5e-3, atol=2e-3)
+    torch.testing.assert_close(mean, wanted, rtol=2e-2, atol=1e-2)
     assert 0 < counts[counts > 0].min() < 0.9, "some were left out at times"
     assert (mean * counts[:, None, None] - wanted).abs().max() > 0.05
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
 from experiments.training.comparison import Comparison, counted
-from experiments.training.figures import Tally, calibration_error, calibration_errors, sequential_temperatures
+from experiments.training.figures import Tally, binned, calibration_errors, sequential_temperatures
 from experiments.training.losses import (
     Compared,
     CrossEntropy,
@@ -27,7 +27,7 @@ from experiments.training.losses import (
     TotalVariation,
     WeightedSum,
 )
-from experiments.training.weights import DPace, Exponential, Power, Weights
+from experiments.training.weights import DPace, Power, Weights
 
 PLACES, COLUMNS = 6, 11
 Formula = Callable[[np.ndarray, np.ndarray, int], float]
@@ -114,7 +114,7 @@ def test_weights_by_depth() -> None:
         (Power(1.0), [1.0, 1.0, 1.0]),
         (Power(0.5), [1.0, 0.5, 0.25]),
         (Power(0.6, normalized=True), [1 / 1.96, 0.6 / 1.96, 0.36 / 1.96]),
-        (Exponential(4.0), [1.0, math.exp(-0.25), math.exp(-0.5)]),
+        (Power.exponential(4.0), [1.0, math.exp(-0.25), math.exp(-0.5)]),
     ):
         found = weights(told(torch.zeros(2, 3)))
         torch.testing.assert_close(found, torch.tensor([wanted] * 2))
@@ -245,11 +245,9 @@ def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     assert float(value) == 0 and places.acceptance.shape == (0, DEPTHS)
 
 
-def figures_of(places: Places, documents: Tensor | None = None, **options: Any) -> dict[str, float]:
-    documents = torch.zeros(1, 9) if documents is None else documents
-    positions = torch.arange(documents.shape[1])[None]  # of one row, whatever document it is in
+def figures_of(places: Places, **options: Any) -> dict[str, float]:
     tally = Tally(2, torch.device("cpu"))
-    tally.add(places, TextBatch(documents, documents >= 0, documents, positions), **options)
+    tally.add(places, **options)
     return tally.figures()
 
 
@@ -275,7 +273,7 @@ def test_a_draft_of_a_small_model_is_a_walk_along_the_text() -> None:
     ones = torch.ones(3, 1).bool()
     anchors = Anchors(torch.tensor([0, 1, 3]), ones, ones)
     places = replace(told(torch.tensor([[0.5], [0.25], [0.8]])), anchors=anchors)
-    figures = figures_of(places, torch.tensor([[0, 0, 0, 1, 1]]), autoregressive=True)
+    figures = figures_of(places, autoregressive=True)
     wanted = {"acceptance/1": (0.5 + 0.25 + 0.8) / 3, "acceptance/2": 0.25, "reached/2": 0.125}
     assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
 
@@ -297,5 +295,5 @@ def test_sequential_temperatures_undo_what_was_done_to_the_logits() -> None:
     reached = true.sigmoid().cumprod(1)
     temperatures, errors = sequential_temperatures(true * torch.tensor([2.0, 0.5]), reached, torch.ones(4000, 2).bool())
     assert temperatures == pytest.approx([2.0, 0.5], rel=0.05)
-    before = calibration_error((2 * true[:, 0]).sigmoid(), reached[:, 0])
+    before = calibration_errors(binned((2 * true).sigmoid(), reached, torch.ones(4000, 2).bool()))[0]
     assert max(errors) < 0.01 < 0.05 < before
