@@ -34,9 +34,6 @@ class TextBatch:
     def to(self, device: torch.device) -> "TextBatch":
         return TextBatch(*(part.to(device, non_blocking=True) for part in vars(self).values()))
 
-    def rows(self, start: int, count: int) -> "TextBatch":
-        return TextBatch(*(part[start : start + count] for part in vars(self).values()))
-
     @property
     def packed(self) -> bool:
         return bool((self.documents.amax(1, keepdim=True) > self.documents.where(self.documents >= 0, 2**30)).any())

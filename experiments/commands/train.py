@@ -59,10 +59,10 @@ def train(config: DictConfig) -> Path:
     for name, kind in _KINDS.items():
         if not isinstance(parts[name], kind):
             raise ValueError(
-                f"{name}._target_={config[name].get('_target_')!r} is no {kind.__module__}.{kind.__name__}: give a "
-                f"subclass of it"
+                f"{name}._target_={config[name].get('_target_')!r} is no {kind.__module__}.{kind.__name__}: give one"
             )
     head, loss, weights, source = parts.values()
+    compared = Comparison(head, loss, weights, chunk=fit.chunk)
     source.check(unanswered=rewritten is not None)
     tracker: Tracker = build(config, "tracker") or NullTracker()
     accelerator = Accelerator(mixed_precision="no")  # the loop has its own, which it may measure
@@ -127,7 +127,7 @@ def train(config: DictConfig) -> Path:
     exit_code = 1
     try:
         with progress:
-            compared = Comparison(head, loss, weights, chunk=fit.chunk, ends=sorted(target.eos_token_ids))
+            compared.ends = sorted(target.eos_token_ids)
             training = Training(compared, states, rows, fit, plan, accelerator=accelerator, watcher=progress, **options)
             if training.measured:
                 full, half = training.measured

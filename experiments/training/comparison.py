@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch, TrainedHead
-from experiments.training.edr import drawn
+from experiments.training.edr import drawn, everywhere
 from experiments.training.losses import Compared, CrossEntropy, DraftLoss, Places, Table
 from experiments.training.weights import Power, Weights
 
@@ -21,21 +21,21 @@ class Comparison(nn.Module):
     Args:
         chunk: How many anchors are compared at a time. With more anchors than that, their logits are computed a second
             time for the gradient, and memory holds those of one piece.
-        ends: The target's tokens that end a text.
 
     Raises:
         ValueError: The loss is one of whole drafts, and the head trains none, or there are weights beside its own.
     """
 
-    def __init__(self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, ends: Sequence[int] = ()):
+    ends: Sequence[int] = ()  # the target's tokens that end a text
+
+    def __init__(self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int):
         super().__init__()
-        name = f"loss={type(loss).__name__}"
+        name = f"the loss {type(loss).__name__}"
         if head.autoregressive and not loss.by_place:
             raise ValueError(f"{name} is of whole drafts, and this head trains depth 1 alone: give another loss")
         if not loss.by_place and vars(weights) != vars(Power(1.0)):
             raise ValueError(f"{name} weighs the depths of a draft itself: give weights=equal")
-        self.head = head
-        self.loss, self.weights, self.chunk, self.ends = loss, weights, chunk, tuple(ends)
+        self.head, self.loss, self.weights, self.chunk = head, loss, weights, chunk
 
     def forward(
         self, batch: TextBatch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
@@ -51,8 +51,8 @@ class Comparison(nn.Module):
         """
         factors = None
         if self.loss.everywhere:
-            every = Anchors.everywhere(batch, self.head.depths, before=self.head.before)
-            anchors, factors = drawn(self.places(batch, states, every), batch, anchors)
+            found = [self.places(batch, states, some) for some in everywhere(self.head, batch, anchors)]
+            anchors, factors = drawn(found, batch, anchors)
         loss, places = self._compared(batch, states, anchors, self.loss, progress, factors)
         weighted = (loss * self.weights(places)).where(anchors.counted, 0.0)
         totals = totals if self.loss.by_place else totals[:1]
@@ -81,7 +81,11 @@ class Comparison(nn.Module):
                 distinct, where = places.unique(return_inverse=True)
                 log_p = F.log_softmax(states.logits(distinct), -1)
                 best = log_p.argmax(-1)
-                covered, restricted, mass = restrict(log_p, best, head.columns)
+                covered, restricted, mass = torch.ones_like(best, dtype=torch.bool), log_p, None
+                if head.columns is not None:
+                    part = log_p.index_select(-1, head.columns)
+                    mass = part.logsumexp(-1, keepdim=True)
+                    covered, restricted = torch.isin(best, head.columns), part - mass
 
             def drafts(states: list[Tensor], *, noted: bool = False) -> Iterator[Compared]:
                 for depth, state in enumerate(states):
@@ -118,17 +122,6 @@ class Comparison(nn.Module):
             value = value + head.confidence_weight * surprise
         judged = None if confidence is None else confidence.detach().sigmoid()
         return value, Places(anchors, alpha, agrees.bool(), covered.bool(), *more, confidence=judged)
-
-
-def restrict(
-    log_p: Float[Tensor, "place vocab"], best: Int[Tensor, " place"], columns: Int[Tensor, " column"] | None
-) -> tuple[Bool[Tensor, " place"], Float[Tensor, "place column"], Float[Tensor, "place 1"] | None]:
-    """Whether the most probable token has a column, p renormalized over the columns, and log of what they had of p."""
-    if columns is None:
-        return torch.ones_like(best, dtype=torch.bool), log_p, None
-    part = log_p.index_select(-1, columns)
-    mass = part.logsumexp(-1, keepdim=True)
-    return torch.isin(best, columns), part - mass, mass
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:

@@ -36,8 +36,7 @@ class Tally:
         """Add the places of a batch; ``autoregressive`` is ``TrainedHead.autoregressive``."""
         valid, alpha, agrees = places.anchors.valid, places.acceptance.double(), places.agrees
         first = valid[:, 0]
-        self.coverage[0] += first.sum()
-        self.coverage[1] += (first & places.covered[:, 0]).sum()
+        self.coverage += torch.stack([first.sum(), (first & places.covered[:, 0]).sum()])
         if autoregressive:
             valid, alpha, agrees = unfolded(places.anchors, alpha, agrees, self.depths)
         alpha = alpha.clamp(0, 1).where(valid, 0.0)
@@ -104,11 +103,7 @@ def calibration_errors(bins: Float[Tensor, "3 depth bin"]) -> Float[Tensor, " de
 
 
 def calibrated(found: Sequence[Places]) -> tuple[list[float], list[float]]:
-    """A temperature for every depth, and the calibration errors that are left.
-
-    Args:
-        found: Places with a confidence, from held-out text.
-    """
+    """A temperature for every depth, and the calibration errors that are left, of held-out text's confidences."""
     valid = torch.cat([places.anchors.valid for places in found])
     rates = torch.cat([places.acceptance for places in found]).double().clamp(0, 1)
     confidences = [places.confidence for places in found if places.confidence is not None]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,18 +15,15 @@ class FitConfig:
     """How long and how fast to train.
 
     Attributes:
-        batch_size: Rows per step, over all processes.
         muon_lr: Peak learning rate of Muon (Jordan et al. 2024) for the matrices between embeddings and output layers;
             None leaves them to AdamW.
         decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"late"`` stays at the peak
             until the last quarter of the steps and then falls linearly (Hu et al. 2024, arXiv 2404.06395), so that the
             number of steps can be chosen late, too; ``"none"`` stays at the peak.
         micro_batch: Rows that a process runs at a time; None for all of its own. It changes memory, not the result.
-        weight_decay: AdamW's and Muon's.
         clip: Gradients are scaled down to this norm; 0 for never.
         chunk: Anchors whose logits are in memory at a time (``Comparison``). On a CPU it should be so few that their
             logits stay in its cache; on a GPU as many as there is memory for, which saves computing them twice.
-        log_every: Steps between lines of the log.
     """
 
     steps: int
@@ -45,14 +41,14 @@ class FitConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "length", "warmup", "save_every", "chunk", "log_every", "micro_batch"):
-            if (value := getattr(self, name)) is not None:
-                whole(f"fit.{name}", value, least=1)
-        for name in ("lr", "muon_lr"):
-            if (value := getattr(self, name)) is not None:
+        given = {name: value for name, value in vars(self).items() if value is not None and name != "decay"}
+        for name, value in given.items():
+            if name in ("lr", "muon_lr"):
                 number(f"fit.{name}", value, "give a number above 0", lambda value: 0 < value < math.inf)
-        for name in ("weight_decay", "clip"):
-            number(f"fit.{name}", getattr(self, name), "give a number of at least 0", lambda value: value >= 0)
+            elif name in ("weight_decay", "clip"):
+                number(f"fit.{name}", value, "give a number of at least 0", lambda value: value >= 0)
+            else:
+                whole(f"fit.{name}", value, least=1)
         if self.length < 4:
             raise ValueError(f"fit.length={self.length}: give at least 4, so that a draft has something to follow")
         if self.warmup > self.steps:
@@ -74,7 +70,6 @@ def optimizers_of(module: nn.Module, config: FitConfig, vocabularies: Iterable[i
     """Muon for matrices, if it is wanted and there are any, and last AdamW for everything else.
 
     Args:
-        config: The learning rates, and the decay of weights.
         vocabularies: Widths that mark embeddings and output layers, which are no matrices for Muon.
     """
     widths = set(vocabularies)
@@ -94,10 +89,3 @@ def optimizers_of(module: nn.Module, config: FitConfig, vocabularies: Iterable[i
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
     return made
-
-
-def set_learning_rates(optimizers: Iterable[Any], factor: float) -> None:
-    """Set every optimizer's learning rate to its peak times a factor."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * factor

@@ -21,7 +21,7 @@ from experiments.training.checkpoints import newest_checkpoint, save_checkpoint,
 from experiments.training.comparison import Comparison, counted
 from experiments.training.data.packing import Rows
 from experiments.training.figures import Tally, calibrated
-from experiments.training.fitting import FitConfig, optimizers_of, set_learning_rates
+from experiments.training.fitting import FitConfig, optimizers_of
 from experiments.training.losses import Places
 from experiments.training.sharding import divide, gathered, load_optimizer, undivided
 from experiments.training.states import FrozenTarget, StoredTarget
@@ -73,10 +73,7 @@ class Training:
         vocab_size: The width of the target's logits.
         sharded: Whether every process keeps a part of the head (FSDP).
         precision: Of the head's forwards, whose weights are float32: ``"no"`` (float32), ``"bf16"`` or ``"auto"``, the
-            faster one of the two here. A training that goes on keeps its own.
-
-    Attributes:
-        measured: Seconds for a row in float32 and in bfloat16, with ``"auto"``.
+            faster one of the two here (``measured``: seconds for a row). A training that goes on keeps its own.
     """
 
     def __init__(
@@ -100,8 +97,7 @@ class Training:
         self.done, self.evaluated, self.best = 0, 0, -math.inf
         self.temperatures: list[float] | None = None
         self._whole = True  # whether the weights are those after `done` steps
-        columns = self.head.columns
-        vocabularies = {vocab_size} | ({len(columns)} if columns is not None else set())
+        vocabularies = {vocab_size} | {len(columns) for columns in (self.head.columns,) if columns is not None}
         state, self.sharded = self._restored(), sharded
         if sharded:
             divide(comparison, accelerator)
@@ -179,11 +175,10 @@ class Training:
         # From the step alone: a resumed training draws what the uninterrupted one does.
         torch.manual_seed(_mixed(self.plan.seed, step, rank))
         numbers = self.rows.numbers(step, rank, world)
-        whole = self.rows.batch(numbers).to(accelerator.device)
         size = config.micro_batch or max(1, len(numbers))
         generator = torch.Generator().manual_seed(_mixed(self.plan.seed, step, rank) + 1)
         some = [numbers[start : start + size] for start in range(0, len(numbers), size)]
-        parts = [whole.rows(start, size) for start in range(0, len(numbers), size)]
+        parts = [self.rows.batch(own).to(accelerator.device) for own in some]
         prepared = [
             self._prepared(part, own, generator, keep=len(parts) == 1) for part, own in zip(parts, some, strict=True)
         ]
@@ -208,13 +203,13 @@ class Training:
         norm = float(gathered(found))
         if not (math.isfinite(value) and math.isfinite(norm)):
             self._stop(step, value, norm)
-        set_learning_rates(self.optimizers, config.factor(step))
         self._whole = False
         for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * config.factor(step)
             optimizer.step()
-        self.done, self._whole = step + 1, True
-        for optimizer in self.optimizers:
             optimizer.zero_grad()
+        self.done, self._whole = step + 1, True
         told: dict[str, float] = {}
         if self.done % config.log_every == 0 or self.done == config.steps:
             tally.reduce(lambda sums: _summed(accelerator, sums))
@@ -260,8 +255,7 @@ class Training:
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
         """The teacher-forced figures on held-out text, by name."""
-        tally = Tally(self.head.depths, self.accelerator.device)
-        found = self._held_out_places()
+        tally, found = Tally(self.head.depths, self.accelerator.device), self._held_out_places()
         for places in found:
             tally.add(places, autoregressive=self.head.autoregressive)
         tally.reduce(lambda sums: _summed(self.accelerator, sums))

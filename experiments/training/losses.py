@@ -62,13 +62,16 @@ class Compared:
     @cached_property
     def log_likelihood(self) -> Float[Tensor, " place"]:
         """Logarithm of q of the text's token; about -∞ if the head has no column for it."""
-        return self.log_q.gather(-1, self.labels.clamp(min=0)[:, None])[:, 0].where(self.labels >= 0, _LEAST)
+        return self._of_text(self.log_q)[:, 0].where(self.labels >= 0, _LEAST)
 
     @cached_property
     def log_ratio(self) -> Float[Tensor, " place"]:
         """Logarithm of r = q / p of the text's token."""
-        log_p = (self.log_p + self.log_mass).gather(-1, self.labels.clamp(min=0)[:, None])[:, 0]
-        return (self.log_likelihood - log_p).where(self.labels >= 0, _LEAST)
+        ratio = self._of_text(self.log_q) - self._of_text(self.log_p) - self.log_mass
+        return ratio[:, 0].where(self.labels >= 0, _LEAST)
+
+    def _of_text(self, rows: Float[Tensor, "place column"]) -> Float[Tensor, "place 1"]:
+        return rows.gather(-1, self.labels.clamp(min=0)[:, None])
 
     @property
     def accepted(self) -> Float[Tensor, " place"]:
@@ -111,12 +114,11 @@ class DraftLoss(ABC):
     """A loss over whole drafts. A subclass is final, takes plain arguments and has one entry in ``loss.yaml``.
 
     Attributes:
-        everywhere: Whether drafts at all positions are compared first (``experiments.training.edr``).
         by_place: Whether ``Weights`` weigh its depths.
+        everywhere: Whether drafts at all positions are compared first (``experiments.training.edr``).
     """
 
-    everywhere = False
-    by_place = False
+    by_place = everywhere = False
 
     @abstractmethod
     def over(self, drafts: Iterable[Compared], valid: Mask, factors: Tensor | None) -> Table:
@@ -196,9 +198,6 @@ class HybridLK(Loss):
     """λ KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−``sharpness`` · α), no gradient through λ (arXiv 2602.23881).
 
     KL leads while little is accepted, where total variation has almost no gradient; total variation at the end.
-
-    Args:
-        sharpness: How fast KL fades as α grows.
     """
 
     def __init__(self, sharpness: float = 3.0):
@@ -228,10 +227,8 @@ class WeightedSum(Loss):
         self.terms, self.weights = list(terms), list(weights)
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        total = torch.zeros_like(compared.log_q[:, 0])
-        for weight, term in zip(self.weights, self.terms, strict=True):
-            total = total + weight * term(compared)
-        return total
+        found = [weight * term(compared) for weight, term in zip(self.weights, self.terms, strict=True)]
+        return torch.stack(found).sum(0)
 
 
 class BlockVerification(DraftLoss):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 
 SHARDED: type = DTensor  # of a tensor that is in parts
 
@@ -61,14 +62,7 @@ def undivided(module: nn.Module) -> Iterator[None]:
 
 def gathered(state: Any) -> Any:
     """Returns a tensor, or a dict or list of some at any depth, with whole tensors in place of parts."""
-    if isinstance(state, dict):
-        return {key: gathered(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [gathered(value) for value in state]
-    if not isinstance(state, DTensor):
-        return state
-    parts: Any = state.detach()
-    return parts.full_tensor()
+    return tree_map(lambda part: part.detach().full_tensor() if isinstance(part, SHARDED) else part, state)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import math
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from specdec.target.target import Target
 _CLOSE = 2e-2
 """How far logits may be from the model's own, in units of their spread: rounding in bfloat16, not another formula."""
 
-NAME, STATES, THERE = "states.json", "states.bin", "there.bin"
-"""Files: the origin of the states; the states, row by row; and a byte per row, 1 where they are there."""
+NAME, ROW = "states.json", "row-{}.pt"
+"""Files: the origin of the states, and those of a row."""
 
 
 class FrozenTarget:
@@ -40,15 +40,13 @@ class FrozenTarget:
     """
 
     def __init__(self, target: Target, layers: Sequence[int] = ()):
-        self.model = target.model.eval().requires_grad_(False)
+        self.model, self.layers = target.model.eval().requires_grad_(False), tuple(layers)
         count = target.num_layers
-        for layer in layers:
-            if count is not None and not -1 <= layer < count:
-                raise ValueError(
-                    f"the head reads the state before layer {layer} and the target {target.name} has layers 0 to "
-                    f"{count - 1}: give layers of this target (-1 for its last state)"
-                )
-        self.layers = tuple(layers)
+        if count is not None and (others := [layer for layer in layers if not -1 <= layer < count]):
+            raise ValueError(
+                f"the head reads the state before layer {others[0]} and the target {target.name} has layers 0 to "
+                f"{count - 1}: give layers of this target (-1 for its last state)"
+            )
         self.noted = {"target": target.name, "target_facts": facts_of(self.model)}
         self.windows = _windows(self.model.config)
         self.output = _output_layer(target)
@@ -58,13 +56,11 @@ class FrozenTarget:
     def __call__(self, batch: TextBatch, numbers: Sequence[int] | None = None) -> TargetStates:
         """The states at every position of a batch, whatever the numbers of its rows."""
         with torch.autocast(batch.tokens.device.type, enabled=False):
-            return TargetStates(self._hidden(batch), self.output)
-
-    def _hidden(self, batch: TextBatch) -> dict[int, Float[Tensor, "row position hidden"]]:
-        if not batch.packed or self.packs:
-            return self._masked(batch)
-        apart, places = batch.apart()
-        return {layer: found.flatten(0, 1)[places] for layer, found in self._masked(apart).items()}
+            if not batch.packed or self.packs:
+                return TargetStates(self._masked(batch), self.output)
+            apart, places = batch.apart()
+            found = {layer: states.flatten(0, 1)[places] for layer, states in self._masked(apart).items()}
+            return TargetStates(found, self.output)
 
     def _masked(self, batch: TextBatch) -> dict[int, Float[Tensor, "row position hidden"]]:
         mask: Any = None  # one document per row, from its beginning: the model's own causal mask is right
@@ -89,11 +85,9 @@ class FrozenTarget:
 def _windows(config: Any) -> dict[str, int | None]:
     """The sliding window of every kind of layer that the model has; None for full attention."""
     text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or ())
-    window = getattr(text, "sliding_window", None)
-    if kinds:
-        return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
-    return {"all": window}
+    kinds, window = getattr(text, "layer_types", None) or (), getattr(text, "sliding_window", None)
+    found = {kind: window if kind == "sliding_attention" else None for kind in sorted({*kinds})}
+    return found or {"all": window}
 
 
 def _output_layer(target: Target) -> OutputLayer:
@@ -114,84 +108,64 @@ def _output_layer(target: Target) -> OutputLayer:
 
 
 class StoredTarget:
-    """A frozen target whose states of the training rows are kept in a folder.
+    """A frozen target whose states of the training rows are kept in a folder, a file for each.
 
     A row takes ``(layers + 1) · length`` states, in the target's own dtype, so that what is read is what was computed.
     Processes on one machine share a folder, and so do trainings with the same target, text, row length and layers.
 
     Args:
         folder: Where the states are kept; it is made if need be.
-        main: Whether this process makes the files, and says how large they are. It must come first.
+        main: Whether this process says how large they are.
 
     Raises:
         ValueError: The folder holds other states, or the disk has no room for all rows.
     """
 
     def __init__(self, frozen: FrozenTarget, rows: Rows, folder: Path, *, main: bool = True):
-        self.frozen, self.layers = frozen, tuple(dict.fromkeys((*frozen.layers, -1)))
+        self.frozen, self.folder, self.layers = frozen, folder, tuple(dict.fromkeys((*frozen.layers, -1)))
+        self._check(rows)
         model: Any = frozen.model
-        width, dtype = model.config.get_text_config(decoder=True).hidden_size, model.dtype
-        shape = (len(rows), len(self.layers), rows.length, width)
-        size = math.prod(shape) * dtype.itemsize
-        self._check(rows, folder, dtype)
+        width = model.config.get_text_config(decoder=True).hidden_size * model.dtype.itemsize
+        size = len(rows) * len(self.layers) * rows.length * width
+        folder.mkdir(parents=True, exist_ok=True)
+        free, held = shutil.disk_usage(folder).free, sum(path.stat().st_size for path in folder.glob(ROW.format("*")))
+        sizes = f"{size / 1e9:.3g} GB in {folder}, {held / 1e9:.3g} of them are there"
+        told = f"the target's states of {len(rows):,} rows take {sizes}"
+        if size - held > free:
+            raise ValueError(
+                f"{told}, and the disk has {free / 1e9:.3g} GB left: give states=FOLDER on another disk, fewer layers "
+                f"or less text, or leave states out"
+            )
         if main:
-            _make(folder, {STATES: size, THERE: len(rows)}, size, len(rows))
+            print(told, file=sys.stderr, flush=True)
         (folder / NAME).write_text(json.dumps(self.of, indent=2) + "\n", encoding="utf-8")
-        self._states = torch.from_file(str(folder / STATES), shared=True, size=math.prod(shape), dtype=dtype)
-        self._states = self._states.view(shape)
-        self._there = torch.from_file(str(folder / THERE), shared=True, size=len(rows), dtype=torch.uint8)
 
     def __call__(self, batch: TextBatch, numbers: Sequence[int] | None = None) -> TargetStates:
         """The states of some rows; of other text than the training's if they have no numbers."""
         if numbers is None:
             return self.frozen(batch)
-        index, device = torch.tensor(numbers), batch.tokens.device
-        missing = (self._there[index] == 0).nonzero()[:, 0]
-        if len(missing):
-            parts = (batch.tokens, batch.supervised, batch.documents, batch.positions)
-            found = self.frozen(TextBatch(*(part[missing.to(device)] for part in parts))).hidden
-            self._states[index[missing]] = torch.stack([found[layer] for layer in self.layers], 1).cpu()
-            self._there[index[missing]] = 1  # behind the states: who dies here computes the row again
-        states: Tensor = self._states[index].to(device)
-        return TargetStates(dict(zip(self.layers, states.unbind(1), strict=True)), self.frozen.output)
+        paths = [self.folder / ROW.format(number) for number in numbers]
+        missing = [at for at, path in enumerate(paths) if not path.exists()]
+        if missing:
+            found = self.frozen(TextBatch(*(part[missing] for part in vars(batch).values()))).hidden
+            for at, states in zip(missing, torch.stack([found[layer] for layer in self.layers], 1).cpu(), strict=True):
+                unfinished = paths[at].with_suffix(f".{os.getpid()}")
+                torch.save(states.clone(), unfinished)
+                os.replace(unfinished, paths[at])  # who dies before this computes the row again
+        whole = torch.stack([torch.load(path, weights_only=True) for path in paths]).to(batch.tokens.device)
+        return TargetStates(dict(zip(self.layers, whole.unbind(1), strict=True)), self.frozen.output)
 
-    def _check(self, rows: Rows, folder: Path, dtype: torch.dtype) -> None:
+    def _check(self, rows: Rows) -> None:
         """Compare what the folder's states are of with what is wanted."""
         text = hashlib.sha256()
         for number in range(len(rows)):
             batch = rows.batch([number])
             text.update(batch.tokens.numpy().tobytes() + batch.documents.numpy().tobytes())
-        self.of = {
-            **json.loads(json.dumps(self.frozen.noted["target_facts"])),
-            "layers": list(self.layers),
-            "length": rows.length,
-            "dtype": str(dtype),
-            "text": text.hexdigest(),
-        }
-        path = folder / NAME
+        facts = {"layers": list(self.layers), "length": rows.length, "dtype": str(self.frozen.model.dtype)}
+        self.of = json.loads(json.dumps(self.frozen.noted["target_facts"])) | facts | {"text": text.hexdigest()}
+        path = self.folder / NAME
         held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else self.of
-        other = [key for key in self.of if held.get(key) != self.of[key]]
-        if other:
+        if other := ", ".join(key for key in self.of if held.get(key) != self.of[key]):
             raise ValueError(
-                f"states={folder} holds the states of another training (other {', '.join(other)}): give another folder"
+                f"states={self.folder} holds the states of another training (other {other}): give another folder"
             )
-
-
-def _make(folder: Path, sizes: dict[str, int], size: int, rows: int) -> None:
-    """Make files that take room as rows are written, after a look at the disk."""
-    folder.mkdir(parents=True, exist_ok=True)
-    free, held = shutil.disk_usage(folder).free, 0
-    if (folder / STATES).is_file():
-        held = (folder / STATES).stat().st_blocks * 512
-    said = (
-        f"the target's states of {rows:,} rows take {size / 1e9:.3g} GB in {folder}, {held / 1e9:.3g} of them are there"
-    )
-    if size - held > free:
-        raise ValueError(
-            f"{said}, and the disk has {free / 1e9:.3g} GB left: give states=FOLDER on another disk, fewer layers or "
-            f"less text, or leave states out"
-        )
-    print(said, file=sys.stderr, flush=True)
-    for name, length in sizes.items():
-        with (folder / name).open("ab") as file:
-            file.truncate(length)

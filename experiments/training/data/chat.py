@@ -16,6 +16,10 @@ from specdec.target.target import Target
 
 Told = tuple[str, list[Message], list[Message]]
 """A conversation: its place in the file, messages, and tools."""
+_SILENT = (
+    "{} has no assistant turns, so there is nothing to learn from: let the target answer the prompts with "
+    "regenerate=target, or give conversations with answers"
+)
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -65,9 +69,8 @@ class Chat(Source):
         """Refuse a file without conversations, and one in which no assistant speaks."""
         if self.template is not None and not Path(self.template).is_file():
             raise ValueError(f"data.template: there is no file {self.template!r}")
-        told = self.conversations()
-        if not unanswered and not answered_in(told):
-            raise ValueError(no_turns(self.file))
+        if not (answered_in(self.conversations()) or unanswered):
+            raise ValueError(_SILENT.format(self.file))
 
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
         """Apply the template to every conversation in which the assistant speaks."""
@@ -80,7 +83,7 @@ class Chat(Source):
             if document.supervised.any() or (unanswered and asks):
                 documents.append(document)
         if not documents:
-            raise ValueError(no_turns(self.file))
+            raise ValueError(_SILENT.format(self.file))
         return held_apart(documents, self.held_out)
 
 
@@ -145,11 +148,3 @@ def marked(told: Told, tokenizer: Any, template: str, options: Mapping[str, Any]
         raise ValueError(f"{name}: the chat template does not take these messages: {reason}") from error
     ids = torch.tensor(found["input_ids"], dtype=torch.int32)
     return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool), messages, tools)
-
-
-def no_turns(file: str) -> str:
-    """The sentence about a file in which no assistant speaks."""
-    return (
-        f"{file} has no assistant turns, so there is nothing to learn from: let the target answer the prompts with "
-        f"regenerate=target, or give conversations with answers"
-    )

@@ -68,13 +68,9 @@ class Source(ABC):
 
 
 def held_apart(documents: list[Document], share: float) -> Documents:
-    """Documents with every so-manieth one held out: at least one, and the same ones every time.
+    """Documents with every so-manieth one held out, with a share of 0.02 every fiftieth; the same ones every time.
 
-    Args:
-        share: How many are held out: 0.02 is every fiftieth one.
-
-    Raises:
-        ValueError: There are fewer than two documents, or the share is not below one half.
+    Raises ValueError: there are fewer than two documents, or the share is above one half.
     """
     if not 0 < share <= 0.5:
         raise ValueError(f"data.held_out={share}: give a share above 0 and at most 0.5")

@@ -23,13 +23,8 @@ class Rows:
     """Documents as rows. A document longer than a row is cut into pieces, which then are documents of their own.
 
     Pieces are packed by the best fit: the longest first, each into the row with the least room for it. An epoch visits
-    all rows in a random order of its own, so that a resumed training needs no saved state.
-
-    Args:
-        batch_size: Rows per step, over all processes.
-
-    Attributes:
-        left_out: Pieces without two adjacent supervised tokens, from which nothing is learned.
+    all rows in a random order of its own, so that a resumed training needs no saved state. Pieces without two adjacent
+    supervised tokens, from which nothing is learned, are left out.
 
     Raises:
         ValueError: There are fewer rows than a step needs, or nothing to learn from.
@@ -37,15 +32,13 @@ class Rows:
 
     def __init__(self, documents: Sequence[Document], *, length: int, batch_size: int, seed: int):
         self.documents, self.length, self.batch_size, self.seed = documents, length, batch_size, seed
-        pieces, self.left_out = [], 0
+        pieces = []
         for index, document in enumerate(documents):
             for start in range(0, len(document.tokens), length):
                 piece = Piece(index, start, min(length, len(document.tokens) - start))
                 supervised = document.supervised[start : start + piece.length]
                 if bool((supervised[1:] & supervised[:-1]).any()):
                     pieces.append(piece)
-                else:
-                    self.left_out += 1
         self.pieces = packed(pieces, length)
         if len(self.pieces) < batch_size:
             tokens = sum(len(document.tokens) for document in documents)

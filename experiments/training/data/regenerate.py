@@ -25,8 +25,7 @@ class RegenerateConfig:
         documents: How many documents are made; None for as many as there are prompts.
         prompt_tokens: Tokens at the beginning of a plain text that are its prompt. What follows them is the target's.
         max_new_tokens: Tokens of a response. A conversation ends where a response is cut off.
-        temperature: At which the target is sampled.
-        greedy: Share of the documents that is decoded greedily instead.
+        greedy: Share of the documents that is decoded greedily, not sampled at ``temperature``.
         original: How many tokens of the data's own documents are trained on besides, per token of the new ones.
     """
 
@@ -63,8 +62,7 @@ def prompts_of(documents: Sequence[Document], config: RegenerateConfig, seed: in
         length = config.prompt_tokens + config.max_new_tokens
         count = (int(sizes.sum()) // length or 1) if config.documents is None else config.documents - len(found)
         if count > 0 and float(sizes.sum()) > 0:
-            chosen = torch.multinomial(sizes, count, replacement=True, generator=generator).tolist()
-            for index in chosen:
+            for index in torch.multinomial(sizes, count, replacement=True, generator=generator).tolist():
                 start = int(torch.randint(int(sizes[index]), (1,), generator=generator))
                 tokens = plain[index].tokens[start : start + config.prompt_tokens]
                 name = f"{plain[index].name} from token {start}, continued"
@@ -114,8 +112,7 @@ def regenerate(
             done.append(document)
             row = {"name": document.name, "tokens": document.tokens.tolist()}
             row |= {"supervised": document.supervised.int().tolist()}
-            told_in = {"messages": list(document.messages), "tools": list(document.tools)}
-            keep_row(path, row | {key: each for key, each in told_in.items() if each})
+            keep_row(path, row | {key: list(each) for key in ("messages", "tools") if (each := getattr(document, key))})
     told(len(done), len(prompts))
     return done
 
@@ -143,20 +140,15 @@ def answered(
 ) -> list[Document]:
     """The documents with every supervised part replaced by what the target says there, turn by turn."""
     given = [_parts(prompt) for prompt in prompts]
-    tokens: list[list[int]] = [list(parts[0]) for parts in given]
+    tokens = [list(parts[0]) for parts in given]
     marks = [[0] * len(row) for row in tokens]
     answers: list[list[str]] = [[] for _ in prompts]
-    open_rows = list(range(len(prompts)))
-    turn = 0
-    while open_rows:
-        fitting = [row for row in open_rows if len(tokens[row]) + config.max_new_tokens <= engine.max_length]
-        if not fitting:
-            break
+    fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed)
+    open_rows, turn = list(range(len(prompts))), 0
+    while fitting := [row for row in open_rows if len(tokens[row]) + config.max_new_tokens <= engine.max_length]:
         warm = {row: config.temperature * ((numbers[row] * 0.618034) % 1 >= config.greedy) for row in fitting}
-        fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed)
         each = [replace(fixed, temperature=warm[row], stream=numbers[row] * 1024 + turn) for row in fitting]
-        completions = engine.generate([tokens[row] for row in fitting], each)
-        open_rows = []
+        completions, open_rows = engine.generate([tokens[row] for row in fitting], each), []
         for row, completion in zip(fitting, completions, strict=True):
             if completion.finish_reason == "error":
                 continue
@@ -201,12 +193,9 @@ def longest(prompts: Sequence[Document], config: RegenerateConfig) -> int:
 
 def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:
     """The new documents, and some of the data's own at random: ``share`` times as many tokens."""
-    room = share * sum(len(document.tokens) for document in made)
-    found = list(made)
-    generator = torch.Generator().manual_seed(seed)
-    for index in torch.randperm(len(originals), generator=generator).tolist():
-        if room <= 0:
-            break
-        found.append(originals[index])
-        room -= len(originals[index].tokens)
+    room, found = share * sum(len(document.tokens) for document in made), list(made)
+    order = torch.randperm(len(originals), generator=torch.Generator().manual_seed(seed)).tolist()
+    while room > 0 and order:
+        found.append(originals[order.pop(0)])
+        room -= len(found[-1].tokens)
     return found

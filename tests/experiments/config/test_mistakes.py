@@ -213,12 +213,14 @@ MISTAKES: dict[str, dict[str, str]] = {
         "fit.length=512": "fit.length=512",
         "loss=cross_entropy loss.token=label": "loss.token='label'",
         "loss=dspark loss.weights=[1]": "2 terms and 1 weights",
+        "head=medusa loss=edr": "ExpectedRounds weighs the depths of a draft itself: give weights=equal",
+        "head=lm loss=block_verification weights=equal": "trains depth 1 alone: give another loss",
         "fit.batch_size=99": "fewer than one batch of 99",
         "head=eagle3 head.hidden_layers=[1,2,99]": "layer 99",
         "head=dflash head.mask_token_id=999": "head.mask_token_id=999",
         "target.name=llama head=lora head.name={models}/other": "or drafter=tli or slem",
         "head=medusa head.name={models}/medusa head.depths=2": "holds 3 heads of width 32",
-        "loss=kl loss._target_=experiments.training.weights.Power": "losses.Loss",
+        "loss=kl loss._target_=experiments.training.weights.Power": "losses.DraftLoss: give one",
     },
 }
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch
 from experiments.training.comparison import Comparison
-from experiments.training.edr import ExpectedRounds, drawn, occupied
-from experiments.training.losses import BlockVerification, Compared
+from experiments.training.edr import ExpectedRounds, drawn, everywhere, occupied
+from experiments.training.losses import BlockVerification, Compared, Places
 from experiments.training.weights import ExpectedLength, Power
 from tests.experiments.training.test_losses import DEPTHS, REDUCED, VOCAB, Linear, example, told
 
@@ -85,9 +85,8 @@ def walk(cost: Tensor, accepted: Tensor) -> tuple[Tensor, ...]:
     supervised = torch.arange(length + 1)[None] > 0
     batch = TextBatch(supervised.long(), supervised, torch.zeros_like(supervised).long(), supervised.cumsum(1))
     valid = Anchors.everywhere(batch, depths, before=0).valid
-    root = torch.arange(length + 1)[None] < length
     padded = [nn.functional.pad(each, (0, 0, 0, 1))[None] for each in (cost, accepted, valid)]
-    return tuple(each[0] for each in occupied(padded[0], padded[1], root, padded[2]))
+    return tuple(each[0] for each in occupied(*padded))
 
 
 def test_rounds_of_three_tokens_and_an_end() -> None:
@@ -161,7 +160,8 @@ def slow_rounds(head: Linear, batch: TextBatch, states: TargetStates, ends: list
 def test_the_gradient_of_edr_is_that_of_the_rounds(columns: Tensor | None, chunk: int) -> None:
     torch.manual_seed(2)
     head, (batch, states) = Linear(columns), example()
-    compare, anchors = Comparison(head, ExpectedRounds(), Power(1.0), chunk=chunk, ends=[2]), head.anchors(batch, None)
+    compare, anchors = Comparison(head, ExpectedRounds(), Power(1.0), chunk=chunk), head.anchors(batch, None)
+    compare.ends = [2]
     loss, places = compare(batch, states, anchors, torch.full((DEPTHS,), 5.0), 0.0)
     every, layers = (5 * loss, *slow_rounds(head, batch, states, [2])), list(head.layers.parameters())
     mine, slow, wrong = (torch.autograd.grad(each, layers, retain_graph=True) for each in every)
@@ -175,27 +175,27 @@ def test_anchors_are_drawn_by_how_often_a_round_begins(monkeypatch: pytest.Monke
     """Two of every row. Over the whole grid of draws, the mean is what all anchors have; without 1/π it is not."""
     (batch, _), generator, size = example(), torch.Generator().manual_seed(3), 250
     every = Anchors.everywhere(batch, DEPTHS)
-    cost, ratio = torch.rand(2, *every.valid.shape, generator=generator, dtype=torch.float64)
-    places = replace(told(cost, every.valid, ratio=ratio), anchors=every)
-    _, whole = drawn(places, batch, every)
-    two, mean, counts = every.sampled(batch, 2, generator), torch.zeros(18, DEPTHS, 2).double(), torch.zeros(18)
+    cost, ratio = torch.rand(2, 18, DEPTHS, generator=generator)
+
+    def found(own: Anchors) -> list[Places]:
+        parts = list(everywhere(Linear(), batch, own))
+        return [replace(told(cost[p.index], p.valid, ratio=ratio[p.index]), anchors=p) for p in parts]
+
+    whole_index, whole = drawn(found(every), batch, every)
+    two, mean, counts = every.sampled(batch, 2, generator), torch.zeros(18, DEPTHS, 2), torch.zeros(18)
+    parts = found(two)
+    assert [len(part.anchors.index) for part in parts] == [
+        4,
+        4,
+        4,
+    ] and whole_index.index.tolist() == every.index.tolist()
     for u in (torch.arange(size) + 0.5) / size:
         monkeypatch.setattr(torch, "rand", lambda *shape, u=u, **_: torch.full(shape, float(u), dtype=torch.float64))
-        anchors, factors = drawn(places, batch, two)
+        anchors, factors = drawn(parts, batch, two)
         assert (anchors.index // 9).tolist() == [0, 0, 1, 1]
         mean[anchors.index] += factors / size
         counts[anchors.index] += (factors[:, 0, 0] > 0) / size
-    wanted = torch.zeros(18, DEPTHS, 2).double().index_put((every.index,), whole)
+    wanted = torch.zeros(18, DEPTHS, 2).index_put((every.index,), whole)
     torch.testing.assert_close(mean, wanted, rtol=2e-2, atol=1e-2)
     assert 0 < counts[counts > 0].min() < 0.9, "some were left out at times"
     assert (mean * counts[:, None, None] - wanted).abs().max() > 0.05
-
-
-def test_losses_over_drafts_refuse_other_weights_and_heads_without_drafts() -> None:
-    for loss in (ExpectedRounds(), BlockVerification()):
-        with pytest.raises(ValueError, match="weighs the depths of a draft itself: give weights=equal"):
-            Comparison(Linear(), loss, Power(0.8), chunk=8)
-        walker = Linear()
-        walker.autoregressive = True
-        with pytest.raises(ValueError, match="trains depth 1 alone: give another loss"):
-            Comparison(walker, loss, Power(1.0), chunk=8)

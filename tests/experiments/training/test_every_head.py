@@ -89,6 +89,35 @@ def test_a_head_learns_and_loads(name: str, configure, tiny_training, saved, tmp
     assert torch.isfinite(torch.tensor([line["loss"] for line in steps])).all()
 
 
+@pytest.mark.parametrize(
+    ("head", "loss"),
+    [
+        ("dspark", "edr"),
+        pytest.param("eagle3", "edr", marks=pytest.mark.full),
+        pytest.param("peagle", "edr", marks=pytest.mark.full),
+        pytest.param("dspark", "block_verification", marks=pytest.mark.full),
+        pytest.param("medusa", "block_verification", marks=pytest.mark.full),
+    ],
+)
+def test_a_head_learns_with_losses_over_drafts(head: str, loss: str, configure, tiny_training, tmp_path) -> None:
+    """More is accepted, on a text that repeats itself; with EDR, a block drafter's anchors are drawn."""
+    given = [each for each in tiny_training if not each.startswith("head.")]
+    given += [each for each in HEADS[head][0] if "draft_vocabulary" not in each]
+    more = [
+        "fit.steps=60",
+        "fit.decay=none",
+        "fit.muon_lr=null",
+        "fit.lr=3e-3",
+        "evaluate_every=30",
+        "served.prompts=0",
+    ]
+    more += ["head.anchors=8"] * (head == "dspark")
+    train(configure("train", f"head={head}", *given, f"loss={loss}", "weights=equal", *more))
+    log = [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
+    first, last = (line["held_out/simulated_length"] for line in log if "held_out/simulated_length" in line)
+    assert last > first > 1
+
+
 PROJECT = Path(__file__).parents[3] / "examples" / "project"
 
 

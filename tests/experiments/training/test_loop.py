@@ -27,7 +27,7 @@ from experiments.training.fitting import FitConfig
 from experiments.training.loop import LOG, Training, newest_checkpoint
 from experiments.training.losses import ForwardKL
 from experiments.training.sharding import check_processes
-from experiments.training.states import STATES, FrozenTarget, StoredTarget
+from experiments.training.states import NAME, FrozenTarget, StoredTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
@@ -338,10 +338,11 @@ def test_the_size_is_said_and_a_full_disk_and_other_states_are_refused(
         patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=size - 1))
         with pytest.raises(ValueError, match=r"states of .* rows take .* GB .*, and the disk has .* GB left"):
             StoredTarget(frozen, rows, tmp_path)
-        assert not (tmp_path / STATES).exists()
-    StoredTarget(frozen, rows, tmp_path)
+        assert not (tmp_path / NAME).exists()
+    stored = StoredTarget(frozen, rows, tmp_path)
     assert f"rows take {size / 1e9:.3g} GB" in capsys.readouterr().err
-    assert (tmp_path / STATES).stat().st_size == size
+    stored(rows.batch([0]), [0])
+    assert size / len(rows) < sum(path.stat().st_size for path in tmp_path.glob("row-*")) < size / len(rows) + 4096
     shorter = Rows(rows.documents, length=8, batch_size=2, seed=0)
     for other, text in ((FrozenTarget(target, [2]), rows), (frozen, shorter)):
         with pytest.raises(ValueError, match=r"holds the states of another training \(other (layers|length, text)\)"):
