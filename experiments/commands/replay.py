@@ -1,6 +1,7 @@
 """Rules asked about the drafts of traced runs, and the best tree shapes by a trace's acceptance and costs of rounds."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,8 @@ from experiments.tracing.rates import record
 from experiments.tracing.scoring import RAN, DraftSet, figures, find_drafts, score
 from experiments.tracing.trace import FOLDER, shards
 from specdec.drafting.best_shapes import best_shapes, fastest
-from specdec.drafting.costs import RoundCosts
 from specdec.interfaces import Verifier
-from specdec.physics.calibrated import CalibratedRounds, is_calibrated
+from specdec.physics.calibrated import CalibratedRounds
 
 
 def replay(config: DictConfig) -> list[Row] | list[Optimized]:
@@ -80,17 +80,14 @@ def replay_jobs(
 
 def best_tree(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
-    bootstrap, costs = bootstrap_of(config), None
-    if config.costs is not None:  # the file may be one of plan costs=fit
-        costs = (CalibratedRounds if is_calibrated(config.costs) else RoundCosts).load(config.costs)
+    bootstrap, costs = bootstrap_of(config), None if config.costs is None else CalibratedRounds.load(config.costs)
     sets, run, target = _traces_of_one_method(config)
     rule = build(OmegaConf.create({"verifier": run["verifier"]}), "verifier")
-    if isinstance(costs, CalibratedRounds):
-        costs = costs.trees(rows=int(run["engine"]["max_batch_size"]))
     settle(config)
-    where = "without costs"
+    where, rows, timed = "without costs", int(run["engine"]["max_batch_size"]), None
     if costs is not None:
-        where = f"costs on {costs.device}, {costs.rows[0]} row{'s' * (costs.rows[0] > 1)}"
+        where = f"costs on {costs.conditions.device}, {rows} row{'s' * (rows > 1)}"
+        timed = partial(costs.of_tree, rows=rows)
     about = f"{target} with {drafter_class(run['drafter'])}, {type(rule).__name__}; {where}"
     out, results = Path(config.out), []
     out.mkdir(parents=True, exist_ok=True)
@@ -99,9 +96,9 @@ def best_tree(config: DictConfig) -> list[Optimized]:
         rates = recorded.rates()
         depth = rates.max_depth if config.max_depth is None else config.max_depth
         planned = best_shapes(rates, max_nodes=config.max_nodes, max_depth=depth)
-        best = fastest(planned, costs) if costs is not None else max(planned, key=lambda shape: shape.tokens)
+        best = max(planned, key=lambda shape: shape.tokens) if timed is None else fastest(planned, timed)
         results.append(
-            Optimized(temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=costs, best=best)
+            Optimized(temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=timed, best=best)
         )
         report_found(terminal.console(), results[-1], out, bootstrap, about)
     return results

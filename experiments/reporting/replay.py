@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from experiments.results.rows import Row, family
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
-from specdec.drafting.costs import RoundCosts
 from specdec.shape import TreeShape
 
 CONTEXTS = (
@@ -96,28 +95,28 @@ def remarks(done: Sequence[Row]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimized:
-    """The best tree at a temperature (without ``costs`` by its tokens alone), and the best of every size."""
+    """The best tree at a temperature, and of every size; ``costs`` are seconds by nodes and depth, None for tokens."""
 
     temperature: float
     recorded: Recorded
     rates: AcceptanceRates
     planned: Sequence[PlannedShape]
-    costs: RoundCosts | None
+    costs: Callable[[int, int], float] | None
     best: PlannedShape
 
     def seconds(self, planned: PlannedShape) -> float | None:
         """The time of a round with a tree; None without costs."""
-        return None if self.costs is None else self.costs.of(planned.nodes, planned.depth)
+        return None if self.costs is None else self.costs(planned.nodes, planned.depth)
 
     def speedup(self, planned: PlannedShape) -> float | None:
         """The predicted speedup of a tree; None without costs."""
         seconds = self.seconds(planned)
-        return None if self.costs is None or seconds is None else planned.tokens * self.costs.plain / seconds
+        return None if self.costs is None or seconds is None else planned.tokens * self.costs(0, 0) / seconds
 
     @property
     def pays(self) -> bool:
         """Whether the best tree is faster than plain decoding, as far as that is known."""
-        return (speedup := self.speedup(self.best)) is None or speedup > 1
+        return (speedup := self.speedup(self.best)) is None or bool(speedup > 1)
 
 
 def written_shape(shape: TreeShape) -> str:
@@ -161,9 +160,6 @@ def limits_of(optimized: Optimized) -> list[str]:
         said.append("It is as deep or as wide as the recorded tree: a larger trace may show a better one.")
     if best.nodes == max(planned.nodes for planned in optimized.planned):
         said.append(f"It has as many nodes as were allowed or recorded ({best.nodes}): a larger max_nodes may help.")
-    if optimized.costs is not None and optimized.costs.largest_error > 0.1:
-        error = f"up to {optimized.costs.largest_error:.0%} away from the fitted ones"
-        said.append(f"The costs of single trees are {error}: measure them on an idle machine.")
     return said
 
 

@@ -4,14 +4,15 @@ That of Sequoia (Chen et al. 2024, arXiv 2402.12374, section 3.1), but a rate be
 need not fall with the rank, and a rank can be had only with all before it: the n most probable paths may not be best.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from math import inf
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from specdec.arguments import shown, whole
-from specdec.drafting.costs import RoundCosts
 from specdec.drafting.lookup import nodes_of_draft
 from specdec.shape import TreeShape
 
@@ -31,17 +32,11 @@ class AcceptanceRates:
 
     def __post_init__(self) -> None:
         known = ~np.isnan(self.table)
-        if self.table.ndim != 2 or not self.table.size or not known[0, 0]:
+        gaps = (known[:, 1:] > known[:, :-1]).any() or (known[1:, 0] > known[:-1, 0]).any() or not known[:1, :1].any()
+        if gaps or (self.table < 0).any() or (np.nansum(self.table, axis=1) > 1 + 1e-6).any():
             raise ValueError(
-                f"acceptance rates of shape {self.table.shape}: give one row per depth and one column per rank, the "
-                f"rate of rank 0 at depth 1 at least"
-            )
-        if (known[:, 1:] & ~known[:, :-1]).any() or (known[1:, 0] & ~known[:-1, 0]).any():
-            raise ValueError("acceptance rates are known behind ranks or depths where they are not: fill in the gap")
-        if (self.table < 0).any() or (np.nansum(self.table, axis=1) > 1 + 1e-6).any():
-            raise ValueError(
-                f"acceptance rates {shown(self.table[known].tolist())}: give each rank's share of all nodes whose "
-                f"parent was accepted, from 0, which add up to 1 at most at any depth"
+                f"acceptance rates {shown(self.table.tolist())}: give each depth's and each rank's share of all nodes "
+                f"whose parent was accepted, without a gap, from 0, which add up to 1 at most at any depth"
             )
 
     @classmethod
@@ -67,9 +62,8 @@ class AcceptanceRates:
             known = self.at(depth)
             if rank >= len(known):
                 raise ValueError(
-                    f"the tree has a child of rank {rank} at depth {depth}, where "
-                    f"{f'the first {len(known)} ranks have' if len(known) else 'no rank has'} a known acceptance rate: "
-                    f"give a smaller tree, or rates of a wider one"
+                    f"the tree has a child of rank {rank} at depth {depth}, where {len(known)} ranks have a known "
+                    f"acceptance rate: give a smaller tree, or rates of a wider one"
                 )
             reached[node] = reached[shape.parents[node]] * known[rank]
         return reached
@@ -95,9 +89,9 @@ class PlannedShape:
         return self.shape.max_depth
 
 
-def fastest(planned: Sequence[PlannedShape], costs: RoundCosts) -> PlannedShape:
-    """Return the tree with the most expected tokens per second; of equal ones, that with the fewest nodes."""
-    return max(planned, key=lambda each: (each.tokens / costs.of(each.nodes, each.depth), -each.nodes))
+def fastest(planned: Sequence[PlannedShape], seconds: Callable[[int, int], float]) -> PlannedShape:
+    """Return the tree with the most expected tokens per second of (nodes, depth); of equals the smallest."""
+    return max(planned, key=lambda each: (each.tokens / seconds(each.nodes, each.depth), -each.nodes))
 
 
 def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None = None) -> list[PlannedShape]:
@@ -108,61 +102,30 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
     max_nodes = nodes_of_draft("max_nodes", max_nodes)
     depth = rates.max_depth if max_depth is None else whole("max_depth", max_depth, least=1)
     if depth > rates.max_depth:
-        raise ValueError(
-            f"max_depth={depth}: acceptance rates are known to depth {rates.max_depth}; give at most that, or rates of "
-            f"deeper drafts"
-        )
-    planned: dict[TreeShape, PlannedShape] = {}
-    for bound in range(1, depth + 1):
-        levels = _levels(rates, max_nodes, bound)
-        best = levels[0].best
-        for nodes in range(1, max_nodes + 1):
-            if np.isfinite(best[nodes]):
-                shape = TreeShape(_paths(levels, 0, nodes, ()))
-                planned.setdefault(shape, PlannedShape(shape, 1 + float(best[nodes])))
+        raise ValueError(f"max_depth={depth}: rates are known to depth {rates.max_depth}: give at most that")
+    table = [rates.at(level).tolist() for level in range(1, depth + 1)]
+
+    @cache
+    def best(bound: int, level: int, rank: int, nodes: int) -> tuple[float, Below]:
+        """The most expected accepted ones among so many nodes: siblings from a rank on, and what is below them."""
+        found: tuple[float, Below] = (-inf if nodes else 0.0), ()
+        known = table[level] if level < bound else []
+        for own in range(nodes if rank < len(known) else 0):
+            below, others = best(bound, level + 1, 0, own), best(bound, level, rank + 1, nodes - 1 - own)
+            tokens = known[rank] * (1 + below[0]) + others[0]  # not a number where a rate of 0 meets what cannot be
+            if tokens > found[0]:
+                found = tokens, (below[1], *others[1])
+        return found
+
+    every = [best(bound, 0, 0, nodes) for bound in range(1, depth + 1) for nodes in range(1, max_nodes + 1)]
+    planned = {(shape := TreeShape(_paths(tree))): PlannedShape(shape, 1 + tokens) for tokens, tree in every if tree}
     return sorted(planned.values(), key=lambda tree: (tree.nodes, tree.depth))
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """The most expected accepted nodes below one of some depth, by their number, and its ``children``.
-
-    ``taken`` says for each number of children b and of nodes, how many of these the b-th child and those below it are.
-    """
-
-    best: Float[np.ndarray, " nodes"]
-    children: Int[np.ndarray, " nodes"]
-    taken: list[Int[np.ndarray, " nodes"]]
+Below = tuple["Below", ...]
+"""The children of a node, each as what is below it."""
 
 
-def _levels(rates: AcceptanceRates, max_nodes: int, depth: int) -> list[_Level]:
-    size = max_nodes + 1
-    none = np.full(size, -np.inf)  # without children
-    none[0] = 0.0
-    levels = [_Level(none, np.zeros(size, dtype=np.int64), [])]  # below the deepest nodes stands nothing
-    for above in reversed(range(depth)):
-        below = levels[0].best
-        with_children = [none]
-        taken: list[np.ndarray] = []
-        for rate in rates.at(above + 1):
-            before, best, share = with_children[-1], np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
-            for nodes in range(1, size):  # the child itself, and nodes - 1 below it
-                gained = rate * (1 + below[nodes - 1]) if np.isfinite(below[nodes - 1]) else -np.inf
-                offered = before[: size - nodes] + gained
-                better = offered > best[nodes:]
-                best[nodes:][better] = offered[better]
-                share[nodes:][better] = nodes
-            with_children.append(best)
-            taken.append(share)
-        table = np.stack(with_children)
-        levels.insert(0, _Level(table.max(0), table.argmax(0), taken))
-    return levels
-
-
-def _paths(levels: list[_Level], depth: int, nodes: int, path: tuple[int, ...]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
-    for rank in reversed(range(int(levels[depth].children[nodes]))):
-        share = int(levels[depth].taken[rank][nodes])
-        found += [(*path, rank), *_paths(levels, depth + 1, share - 1, (*path, rank))]
-        nodes -= share
-    return found
+def _paths(tree: Below, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    below = [_paths(each, (*path, rank)) for rank, each in enumerate(tree)]
+    return [found for rank, each in enumerate(below) for found in ((*path, rank), *each)]

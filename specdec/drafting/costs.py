@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -35,13 +36,12 @@ class Conditions:
 def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
     """Refuse costs from a file under other conditions; ``drafter`` says whether the drafter matters."""
     then, now = asdict(measured), asdict(here)
-    models = then.pop("model"), now.pop("model")
-    different = []
-    for name in then:
-        if then[name] != now[name] and (drafter or name != "drafter"):
-            by_name = name == "fingerprint" and models[0] != models[1]
-            there, others = models if by_name else (then[name], now[name])
-            different.append(f"{'model' if name == 'fingerprint' else name} is {there} there and {others} here")
+    if then["model"] == now["model"]:  # models of one name may differ
+        then["model"], now["model"] = then["fingerprint"], now["fingerprint"]
+    elif then["fingerprint"] == now["fingerprint"]:
+        now["model"] = then["model"]
+    names = [name for name in then if name != "fingerprint" and (drafter or name != "drafter")]
+    different = [f"{name} is {then[name]} there and {now[name]} here" for name in names if then[name] != now[name]]
     if different:
         raise ValueError(
             f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
@@ -57,11 +57,10 @@ class RaggedCosts(Protocol):
 
     def check_depth(self, depth: int) -> None:
         """Refuse drafts that are deeper than the costs know."""
-        ...
 
     def ragged(self, rows: int, positions: float, *, drafted: Counts, deepest: Any) -> Float[np.ndarray, "*size"]:
         """Return the seconds of rounds with ``positions`` in the cache and ``drafted`` tokens in all rows together."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +68,14 @@ class RoundCosts:
     """Seconds of a round, everything included: drafting, the verify forward, acceptance, commit, the host.
 
     ``table`` has for each batch size (``rows``, ascending) the seconds of a round whose drafts are 0, 1, 2, … deep;
-    with ``nodes``, ascending from 0, of a round that verifies so many nodes per row; with ``trees``, of a round with a
-    tree of these nodes and this depth, (0, 0) first. Calibrated costs have the ``conditions`` that they were measured
-    under.
+    with ``nodes``, ascending from 0, of a round that verifies so many nodes per row. Calibrated costs have the
+    ``conditions`` that they were measured under.
     """
 
     padded = True  # to one depth, with which rounds were measured
     rows: tuple[int, ...]
     table: tuple[tuple[float, ...], ...]
     nodes: tuple[int, ...] | None = None
-    trees: tuple[tuple[int, int], ...] | None = None
     device: str = ""
     dtype: str = ""
     target: str = ""
@@ -88,21 +85,11 @@ class RoundCosts:
 
     def __post_init__(self) -> None:
         sizes = len(self.table[0]) if self.table else 0
-        nodes, trees = self.nodes or range(sizes), self.trees or ((0, 0), *[(1, 1)] * (sizes - 1))
-        possible = {
-            "one row of times per batch size, all of one length": sizes > 0
-            and [len(row) for row in self.table] == [sizes] * len(self.rows),
-            "ascending numbers of nodes from 0, one per time": list(nodes) == sorted({0, *nodes})
-            and len(nodes) == sizes,
-            "ascending positive batch sizes": list(self.rows) == sorted({*self.rows}) and min(self.rows, default=0) > 0,
-            "trees from (0, 0) on, none deeper than its nodes, one per time": trees[0] == (0, 0)
-            and len(trees) == sizes
-            and all(count >= depth >= 1 for count, depth in trees[1:]),
-            "positive numbers of seconds": all(0 < time < float("inf") for row in self.table for time in row),
-        }
-        for wanted, right in possible.items():
-            if not right:
-                raise ValueError(f"costs of rounds do not have {wanted}: measure them again")
+        nodes, rows, times = [*(self.nodes or range(sizes))], [*self.rows], [*chain(*self.table)]
+        ascending = nodes == sorted({0, *nodes}) and rows == sorted({*rows}) and min(rows, default=0) > 0
+        alike = [len(row) for row in self.table] == [sizes] * len(rows) and len(nodes) == sizes > 0
+        if not (ascending and alike and all(0 < time < float("inf") for time in times)):
+            raise ValueError("costs of rounds need ascending rows, nodes from 0, and positive times: measure again")
 
     @property
     def max_depth(self) -> int:
@@ -113,7 +100,7 @@ class RoundCosts:
 
         Between measured batch sizes it interpolates, beyond them the nearest one counts.
         """
-        if self.nodes is not None or self.trees is not None:
+        if self.nodes is not None:
             raise self._unknown("depths are asked for")
         if depth > self.max_depth:
             raise self._unknown(f"drafts are {depth} deep")
@@ -129,45 +116,13 @@ class RoundCosts:
         """Return the seconds of a round that verifies 0 to ``most`` nodes per row, made convex from below."""
         if self.nodes is None or most > self.nodes[-1]:
             raise self._unknown(f"trees have {most} nodes")
-        hull: list[tuple[float, float]] = []
-        for x, y in zip(self.nodes, self._rising(rows).tolist(), strict=True):
-            while len(hull) > 1:
-                (left, low), (middle, height) = hull[-2:]
-                if height < low + (y - low) / (x - left) * (middle - left):
-                    break
-                hull.pop()  # it is on or above the line between its neighbours
-            hull.append((x, y))
-        sizes, seconds = zip(*hull, strict=True)
-        return np.interp(np.arange(most + 1), sizes, seconds)
-
-    @property
-    def plain(self) -> float:
-        return self.table[0][0]
-
-    def of(self, nodes: int, depth: int) -> float:
-        """Return the seconds ``c + a · depth + f(nodes)`` of a round with the smallest batch.
-
-        f has bends at the measured sizes and never becomes flatter; the fit is by least squares of relative errors.
-        """
-        return float(self._terms(np.array([[nodes, depth]]))[0] @ self._fit)
-
-    @property
-    def largest_error(self) -> float:
-        return float(np.abs(self._terms(np.array(self.trees)) @ self._fit / np.array(self.table[0]) - 1)[1:].max())
-
-    @cached_property
-    def _fit(self) -> Float[np.ndarray, " terms"]:
-        from scipy.optimize import nnls  # takes a while to import
-
-        if self.trees is None:
-            raise self._unknown("costs of trees are asked for")
-        measured = np.array(self.table[0][1:])
-        return nnls(self._terms(np.array(self.trees[1:])) / measured[:, None], np.ones(len(measured)))[0]
-
-    def _terms(self, trees: np.ndarray) -> Float[np.ndarray, "tree term"]:
-        bends = np.unique([nodes for nodes, _ in (self.trees or ())[1:]]).astype(float)[:-1]
-        nodes, depth = trees[:, :1].astype(float), trees[:, 1:].astype(float)
-        return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - bends, 0)], axis=1)
+        sizes, times, wanted = np.array(self.nodes), self._rising(rows), np.arange(most + 1)
+        seconds = np.interp(wanted, sizes, times)
+        for one, other in combinations(range(len(sizes)), 2):  # the lowest line between two that were measured
+            inside = slice(sizes[one], sizes[other] + 1)
+            line = np.interp(wanted[inside], sizes[[one, other]], times[[one, other]])
+            seconds[inside] = np.minimum(seconds[inside], line)
+        return seconds
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
         floor = self._floor
@@ -183,8 +138,7 @@ class RoundCosts:
         return np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
 
     def _unknown(self, wanted: str) -> ValueError:
-        by = f"to depth {self.max_depth}" if self.trees is None else "with some trees"
-        by = by if self.nodes is None else f"by the number of nodes, up to {self.nodes[-1]}"
+        by = f"to depth {self.max_depth}" if self.nodes is None else f"by the number of nodes, up to {self.nodes[-1]}"
         return ValueError(f"the costs of rounds were measured {by}, and {wanted}: measure them so with this drafter")
 
     def save(self, path: str | Path) -> None:

@@ -166,15 +166,12 @@ class CalibratedRounds:
             table = [[round_seconds(self, batch=row, drafted=n, depth=d, **at) for n, d in known] for row in rows]
         return RoundCosts(rows=tuple(rows), table=tuple(map(tuple, table)), nodes=nodes, **self._facts)
 
-    def trees(self, *, rows: int) -> RoundCosts:
-        """Return the costs of rounds by nodes and depth of their trees, at one batch size and the middle context."""
+    def of_tree(self, nodes: int, depth: int, *, rows: int) -> float:
+        """Return the seconds of a round by nodes and depth of its trees, in the middle context; inf if not measured."""
         self._check_drafter()
-        at, most = {"batch": rows, "context": sum(self.box.context) / 2}, self.box.drafted[1]
-        sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
-        trees = [(size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1)]
-        times = [round_seconds(self, drafted=size, depth=depth, **at) for size, depth in trees]
-        table = (round_seconds(self, drafted=0, **at), *times)
-        return RoundCosts(rows=(rows,), table=(table,), trees=((0, 0), *trees), **self._facts)
+        if nodes > self.box.drafted[1] or depth > self.deepest:
+            return float("inf")
+        return float(round_seconds(self, batch=rows, drafted=nodes, depth=depth, context=sum(self.box.context) / 2))
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from specdec import DraftSampling, DraftTree, Noise, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
-from specdec.drafting.costs import RoundCosts
+from specdec.drafting.costs import Conditions
+from specdec.physics.calibrated import Box, CalibratedRounds
+from specdec.physics.costs import PartCost, StepCost
 from tests.experiments.runs import Configure, launched, local
 from tests.experiments.traced import traced
 from verifiers import (
@@ -228,7 +230,13 @@ def test_a_tree_is_recommended_only_where_it_pays(
     capsys: Any,
 ) -> None:  # fmt: skip
     """Rounds that take twice as long as plain ones may pay here; those that take 40 times as long do not."""
-    costs = RoundCosts(rows=(1,), table=((1.6, seconds, seconds * 1.01),), trees=((0, 0), (1, 1), (9, 2)))
+    costs = CalibratedRounds(
+        conditions=Conditions(device="a chip", dtype="float32", model="a model", fingerprint="0123456789ab"),
+        box=Box(batch=(1, 8), context=(1, 512), drafted=(0, 9)),
+        target=StepCost.affine(fixed=1.6, per_token=0.0, per_position=0.0),
+        drafting=PartCost(fixed=seconds - 1.6),
+        deepest=2,
+    )
     costs.save(tmp_path / "costs.json")
     (found,) = replay(chosen(traced_run, f"costs={tmp_path / 'costs.json'}", "max_nodes=4"))
     text = " ".join(capsys.readouterr().out.split())

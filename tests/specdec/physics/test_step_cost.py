@@ -204,12 +204,10 @@ def test_policies_get_the_costs_of_rounds_where_there_are_a_drafters(file: Path)
     whole = COSTS.draft(batch=2, drafted=8, context=488) + COSTS.outside
     expected = [COSTS.verify(batch=2, drafted=nodes, context=488) + whole for nodes in range(9)]
     assert seconds == pytest.approx(np.array(expected))
-    trees = COSTS.trees(rows=2)
-    assert trees.plain == pytest.approx(round_seconds(COSTS, batch=2, drafted=0, context=488))
-    assert trees.of(12, 3) == pytest.approx(round_seconds(COSTS, batch=2, drafted=12, depth=3, context=488))
-    assert trees.largest_error < 1e-6
+    assert COSTS.of_tree(12, 3, rows=2) == round_seconds(COSTS, batch=2, drafted=12, depth=3, context=488)
+    assert COSTS.of_tree(16, 3, rows=2) == COSTS.of_tree(12, 9, rows=2) == float("inf"), "larger than was measured"
     replace(COSTS, drafting=None, deepest=0).save(file)
-    for asked in (RoundCosts.load, lambda path: CalibratedRounds.load(path).trees(rows=1)):
+    for asked in (RoundCosts.load, lambda path: CalibratedRounds.load(path).of_tree(1, 1, rows=1)):
         with pytest.raises(ValueError, match="have no drafter's"):
             asked(file)
 
