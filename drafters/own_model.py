@@ -18,7 +18,7 @@ from drafters.reduced import DraftVocabulary, Reduced, with_output
 from specdec import DraftSampling, ModelRunner, Target
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
-from specdec.drafting.builders import ExpansionTree, TreeBuilder
+from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.model_scorer import ModelScorer, RecurrentScorer
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
@@ -33,7 +33,7 @@ _Draft = TypeVar("_Draft", bound=DraftHead)
 
 
 class Drawn(TypedDict, total=False):
-    """How drafts are made; ``sampling`` None: deterministic for most probable paths, else iid."""
+    """How drafts are made; ``sampling`` None: as the tree is usually drawn (``TreeBuilder.takes``)."""
 
     sampling: DraftSampling | str | None
     temperature: float | None
@@ -100,9 +100,7 @@ class OwnModelDrafter(ScoredDrafter):
         kv_cache: str | None = None,
         **vocabulary: Unpack[Reduced],
     ):
-        if sampling is None:
-            sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
-        super().__init__(tree, sampling, temperature)
+        super().__init__(tree, tree.takes[0] if sampling is None else sampling, temperature)
         check_format(kv_cache)
         self.vocabulary = DraftVocabulary(tree.ranks, **vocabulary)
         self.name, self.attention, self.kv_cache = name, attention, kv_cache

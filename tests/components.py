@@ -34,7 +34,7 @@ from drafters.rest import RestDrafter
 from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from specdec import Drafter, DraftSampling, Verifier
-from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
+from specdec.drafting.builders import BeamSearchTree, ExpansionTree, PricedTree, ReplayedTree, RheoTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, LoopedNodes, NodePolicy
 from specdec.target.adapters import Matrices
 from verifiers import GreedyMultiPathVerifier, KSeqVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier
@@ -267,6 +267,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "eagle3_chain_iid": lambda target, **_: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
     "eagle3_expansion": lambda target, **_: EagleDrafter(eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)),
+    "eagle3_rheo": lambda target, **_: EagleDrafter(eagle3_head(target), RheoTree(nodes=8, depth=3, width=3)),
     "peagle_tree_without_replacement": lambda target, **_: PEagleDrafter(
         peagle_head(target), TREE, sampling="without_replacement"
     ),
@@ -287,14 +288,16 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         BlockVerifier(),
     ),
     "mtp_chain_iid": lambda target, **_: MTPDrafter(mtp_head(target), 3, sampling="iid"),
+    "mtp_priced": lambda target, **_: MTPDrafter(mtp_head(target), PricedTree(nodes=8, depth=3, width=3)),
     "model_chain_iid": model_drafter(3, sampling="iid"),
     "model_tree_iid": model_drafter(TREE, sampling="iid"),
     "model_paths_iid": model_drafter([3, 1, 1], sampling="iid"),
     "model_tree_without_replacement": model_drafter(TREE, sampling="without_replacement"),
     "model_tree_deterministic": model_drafter([2, 2, 1], sampling="deterministic"),
     "model_tree_coupled": model_drafter(TREE, sampling="coupled"),
-    "model_expansion": model_drafter(ExpansionTree(nodes=7, depth=3, width=3), sampling="deterministic"),
-    "model_sampled_tree": model_drafter(SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"),
+    "model_expansion": model_drafter(ExpansionTree(7, 3, 3, children=5, among=8, depth_cost=0.2)),
+    "model_sampled_tree": model_drafter(SampledTree(nodes=7, depth=3, width=3)),
+    "model_rheo": model_drafter(RheoTree(nodes=7, depth=3, width=3)),
     "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
     ).pruned_by(ConfidenceNodes(0.01)),
@@ -333,6 +336,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "block_domino_tree": lambda target, **_: BlockDrafter(
         block_head(target, shifted=True, gru_hidden_dim=4, emb_dim=4), TREE, sampling="without_replacement"
+    ),
+    "block_domino_replayed": lambda target, **_: BlockDrafter(
+        block_head(target, shifted=True, gru_hidden_dim=4, emb_dim=4), ReplayedTree(nodes=7, depth=3, width=3)
     ),
     "block_refined_chain": lambda target, **_: BlockDrafter(block_head(target, xpress_rank=4)),
     "block_refiner_tree": lambda target, **_: BlockDrafter(

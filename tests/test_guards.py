@@ -105,7 +105,6 @@ COMPONENTS = {
 ASKED = {
     "drafters.heads.block: Cache",  # its module is called with transformers' caches, too
     "drafters.heads.last_state: StaticTree",
-    "drafters.own_model: ExpansionTree",
     "experiments.measuring.conditions: Drafter",
     "experiments.session.policies: AdaptiveDrafter",
     "experiments.session.policies: CostAwareLength",

@@ -10,13 +10,25 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from specdec import Batch, DraftSampling, DraftTree, SamplingParams, Topology, TreeShape, Verifier
-from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled, static
+from specdec.drafting.builders import (
+    ExpansionTree,
+    PricedTree,
+    ReplayedTree,
+    RheoTree,
+    SampledTree,
+    StaticTree,
+    TreeBuilder,
+    replayed,
+    sampled,
+    static,
+)
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, LoopedNodes, NodePolicy
@@ -63,6 +75,7 @@ class Table(Scorer):
 
     def level_logits(self, batch: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
         parents = topology.parents[0, -tokens.shape[1] :].tolist()
+        del self._paths[topology.width - tokens.shape[1] :]
         new = [(*self._paths[above], token) for above, token in zip(parents, tokens[0].tolist(), strict=True)]
         self._paths += new
         return torch.stack([self._q(path).log() for path in new])[None]
@@ -121,7 +134,7 @@ def worlds(
     vocab = len(q(()))
     slots = slots_of([[1, 0]], vocab_size=vocab, params=[SamplingParams(temperature=1.0)])
     builder.bind(slots.device)
-    law = DraftSampling.WITHOUT_REPLACEMENT
+    law = DraftSampling.WITHOUT_REPLACEMENT if isinstance(builder, StaticTree) else builder.takes[0]
     if policy is not None:
         policy.bind(builder, scorer, slots.device, max_batch_size=1)
         policy.prepare(1)
@@ -172,6 +185,12 @@ def bias(rule: Verifier, drafted: Iterable[tuple[float, DraftTree]], p: Law = P)
                     law[path] += begun * chance[path] / known
     assert total == pytest.approx(1, abs=1e-6), "all that can be drawn was gone through"
     return sum(abs(law[path] - chance[path]) for path in law) / 2
+
+
+def accepted(rule: Verifier, drafted: Iterable[tuple[float, DraftTree]], p: Law) -> float:
+    """The expected number of drafted tokens that are accepted."""
+    laws = [(weight, tree, torch.stack([p(path) for path in paths_of(tree)])[None]) for weight, tree in drafted]
+    return sum(weight * float((rule.laws(tree, target).stop * tree.depth).sum()) for weight, tree, target in laws)
 
 
 def chains(keep: Keep, q: Law = Q, depth: int = 2) -> Iterator[tuple[float, DraftTree]]:
@@ -233,6 +252,8 @@ LEGAL = {
     "best first by q itself": (lambda: SampledTree(3, 2, 2, power=1.0), lambda: None),
     "best first by the square root of q": (lambda: SampledTree(4, 2, 2, power=0.5), lambda: None),
     "one slot of a level, three deep": (lambda: SampledTree(2, 3, 1), lambda: None),
+    "best first, priced, by confidence": (lambda: PricedTree(4, 2, 2), lambda: ConfidenceNodes(0.2, learn=False)),
+    "best first of some, one drawn": (lambda: RheoTree(3, 2, 3), lambda: None),
     "a chain by confidence": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.35, learn=False)),
     "a chain by entropy": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="entropy", learn=False)),
     "a chain by margin": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="margin", learn=False)),
@@ -265,15 +286,17 @@ def test_no_choice_of_nodes_changes_the_output(case: str, monkeypatch: pytest.Mo
 class ByTheirTokens(SampledTree):
     """Keeps the most probable of the drawn nodes, as is right where none is drawn at random (EAGLE-2)."""
 
-    def kept_by(self, slot: Tensor, node: Tensor) -> Tensor:
-        return node
+    def drawn(self, *given: Any) -> Any:
+        q, token, _, node = super().drawn(*given)
+        return q, token, node, node
 
 
 class DropsUnlikely(SampledTree):
     """Drops a drawn token because it is unlikely."""
 
-    def kept_by(self, slot: Tensor, node: Tensor) -> Tensor:
-        return slot.where(node > 0.2, 0.0)
+    def drawn(self, *given: Any) -> Any:
+        q, token, slot, node = super().drawn(*given)
+        return q, token, slot.where(node > 0.2, 0.0), node
 
 
 class GlobalBest(CostAwareNodes):
@@ -352,3 +375,107 @@ def test_the_counterexample_of_dspark(policy: type[CostAwareNodes], monkeypatch:
     else:
         assert set(sizes) == {1, 2}, "without the step in the costs, one node pays"
         assert wrong < 1e-6
+
+
+def rolled(*root: float) -> Law:
+    """A distribution at the root, and after a token x the same one moved on by x."""
+    return lambda path: torch.tensor(root, dtype=torch.float64).roll(sum(path[-1:]))
+
+
+WANTED, DRAFTED = rolled(0.5, 0.3, 0.2), rolled(0.4, 0.35, 0.25)
+
+
+def TIED(path: tuple[int, ...]) -> Tensor:  # noqa: N802
+    return DRAFTED(path) if path else torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+
+
+def in_order_of_q(q: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draws a node's children, and puts them in the order of q."""
+    token, own = sampled.without_replacement(q, uniform)
+    own, order = own.sort(dim=-1, descending=True)
+    return token.gather(-1, order), own
+
+
+class KeepsByTheirQ(SampledTree):
+    """Keeps the most probable paths of all that were drawn."""
+
+    ordered = False
+
+    def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Tensor) -> Any:
+        _, token, _, _ = super().drawn(above, scores, q, uniform)
+        worth = above[:, :, None] * q.double().gather(2, token)
+        return q, token, worth, worth
+
+
+class RanksByTheDraw(RheoTree):
+    """Ranks the drawn token by its own probability."""
+
+    def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Tensor) -> Any:
+        tail, token, worth, _ = super().drawn(above, scores, q, uniform)
+        worth[..., :1] = above[:, :, None] * q.double().gather(2, token[..., :1])
+        return tail, token, worth, worth
+
+
+class LosesTies(RheoTree):
+    """Lets the lower token come first where two are worth as much."""
+
+    def drawn(self, *given: Any) -> Any:
+        tail, token, worth, _ = super().drawn(*given)
+        worth = worth - 1e-7 * token
+        return tail, token, worth, worth
+
+
+class DeclaresQ(RheoTree):
+    """Says that the drawn token comes from all of q."""
+
+    def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Tensor) -> Any:
+        return q, *super().drawn(above, scores, q, uniform)[1:]
+
+
+class DropsCheap(PricedTree):
+    """Drops a drawn token because it is worth less than the price."""
+
+    def drawn(self, *given: Any) -> Any:
+        q, token, slot, node = super().drawn(*given)
+        return q, token, slot.where(node >= self.theta, 0.0), node
+
+
+LENGTHS = {
+    "most probable paths": (ExpansionTree(4, 2, 3), DRAFTED, 1.25, 1.25),
+    "replayed, two": (ReplayedTree(2, 2, 2), DRAFTED, 0.957436, 0.957436),
+    "replayed": (ReplayedTree(4, 2, 3), DRAFTED, 1.81, 1.85),
+    "rheo, two": (RheoTree(2, 2, 3), DRAFTED, 1.0, 1.0),
+    "rheo": (RheoTree(4, 2, 3), DRAFTED, 1.25, 1.25),
+    "rheo with a tie": (RheoTree(2, 2, 3), TIED, 1.0, 1.0),
+    "at a high price": (PricedTree(4, 2, 2, theta=0.25), DRAFTED, 0.957436, 0.957436),
+    "at a low price": (PricedTree(4, 2, 2, theta=0.09), DRAFTED, 1.572336, 1.582171),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_what_chosen_and_drawn_trees_of_few_nodes_accept(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rejection and by traversal, in a vocabulary of three; the output is the target's."""
+    builder, q, *lengths = LENGTHS[case]
+    found = list(worlds(builder, None, q, monkeypatch))
+    for rule, length in zip((RejectionVerifier(), TraversalVerifier()), lengths, strict=True):
+        assert bias(rule, found, WANTED) < 1e-6
+        assert accepted(rule, found, WANTED) == pytest.approx(length, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "q", "wrong"),
+    [
+        (ReplayedTree(2, 2, 2), DRAFTED, 0.284615),
+        (KeepsByTheirQ(3, 2, 2), DRAFTED, 0.182468),
+        (RanksByTheDraw(2, 2, 3), DRAFTED, 0.125),
+        (LosesTies(2, 2, 3), TIED, 0.133333),
+        (DeclaresQ(2, 2, 3), DRAFTED, 0.333333),
+        (DropsCheap(4, 2, 2, theta=0.09), DRAFTED, 0.188909),
+    ],
+)
+def test_what_their_mutants_lack_of_the_target(
+    mutant: TreeBuilder, q: Law, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replayed, "without_replacement", in_order_of_q)
+    found = list(worlds(mutant, None, q, monkeypatch))
+    assert bias(RejectionVerifier(), found, WANTED) == pytest.approx(wrong, abs=2e-6)

@@ -148,6 +148,8 @@ class LastStateScorer(Scorer):
 class PathScorer(LastStateScorer):
     """Scores a node's children by what is known of its path: ``width`` numbers, made of its parent's and its token."""
 
+    cheap_levels = True
+
     def __init__(self, *, embed: Any, max_shown: int, width: int, **places: Any):
         super().__init__(**places)
         self._embed, self._nodes, self._width = embed, 1 + max_shown, width

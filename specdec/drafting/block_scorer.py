@@ -38,9 +38,11 @@ class BlockScorer(Follower):
         to_head: Turns the target's token ids into rows of the head's embeddings.
         embed: The embeddings of a block's tokens, for a head that is given these; None gives it tokens.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
-        slots_before: Slots whose token before the root is kept for ``prepare`` and ``refine``; 0 if neither reads it.
-        version: Returns the version of the modules that ``condition`` and ``confidence`` call.
+        slots_before: Slots whose token before the root is kept, 0 if nobody reads it.
+        version: The version of all modules that are called besides.
     """
+
+    cheap_levels = True
 
     def __init__(
         self,

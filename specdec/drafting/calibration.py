@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Level, Scorer
+from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
 from specdec.tree import DraftTree
 
@@ -85,16 +85,10 @@ class Calibration:
     def errors(self) -> list[dict[str, Any]]:
         """Return mean ``predicted`` and ``accepted`` rates and ``calibration_error`` by ``requests`` and ``depth``."""
         predicted, happened, count = self._judged.cpu()
-        gap = (predicted - happened).abs()
+        figures = {"predicted": predicted, "accepted": happened, "calibration_error": (predicted - happened).abs()}
         return [
-            {
-                "requests": KINDS[number // self.depths],
-                "depth": number % self.depths + 1,
-                "nodes": int(nodes),
-                "predicted": float(predicted[number].sum() / nodes),
-                "accepted": float(happened[number].sum() / nodes),
-                "calibration_error": float(gap[number].sum() / nodes),
-            }
+            {"requests": KINDS[number // self.depths], "depth": number % self.depths + 1, "nodes": int(nodes)}
+            | {name: float(table[number].sum() / nodes) for name, table in figures.items()}
             for number, nodes in enumerate(count.sum(-1).tolist())
             if nodes
         ]
@@ -113,15 +107,11 @@ class Calibration:
                 raise ValueError(f"its counts have the shape {list(tried.shape)}")
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no calibration ({error}): give a calibration.json of a run") from error
-        if found.get("source") != source:
+        depths, ranks = tried.shape[1:3]
+        if found.get("source") != source or depths < self.depths or ranks < self.ranks:
             raise ValueError(
-                f"{path} is a calibration of source={found.get('source')}, and these drafts have source={source}: give "
-                f"the file of a run with the same kind of drafter and tree"
-            )
-        if tried.shape[1] < self.depths or tried.shape[2] < self.ranks:
-            raise ValueError(
-                f"{path} is a calibration of drafts of depth {tried.shape[1]} with {tried.shape[2]} siblings, and "
-                f"these are of depth {self.depths} with {self.ranks}: give one of drafts as deep and wide, or null"
+                f"{path} is a calibration of source={found.get('source')} to depth {depths} and {ranks} siblings, and "
+                f"these drafts have source={source}, depth {self.depths} and {self.ranks}: give that of such a run"
             )
         self.tried.copy_(tried[:, : self.depths, : self.ranks])
         self.right.copy_(right[:, : self.depths, : self.ranks])
@@ -136,9 +126,6 @@ class Rated:
 
     cells: Int[Tensor, "batch node"]
     survival: Float[Tensor, "batch node"]
-
-    def first(self, nodes: int) -> "Rated":
-        return self if nodes == self.cells.shape[1] else Rated(self.cells[:, :nodes], self.survival[:, :nodes])
 
 
 class Rater:
@@ -156,25 +143,12 @@ class Rater:
         self._scorer, self._source, self._calibration = scorer, source, calibration
         self._kind = (batch.sampling.temperature > 0).long()[:, None]
         self._rates = calibration.rates()
-        self._rows, self._least = batch.drafting[:, None], least
+        self._rows = batch.drafting[:, None]
+        self.least = least if can_look(self._rows) else None
 
-    def begin(self, nodes: int) -> None:
-        size, device = (len(self._rows), nodes), self._rows.device
-        ones = torch.ones(size, dtype=torch.float64, device=device)
-        self.rated = Rated(torch.full(size, -1, dtype=torch.long, device=device), ones)
-
-    def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
-        """Rate the children of a level's nodes, which are not drawn yet; return whether any is worth drafting."""
-        rated = self.rated
-        confidence = self.confidence(tokens.index_select(1, level.parents), scores, level.depth)
-        confidence = confidence.expand(-1, len(level.parents)).index_select(1, level.row_of)
-        depth = torch.full_like(level.rank_of, level.depth + 1)[None]
-        cells = self._calibration.cells(confidence, self._kind, depth, level.rank_of[None])
-        survival = rated.survival.index_select(1, level.parent_of) * self._rates[cells]
-        rated.cells[:, level.children_at], rated.survival[:, level.children_at] = cells, survival
-        if self._least is None or not can_look(survival):
-            return True
-        return bool(((survival >= self._least) & self._rows).any())
+    def pays(self, survival: Float[Tensor, "batch node"]) -> bool:
+        """Return whether any of some nodes is worth drafting; the host looks."""
+        return bool(((survival >= (self.least or 0.0)) & self._rows).any())
 
     def nodes(
         self,

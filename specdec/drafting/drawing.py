@@ -110,10 +110,13 @@ class Drawing:
     def room(self, nodes: int) -> Float[Tensor, "batch node vocab"]:
         return torch.zeros(len(self.batch), nodes, self.vocabulary.target, device=self.batch.device)
 
-    def law_of(self, tokens: Int[Tensor, "batch node"]) -> DraftSampling | Int8[Tensor, "batch node"]:
-        if not self.sampled:
-            return DraftSampling.DETERMINISTIC
-        if self.greedy is None:
-            return self.law
-        law = torch.where(self.greedy, int(DraftSampling.DETERMINISTIC), int(self.law)).to(torch.int8)
-        return law.expand_as(tokens)
+    def law_of(
+        self, tokens: Int[Tensor, "batch node"], drawn: Bool[Tensor, "batch node"] | None = None
+    ) -> DraftSampling | Int8[Tensor, "batch node"]:
+        """Return the law of nodes, of which only those ``drawn`` were drawn for sampled requests; None for all."""
+        if not self.sampled or (self.greedy is None and drawn is None):
+            return self.law if self.sampled else DraftSampling.DETERMINISTIC
+        law = torch.full_like(tokens, int(self.law), dtype=torch.int8)
+        for chosen in (self.greedy, None if drawn is None else ~drawn):
+            law = law if chosen is None else law.masked_fill(chosen, int(DraftSampling.DETERMINISTIC))
+        return law

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
 from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
+from specdec.topology import Topology
+from specdec.tree import DraftTree
 
 
 def nodes_of_draft(name: str, value: object) -> int:
@@ -61,9 +61,6 @@ class Draft:
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
-
-
-_chain = lru_cache(maxsize=256)(TreeShape.chain)
 
 
 class RatedSession(Session):
@@ -140,7 +137,7 @@ def chains(roots: Int[np.ndarray, " batch"], paths: Int[np.ndarray, "batch depth
     if sizes.min() < width:
         valid = torch.from_numpy(np.arange(width + 1) <= sizes[:, None]).to(device, non_blocking=True)
     drafted = torch.from_numpy(tokens).to(device, non_blocking=True)
-    return DraftTree.from_shape(_chain(width), drafted, valid=valid)
+    return DraftTree.of_topology(Topology.chain(width + 1, device), drafted, valid=valid)
 
 
 def trees(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -213,13 +214,9 @@ class RetokenizedScorer(Follower):
     Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps the common beginning with
     the last round's; the rest is forwarded with the last token. Its session must say ``reads_host``.
 
-    Args:
-        source: Spells the target's tokens.
-        own: Spells the model's.
-        max_tokens: The most tokens of a text in the model's cache; longer ones are read from a later place on.
-        width: The number of a text's last tokens that are forwarded in every round.
-        to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
-        columns: The columns of the model's logits that count, in order; None for all.
+    ``source`` spells the target's tokens and ``own`` the model's, whose cache has the last ``max_tokens`` of a text at
+    most. Every round forwards ``width`` of them. ``to_model`` has the model's token for every token that is scored, and
+    ``columns`` are the columns of its logits that count, in order; None for its own tokens and all columns.
     """
 
     lookback = 0
@@ -266,7 +263,8 @@ class RetokenizedScorer(Follower):
             self._wanted[slot] = read[-(-over // step) * step :] if over > 0 else read
         slots = host.slots.tolist()
         wanted = [self._wanted[slot] for slot in slots]
-        known = np.array([_common(self._held[slot], ids) for slot, ids in zip(slots, wanted, strict=True)])
+        both = zip((self._held[slot] for slot in slots), wanted, strict=True)
+        known = np.array([len(commonprefix(each)) for each in both])  # noqa: RUF071 (they are lists)
         lengths = np.array([len(ids) for ids in wanted])
         # Every round forwards equally many tokens, some of them again, so that its forward can be captured.
         width = self._width if lengths.min() >= self._width else 1
@@ -303,10 +301,3 @@ class RetokenizedScorer(Follower):
         bound = self._bound + nodes
         scores = self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound, **wants)).scores
         return scores if self._columns is None else scores.index_select(-1, self._columns)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    count = min(len(one), len(other))
-    if one[:count] == other[:count]:
-        return count
-    return int(np.argmin(np.equal(one[:count], other[:count])))

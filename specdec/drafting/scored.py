@@ -48,12 +48,8 @@ class ScoredDrafter(Drafter):
             temperature = number("drafter temperature", temperature, remedy, lambda value: 0 <= value < float("inf"))
             self.sampling = DraftSampling.DETERMINISTIC if temperature < GREEDY_BELOW else self.sampling
         self.temperature = temperature
-        self.max_nodes = tree.max_nodes
-        self.max_depth = tree.max_depth
-        self.is_chain = tree.is_chain
-        self.is_paths = tree.is_paths
-        self.has_leaf_probs = tree.has_leaf_probs
-        self.laws = tree.laws(self.sampling)
+        self.max_nodes, self.max_depth, self.laws = tree.max_nodes, tree.max_depth, tree.laws(self.sampling)
+        self.is_chain, self.is_paths, self.has_leaf_probs = tree.is_chain, tree.is_paths, tree.has_leaf_probs
         self.policy: NodePolicy | None = None
 
     def describe(self, target: Target | None = None) -> Description:
@@ -62,6 +58,8 @@ class ScoredDrafter(Drafter):
     def pruned_by(self, policy: NodePolicy) -> "ScoredDrafter":
         """Return the same drafter with a policy that chooses, in every round, which nodes of the trees are verified."""
         instance("policy", policy, NodePolicy, "a NodePolicy, such as ConfidenceNodes()")
+        if not self.tree.pruned:
+            raise ValueError(f"{type(self.tree).__name__} takes no policy that leaves out nodes: give tree=sampled")
         twin = copy.copy(self)
         twin.policy, twin.adapts = policy, policy.adapts
         twin.is_paths = False  # their drafts are no longer as deep in all paths
@@ -87,6 +85,10 @@ class ScoredSession(Session):
                 f"the tree is {drafter.max_depth} deep and {type(drafter).__name__} drafts at most {scorer.max_depth} "
                 f"tokens ahead: give a shallower tree"
             )
+        if drafter.tree.asks_twice and not (scorer.per_depth or scorer.cheap_levels):
+            names = type(drafter.tree).__name__, type(drafter).__name__
+            remedy = "draft with a block drafter, Medusa, Hydra or ReDrafter, or give tree=sampled"
+            raise ValueError("{} scores a level twice, and each time {} runs its model: {}".format(*names, remedy))
         self.hidden_layers = tuple(hidden_layers)
         self.drafter, self.tree, self.scorer = drafter, drafter.tree, scorer
         self.models, self.caches, self.lookback = scorer.models, scorer.caches, scorer.lookback
@@ -145,7 +147,7 @@ class ScoredSession(Session):
         return tree if batch.host is None else self.trimmed(tree)
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
-        return tree if self.policy is None else without_tail(tree)
+        return without_tail(tree) if self.tree.ends or self.policy is not None else tree
 
     def _grown(self, batch: Batch, depth: int) -> DraftTree:
         policy, leaves, drafter = self.policy, self._leaves, self.drafter
@@ -170,12 +172,11 @@ class ScoredSession(Session):
 
 def law_of(sampling: DraftSampling | str) -> DraftSampling:
     """A law by its name."""
-    if isinstance(sampling, DraftSampling):
-        return sampling
-    if str(sampling).upper() not in DraftSampling.__members__:
+    name = sampling.name if isinstance(sampling, DraftSampling) else str(sampling).upper()
+    if name not in DraftSampling.__members__:
         names = ", ".join(name.lower() for name in DraftSampling.__members__)
         raise ValueError(f"drafter sampling={sampling!r}: give one of {names}")
-    return DraftSampling[sampling.upper()]
+    return DraftSampling[name]
 
 
 def without_tail(tree: DraftTree) -> DraftTree:

@@ -1,7 +1,8 @@
 """Scorers of the tokens that may follow the nodes of a growing draft tree, and the levels of a static one."""
 
 from abc import ABC
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,12 @@ LevelScores = Callable[[Int[Tensor, "batch node"], Topology | None, int], Float[
 class Scorer:
     """Gives logits for the children of a draft tree's nodes, level by level, and follows what becomes final.
 
-    A tree builder asks it for one tree at a time: ``prepare``, ``root_logits``, then ``level_logits`` from level to
-    level. All but ``admit``, ``prepare``, ``skip`` and ``release`` may be recorded and replayed without its Python.
+    A tree builder asks for one tree at a time: ``prepare``, ``root_logits``, then ``level_logits`` level by level. All
+    but ``admit``, ``prepare``, ``skip`` and ``release`` may be recorded and replayed without its Python.
 
     Attributes:
         per_depth: Whether the logits depend on the depth alone; it then has ``all_logits`` in place of the other two.
+        cheap_levels: Whether a level's logits take no forward of a model, unless all depths have the same ones.
         max_depth: The deepest node that it can score the tokens of; None without a limit.
         has_confidence: Whether it predicts acceptance (``confidence``).
         vocab_size: The number of columns of its logits.
@@ -35,6 +37,7 @@ class Scorer:
     """
 
     per_depth: bool = False
+    cheap_levels: bool = False
     max_depth: int | None = None
     has_confidence: bool = False
     needs_state: bool = False
@@ -63,11 +66,8 @@ class Scorer:
             marginals = self.all_logits(batch, depth)
             return lambda tokens, topology, level: marginals[:, level : level + 1]
 
-        def scores(tokens: Tensor, topology: Topology | None, level: int) -> Tensor:
-            if level == 0:
-                return self.root_logits(batch)
-            assert topology is not None
-            return self.level_logits(batch, tokens, topology, level)
+        def scores(tokens: Tensor, topology: Any, level: int) -> Tensor:
+            return self.level_logits(batch, tokens, topology, level) if level else self.root_logits(batch)
 
         return scores
 
@@ -134,10 +134,9 @@ class Level:
         topology: The topology of all nodes before ``stop``, of which those from ``start`` on are forwarded.
         parents: The nodes of this depth that have children; with ``leaves``, all nodes of this depth.
         rows: Which of the forwarded nodes are parents; None if all are.
-        parents_at: The parents as a slice if they stand side by side, otherwise as indices.
         children_at: All their children, which always stand side by side.
         parent_of: Each child's parent as a node; ``row_of`` as an index into ``parents``.
-        by_rank: For every rank, the children of that rank (as indices into the children) and their parents' rows.
+        chosen_of: The rank that the shape's path gives each child; below ``most`` ranks, some of which may be left out.
         width: The largest number of children of a parent; 0 at the last level, which exists only with ``leaves``.
     """
 
@@ -149,33 +148,28 @@ class Level:
         self.start, self.stop = parents[0], parents[-1] + 1
         self.width = max(len(shape.children[parent]) for parent in parents)
         self.one_each = all(len(shape.children[parent]) == 1 for parent in parents)
-
-        def index(values: Sequence[int]) -> Tensor:
-            return torch.tensor(list(values), dtype=torch.long, device=device)
-
+        index = partial(torch.tensor, dtype=torch.long, device=device)
         self.topology = Topology.of_shape(shape, device).first(self.stop)
         self.parents = index(parents)
         self.rows = None if len(parents) == self.stop - self.start else self.parents - self.start
-        self.parents_at = slice(self.start, self.stop) if self.rows is None else self.parents
         first = family[0][0] if family else 0
         self.children_at = slice(first, first + len(family))
         self.row_of = index([row for _, row, _ in family])
         self.rank_of = index([rank for _, _, rank in family])
+        ranks = [shape.ranks[child] for child, _, _ in family]
+        self.chosen_of, self.most = index(ranks), 1 + max(ranks, default=0)
         self.parent_of = self.parents[self.row_of]
-        ranked = [[(i, row) for i, (_, row, r) in enumerate(family) if r == rank] for rank in range(self.width)]
-        self.by_rank = [(index([i for i, _ in each]), index([row for _, row in each])) for each in ranked]
 
 
 class LevelPlan:
-    """A shape's levels and index tensors, made once; ``level_of`` has the level that scores each drafted node."""
+    """A shape's levels and index tensors, made once; ``rank_of`` has every node's rank among its siblings."""
 
     def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool = False):
         self.shape = shape
         with torch.inference_mode(False):
             self.levels = [Level(shape, depth, device, leaves=leaves) for depth in range(shape.max_depth + leaves)]
-            self.level_of = torch.tensor(shape.depths[1:], dtype=torch.long, device=device) - 1
-            self.rank_of = torch.tensor(shape.ranks[1:], dtype=torch.long, device=device)
-        self.width = 1 + max(shape.ranks)
+            ranks = [each.rank_of for each in self.levels]
+            self.rank_of = nn.functional.pad(torch.cat(ranks), (1, 0))[None]
 
     @classmethod
     def by_depth(cls, shape: TreeShape, device: torch.device, *, leaves: bool = False) -> dict[int, "LevelPlan"]:

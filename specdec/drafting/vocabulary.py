@@ -71,8 +71,7 @@ class VocabularyMap:
 def shared_tokens(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Any) -> Ids | None:
     """Return the ids that a drafter and its target (its files say enough) spell alike; None for all below both widths.
 
-    Raises ValueError: ``MOST_RESPELLED`` of the ids that both have are spelled differently, or without two tokenizers
-        the widths differ by more than ``MOST_PADDING``.
+    Another vocabulary is refused.
     """
     sizes, differing = (width, target.vocab_size), ""
     if tokenizer is not None and target.tokenizer is not None:

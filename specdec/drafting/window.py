@@ -31,9 +31,8 @@ class WindowScorer(Follower):
     Args:
         window: The most entries that a round can add: one more than the trees' depth.
         width: Width of a feature; 0 for entries that are tokens alone.
-        layers: The hidden states of the target of which ``fuse`` makes a feature.
+        layers: The hidden states of the target of which ``fuse`` makes a feature, until ``fuse_version`` changes.
         to_model: Turns the target's token ids into the model's.
-        fuse_version: Tells when ``fuse`` has changed.
     """
 
     def __init__(

@@ -15,7 +15,16 @@ from drafters.combined import AdaptiveDrafter
 from experiments.measuring.rounds import measure_costs, node_sizes
 from experiments.session.policies import paced
 from specdec import DraftTree, Engine, SamplingParams, Target
-from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
+from specdec.drafting.builders import (
+    AnyTree,
+    ExpansionTree,
+    PricedTree,
+    ReplayedTree,
+    RheoTree,
+    SampledTree,
+    StaticTree,
+    TreeBuilder,
+)
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RaggedCosts, RoundCosts
 from specdec.drafting.policies import (
@@ -214,15 +223,14 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
     found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
     assert found.rows == (1, 2) and found.max_depth == 2
     assert (found.device, found.dtype, found.drafter) == ("cpu", "float32", "ModelDrafter")
-    of_trees = RoundCosts(rows=(1,), table=((0.01, 0.02),), trees=((0, 0), (1, 1)))
     of_nodes = RoundCosts(rows=(1,), table=((0.01, 0.02),), nodes=(0, 1))
-    for costs in (found, of_trees, of_nodes):
+    for costs in (found, of_nodes):
         costs.save(path)
         assert RoundCosts.load(path) == costs
     for content in (
         *("", '{"rows": [1]}', '{"rows": ["a"], "table": [[1.0]]}', '{"rows": [2, 1], "table": [[1.0], [1.0]]}'),
-        '{"rows": [1], "table": [[1.0]], "trees": [[1, 1]]}',
-        '{"rows": [1], "table": [[1.0, 1.0]], "trees": [[0, 0], ["a", 1]]}',
+        '{"rows": [1], "table": [[1.0]], "trees": [[0, 0]]}',
+        '{"rows": [1], "table": [[1.0, 1.0]], "nodes": [0, "a"]}',
     ):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"costs\.json holds no costs of rounds"):
@@ -291,9 +299,9 @@ def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
     shallower = Calibration(depths=2, ranks=1)
     shallower.load(path, source="top")
     assert torch.equal(shallower.right, torch.ones(2, 2, 1, BINS, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"source=top, .* source=head"):
+    with pytest.raises(ValueError, match=r"source=top .* source=head"):
         shallower.load(path, source="head")
-    with pytest.raises(ValueError, match=r"depth 3 with 2 siblings, .* depth 4"):
+    with pytest.raises(ValueError, match=r"depth 3 and 2 siblings, .* depth 4"):
         Calibration(depths=4, ranks=2).load(path, source="top")
     path.write_text('{"tried": [1]}')
     for wrong in (path, tmp_path / "missing.json"):
@@ -358,8 +366,8 @@ def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None
     assert costs.by_nodes(2, 2).tolist() == pytest.approx([1.5, 1.725, 1.95])
 
 
-def served(target: Target, costs: RoundCosts | None) -> Engine:
-    return Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())
+def served(target: Target, costs: RoundCosts | None, shape: AnyTree = 3) -> Engine:
+    return Engine(target, ModelDrafter(target.model, shape).pruned_by(CostAwareNodes(costs)), RejectionVerifier())
 
 
 @pytest.mark.parametrize(
@@ -374,7 +382,17 @@ def served(target: Target, costs: RoundCosts | None) -> Engine:
         (lambda target: CostAwareNodes(RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 0))), "ascending"),
         (lambda target: SampledTree(13, 2, 3), "width=3 offer 12"),
         (lambda target: ExpansionTree(4, 0), "depth"),
-        (lambda target: ModelDrafter(target.model, SampledTree(4, 2, 2)), "sampling=iid"),
+        (lambda target: ModelDrafter(target.model, SampledTree(4, 2, 2), sampling="iid"), "sampling=iid"),
+        (
+            lambda target: ModelDrafter(target.model, RheoTree(4, 2, 3)).pruned_by(ConfidenceNodes()),
+            "RheoTree takes no",
+        ),
+        (lambda target: RheoTree(1, 2, 1), "width=1"),
+        (lambda target: PricedTree(theta=1.0), "theta=1.0: give a price between 0 and 1"),
+        (lambda target: PricedTree(a=-1.0), "a=-1.0: give the positive factor"),
+        (lambda target: served(target, None, ReplayedTree(4, 2, 3)), "ReplayedTree scores a level twice"),
+        (lambda target: ExpansionTree(13, 2, 2, children=4), "2 levels of width=2 offer 12"),
+        (lambda target: ExpansionTree(4, 2, 4, depth_cost=-0.1), "depth_cost=-0.1"),
         (lambda target: paced(NGramDrafter(), ConfidenceNodes()), "NGramDrafter"),
         (lambda target: served(target, None), "how long rounds take"),
         (lambda target: served(target, RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))), "trees have 3"),

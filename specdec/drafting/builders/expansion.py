@@ -6,17 +6,18 @@ the depth alone, these are exactly the best paths (DDTree, arXiv 2604.12989). ``
 search ends with, their common beginnings as one node each (ReDrafter, arXiv 2403.09919, section 3.2).
 """
 
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.arguments import whole
+from specdec.arguments import number, whole
 from specdec.drafting.builders.base import Grown, TreeBuilder
-from specdec.drafting.calibration import Rated
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import LevelScores, Scorer
 from specdec.kernels import usable
 from specdec.shape import MOST_NODES
 from specdec.topology import Topology
@@ -24,9 +25,6 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
 _LEAST = 1e-9  # A token's cost in nats is at least this, so that no child scores as high as its parent.
-
-Paths = tuple[Int[Tensor, "batch shown"] | None, Bool[Tensor, "batch front shown"] | None]
-"""The tokens that were shown so far and which of them stand above each node of a front; None where nobody needs it."""
 
 
 class Front(NamedTuple):
@@ -44,6 +42,26 @@ class Front(NamedTuple):
     above: Int[Tensor, "batch front"]
 
 
+class Scored(NamedTuple):
+    """A front at ``depth``, and what its nodes are expanded by.
+
+    Attributes:
+        scores: Those of all nodes, or of one for all, if they depend on the depth alone.
+        q: What children are drawn from, each with its number of ``uniform``; None where nothing is drawn.
+        first: The number under which the first node was shown.
+        offered: The number of candidates before the children.
+    """
+
+    front: Front
+    scores: Float[Tensor, "batch scored column"]
+    q: Float[Tensor, "batch front column"] | None
+    uniform: Float[Tensor, "batch front child"] | None
+    depth: int
+    first: int
+    offered: int
+    last: bool
+
+
 class Offers(NamedTuple):
     """The children of a front, parent by parent in the order in which they were drawn: candidates of the tree.
 
@@ -53,27 +71,27 @@ class Offers(NamedTuple):
 
     token: Int[Tensor, "batch candidate"]
     worth: Float[Tensor, "batch candidate"]
-    q: Float[Tensor, "batch front vocab"] | None = None
+    q: Float[Tensor, "batch front column"] | None = None
     confidence: Float[Tensor, "batch front"] | None = None
 
 
 class BeamTree(TreeBuilder):
     """Expands the best nodes of every level, and keeps the best of all nodes that these offer.
 
-    At every level ``width`` nodes are expanded, each of which offers as many children. A subclass says which laws
-    sampled requests' nodes may have (``takes``), what the root is worth and a node that must not be drafted, and
-    whether probabilities are those ``among`` so many most probable tokens alone.
+    At every level ``width`` nodes are expanded, each of which offers ``children`` (None: as many). A subclass says what
+    the root is worth and a node that must not be drafted, and how many children are drawn, if not all.
     """
 
     reorders_nodes = True
-    takes: tuple[DraftSampling, ...] = (DraftSampling.DETERMINISTIC,)
-    certain, impossible = 0.0, -torch.inf
-    among: int | None = None
+    takes = (DraftSampling.DETERMINISTIC,)
+    draws: int | None = None
+    certain, impossible, depth_cost = 0.0, -torch.inf, 0.0
 
-    def __init__(self, nodes: int, depth: int, width: int):
+    def __init__(self, nodes: int, depth: int, width: int, children: int | None = None):
         self.max_nodes = whole("nodes", nodes, least=1)
         self.max_depth = whole("depth", depth, least=1)
         self.width = whole("width", width, least=1)
+        self.children = self.width if children is None else whole("children", children, least=1)
         offered = self.offered(self.max_depth)
         if nodes > min(offered, MOST_NODES):
             raise ValueError(
@@ -81,92 +99,55 @@ class BeamTree(TreeBuilder):
                 f"{MOST_NODES} are allowed): give fewer nodes, or a larger depth or width"
             )
         self.max_shown = self.width * (self.max_depth - 1)
-        self.is_chain = self.width == 1
-
-    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        if sampling not in self.takes:
-            raise ValueError(
-                f"{type(self).__name__} cannot be drawn with sampling={sampling.name.lower()}: to choose "
-                f"among drawn nodes would bias the output; use sampling={self.takes[0].name.lower()}, or a static shape"
-            )
-        return frozenset([sampling])
+        self.is_chain, self.ranks = self.children == 1, 1 if self.rates_nodes else self.children
 
     def offered(self, depth: int) -> int:
-        return self.width + (depth - 1) * self.width**2
+        return self.children * (1 + self.width * (depth - 1))
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
-        uniform = drawing.uniforms(self.offered(depth)) if drawing.fresh else None
+        logits_of = scorer.levels(drawing.batch, depth)
+        return self.kept(*self.search(self.expand, logits_of, scorer.per_depth, drawing, depth), drawing)
+
+    @abstractmethod
+    def expand(self, scored: Scored, drawing: Drawing) -> tuple[Offers, Front | None]:
+        """Return the children of a front's nodes and, but for the last level, those that are expanded next."""
+
+    def search(
+        self, expand: Callable[..., Any], logits_of: LevelScores, per_depth: bool, drawing: Drawing, depth: int
+    ) -> tuple[list[Offers], list[Front]]:
+        rows, rater = drawing.batch, drawing.rater
+        uniform = drawing.uniforms(self.offered(depth)) if drawing.sampled else None
         zero = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
         front = Front(rows.roots[:, None], torch.full_like(zero, self.certain, dtype=torch.float64), zero, zero - 1)
-        fronts, levels, by_path = [front], list[Offers](), self.by_path(drawing)
+        fronts, levels = [front], list[Offers]()
         first = offered = 0  # nodes that were shown, and candidates, of the levels before
-        for depth_above in range(depth):
+        for level in range(depth):
             topology, paths, parents = None, (None, None), front.tokens.shape[1]
-            if by_path or (depth_above and not scorer.per_depth):
-                shown = torch.cat([each.above for each in fronts], dim=1)
-                topology = Topology(shown, depth_above, self.width if depth_above else 0)
-            logits = logits_of(front.tokens, topology, depth_above)
-            if by_path and topology is not None:
+            if drawing.by_path or (level and not per_depth):
+                topology = Topology(torch.cat([each.above for each in fronts], 1), level, self.width if level else 0)
+            logits = logits_of(front.tokens, topology, level)
+            if drawing.by_path and topology is not None:
                 above = topology.ancestors[:, -parents:].expand(len(rows), -1, -1)
                 paths = torch.cat([each.tokens for each in fronts], dim=1), above
                 logits = logits.expand(-1, parents, -1)
-            mine = None if uniform is None else uniform[:, offered:]
-            last = depth_above + 1 == depth
-            offers, below = self.expand(logits, drawing, front, paths, mine, (depth_above, first, offered), last=last)
+            scores, q, mine = drawing.scores(logits, *paths), None, None
+            if uniform is not None:
+                q = drawing.distribution(scores).expand(-1, parents, -1)
+                children = min(self.children, scores.shape[2])
+                mine = uniform[:, offered : offered + parents * children].view(len(rows), parents, children)
+            offers, below = expand(Scored(front, scores, q, mine, level, first, offered, level + 1 == depth), drawing)
+            if rater is not None and not self.rates_nodes:
+                confidence = rater.confidence(front.tokens, scores, level).expand(-1, parents)
+                offers = offers._replace(confidence=confidence)
             levels.append(offers)
+            first, offered = first + parents, offered + offers.token.shape[1]
             if below is not None:
                 front = below
                 fronts.append(front)
-            first, offered = first + parents, offered + offers.token.shape[1]
-        return self.kept(levels, fronts, drawing)
-
-    def by_path(self, drawing: Drawing) -> bool:
-        return drawing.batch.masks_drafts
-
-    def expand(
-        self,
-        logits: Float[Tensor, "batch scored column"],
-        drawing: Drawing,
-        front: Front,
-        paths: Paths,
-        uniform: Float[Tensor, "batch draw"] | None,
-        at: tuple[int, int, int],
-        *,
-        last: bool,
-    ) -> tuple[Offers, Front | None]:
-        """Return the children of a front's nodes and, but for the last level, those that are expanded next.
-
-        ``at`` is the front's depth, the number under which its first node was shown, and the candidates before these.
-        """
-        logits = drawing.vocabulary.present(logits, -torch.inf)
-        if paths[1] is not None:
-            logits = drawing.masked(logits.float(), *paths)
-        columns = logits.shape[-1]
-        if self.among is None:
-            log_probs, column = logits.log_softmax(-1, dtype=torch.float32).topk(min(self.width, columns), dim=-1)
-        else:
-            best, column = logits.topk(min(self.among, columns), dim=-1)
-            log_probs, column = best.log_softmax(-1, dtype=torch.float32)[..., : self.width], column[..., : self.width]
-        log_probs, token = log_probs.clamp_(max=-_LEAST), drawing.vocabulary.to_target(column)
-        if last and self.reorders_nodes:
-            score, below = (front.worth[:, :, None] + log_probs).flatten(1), None
-        else:
-            score, worth, *rest = _front(front.worth, log_probs, token, self.width, *at[1:])
-            below = Front(rest[0], worth, rest[1], rest[2])
-        return Offers(token.expand(-1, front.tokens.shape[1], -1).flatten(1), score), below
+        return levels, fronts
 
     def kept(self, levels: list[Offers], fronts: list[Front], drawing: Drawing) -> Grown:
-        tree, nodes, _, worth = self.best(levels, fronts, drawing)
-        return Grown(tree, nodes, _rated(torch.nn.functional.pad(worth, (1, 0)), tree, drawing))
-
-    def best(
-        self, levels: list[Offers], fronts: list[Front], drawing: Drawing
-    ) -> tuple[DraftTree, Int[Tensor, "batch node"], Int[Tensor, "batch drafted"], Float[Tensor, "batch drafted"]]:
-        """Return the trees of the best candidates, and the numbers under which the scorer was shown the nodes.
-
-        With them come the places among the candidates and the worth of the drafted ones.
-        """
+        """Return the trees of the best candidates."""
         rows = drawing.batch
         # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
         room = rows.max_depth[:, None] > torch.arange(len(levels), device=rows.device)
@@ -177,7 +158,8 @@ class BeamTree(TreeBuilder):
         children = levels[0].token.shape[1]
         candidates = torch.cat([front.numbers for front in fronts], dim=1)
         parent = candidates.repeat_interleave(children, dim=1)
-        place = self.order(worth)
+        place = worth.sort(dim=-1, descending=True, stable=True).indices[:, : self.max_nodes]
+        place = place if self.ordered else place.sort(dim=-1).values
         worth, count = worth.gather(1, place), place.shape[1]
         root = torch.zeros_like(place[:, :1])
         number = torch.cat([root, 1 + place], dim=1)
@@ -193,85 +175,98 @@ class BeamTree(TreeBuilder):
             tokens,
             torch.cat([root - 1, above], dim=1),
             valid=torch.cat([root == 0, worth > self.impossible], dim=1),
-            sampling=drawing.law_of(tokens),
-            draft_probs=self.draft_probs(levels, nodes, drawing),
+            sampling=drawing.law_of(tokens, None if self.draws is None else (number - 1) % children < self.draws),
+            draft_probs=_draft_probs(levels, nodes, drawing) if drawing.sampled else None,
             max_depth=min(len(levels), count),
             max_children=min(children, count),
         )
-        return tree, nodes, place, worth
-
-    def order(self, worth: Float[Tensor, "batch candidate"]) -> Int[Tensor, "batch drafted"]:
-        return worth.topk(min(self.max_nodes, worth.shape[1]), dim=-1).indices.sort(dim=-1).values
-
-    def draft_probs(self, levels: list[Offers], nodes: Int[Tensor, "batch node"], drawing: Drawing) -> Tensor | None:
-        return None
+        if drawing.rater is None:
+            return Grown(tree, nodes)
+        if self.rates_nodes:
+            logs = torch.nn.functional.pad(worth, (1, 0)) + self.depth_cost * tree.depth
+            return Grown(tree, nodes, drawing.rater.paths(logs, tree))
+        confidence = torch.cat([offers.confidence for offers in levels if offers.confidence is not None], dim=1)
+        rated = confidence.gather(1, place // children), place % children
+        sure, rank = (torch.nn.functional.pad(values, (1, 0)) for values in rated)
+        return Grown(tree, nodes, drawing.rater.nodes(sure, tree.parents, tree.depth, rank))
 
 
 class ExpansionTree(BeamTree):
-    """Drafts the most probable paths, ``DETERMINISTIC``; EAGLE's ``total_tokens`` counts the root, too."""
+    """Drafts the most probable paths, ``DETERMINISTIC``; EAGLE's ``total_tokens`` counts the root, too.
+
+    DARTree (arXiv 2608.13524) lets a node offer more ``children`` than nodes are expanded, takes probabilities
+    ``among`` so many tokens (chosen before a head corrects them; here after), and keeps nodes by score - ``depth_cost``
+    · depth, in nats.
+    """
 
     rates_nodes = True
 
-    def __init__(self, nodes: int = 59, depth: int = 8, width: int = 10):
-        super().__init__(nodes, depth, width)
+    def __init__(
+        self,
+        nodes: int = 59,
+        depth: int = 8,
+        width: int = 10,
+        *,
+        children: int | None = None,
+        among: int | None = None,
+        depth_cost: float = 0.0,
+    ):
+        super().__init__(nodes, depth, width, children)
+        self.among = None if among is None else whole("among", among, least=self.children)
+        remedy = "give a number of nats from 0 (none), such as 0.2"
+        self.depth_cost = number("depth_cost", depth_cost, remedy, lambda cost: 0 <= cost < float("inf"))
+
+    def expand(self, scored: Scored, drawing: Drawing) -> tuple[Offers, Front | None]:
+        scores, worth, column = scored.scores, scored.front.worth, None
+        if self.among is not None:
+            scores, column = scores.topk(min(self.among, scores.shape[2]), dim=-1)
+        logs = scores.log_softmax(-1)
+        log_probs, best = logs.topk(min(self.children, logs.shape[-1]), dim=-1)
+        log_probs = log_probs.clamp_(max=-_LEAST)
+        token, below = drawing.vocabulary.to_target(best if column is None else column.gather(-1, best)), None
+        tokens, first, offered = token.expand(-1, worth.shape[1], -1).flatten(1), scored.first, scored.offered
+        if usable(worth) and not scored.last:
+            from specdec.kernels.trees import front
+
+            score, best_worth, *others = front(worth, log_probs, token, self.width, first, offered)
+            below = Front(others[0], best_worth, others[1], others[2])
+        else:
+            score = (worth[:, :, None] + log_probs).flatten(1)
+            if not scored.last:
+                best_worth, best = score.topk(min(self.width, score.shape[1]), dim=-1)
+                above = (best // token.shape[2]).add_(first)
+                below = Front(tokens.gather(1, best), best_worth, best + (1 + offered), above)
+        return Offers(tokens, score - self.depth_cost * (1 + scored.depth) if self.depth_cost else score), below
 
 
-class BeamSearchTree(BeamTree):
+class BeamSearchTree(ExpansionTree):
     """Drafts the ``width`` paths that a beam search ends with, ``DETERMINISTIC`` whatever the request's temperature."""
-
-    reorders_nodes, rates_nodes = False, True
 
     def __init__(self, width: int = 10, depth: int = 4, *, among: int | None = 50):
         width, depth = whole("width", width, least=1), whole("depth", depth, least=1)
-        super().__init__(width * depth, depth, width)
-        self.among = None if among is None else whole("among", among, least=width)
-
-    def by_path(self, drawing: Drawing) -> bool:
-        return False
+        super().__init__(width * depth, depth, width, among=among)
 
     def kept(self, levels: list[Offers], fronts: list[Front], drawing: Drawing) -> Grown:
-        depth, depths = len(levels), drawing.batch.max_depth.clamp(max=len(levels))
-        columns = [(front.tokens, front.above, front.worth) for front in fronts]
-        tokens, parents, worth = (torch.cat(column, dim=1) for column in zip(*columns, strict=True))
-        # Which nodes lie on a beam, from the rows' last levels up.
-        first, valid, below = tokens.shape[1], list[Tensor](), torch.zeros_like(fronts[-1].tokens, dtype=torch.bool)
-        first -= below.shape[1]
-        for level in range(depth, 0, -1):
-            front, before = fronts[level], fronts[level - 1]
-            here = (front.worth > -torch.inf) & ((depths == level)[:, None] | below)
-            valid.append(here)
-            first -= before.tokens.shape[1]
-            below = torch.zeros_like(before.tokens).scatter_add_(1, front.above - first, here.long()) > 0
-        on_beam = torch.cat([torch.ones_like(below), *reversed(valid)], dim=1)
-        tree = DraftTree.build(tokens, parents, valid=on_beam, max_depth=depth, max_children=self.width)
-        return Grown(tree, rated=_rated(worth, tree, drawing))
+        """Return the trees of the candidates that lie on a beam, which are found from the rows' last levels up."""
+        depths = drawing.batch.max_depth[:, None].clamp(max=len(levels))
+        above: Tensor = depths < 0
+        for level in reversed(range(len(levels))):
+            worth, first = levels[level].worth, 1 + sum(each.worth.shape[1] for each in levels[:level])
+            ends = fronts[level + 1].numbers - first if level + 1 < len(fronts) else worth.topk(self.width).indices
+            here = (above | (depths == level + 1)).expand_as(ends)
+            on_beam = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, ends, here)
+            levels[level] = levels[level]._replace(worth=worth.where(on_beam, -torch.inf))
+            above = on_beam.unflatten(1, (fronts[level].tokens.shape[1], -1)).any(-1)
+        return super().kept(levels, fronts, drawing)
 
 
-def _rated(worth: Float[Tensor, "batch node"], tree: DraftTree, drawing: Drawing) -> Rated | None:
-    return None if drawing.rater is None else drawing.rater.paths(worth, tree)
-
-
-def _front(
-    worth: Float[Tensor, "batch some"],
-    log_probs: Float[Tensor, "batch scored child"],
-    token: Int[Tensor, "batch scored child"],
-    width: int,
-    first: int,
-    offered: int,
-) -> tuple[
-    Float[Tensor, "batch offer"], Float[Tensor, "batch front"],
-    Int[Tensor, "batch front"], Int[Tensor, "batch front"], Int[Tensor, "batch front"],
-]:  # fmt: skip
-    """Return the children's scores, and of the best of them scores, tokens, numbers and the parents as shown."""
-    if worth.shape[1] == 1 and token.shape[2] <= width:  # the root's children are all among the best, and in order
-        score, token = worth + log_probs[:, 0], token[:, 0]
-        numbers = torch.arange(1 + offered, 1 + offered + token.shape[1], device=worth.device).expand_as(token)
-        return score, score, token, numbers, torch.zeros_like(token) + first
-    if usable(worth):
-        from specdec.kernels.trees import front
-
-        return front(worth, log_probs, token, width, first, offered)
-    score = (worth[:, :, None] + log_probs).flatten(1)
-    front_scores, best = score.topk(min(width, score.shape[1]), dim=-1)
-    tokens = token.expand(-1, worth.shape[1], -1).flatten(1).gather(1, best)
-    return score, front_scores, tokens, best + (1 + offered), (best // token.shape[2]).add_(first)
+def _draft_probs(levels: list[Offers], nodes: Int[Tensor, "batch node"], drawing: Drawing) -> Tensor:
+    q = torch.cat([offers.q for offers in levels if offers.q is not None], dim=1)
+    chosen = q.gather(1, nodes.clamp(min=0)[:, :, None].expand(-1, -1, q.shape[2]))
+    chosen.masked_fill_((nodes < 0)[:, :, None], 0.0)
+    vocabulary = drawing.vocabulary
+    if vocabulary.ids is None and vocabulary.common == vocabulary.target:
+        return chosen
+    room = drawing.room(nodes.shape[1])
+    vocabulary.put(room, slice(0, nodes.shape[1]), chosen)
+    return room

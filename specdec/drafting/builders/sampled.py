@@ -1,128 +1,150 @@
-"""Trees that are drawn without replacement where a draft is most likely to come by: best first, and still exact.
+"""Trees that are drawn where a draft is most likely to come by: best first, and still exact.
 
-DySpec (arXiv 2410.11744) takes the most promising *slot*, then draws its token; here level by level, for all rows at
-once. A node is reached if the tokens above it are accepted and its earlier siblings are not. A token's chance is its
-share of what was left, raised to a ``power``: 1 is DySpec's, smaller makes trees longer and narrower, as a rule that
-compares p with q accepts a token drawn from q = p for sure.
-
-Why it is exact. A node's *worth* is the product of these chances down its path, and of the chances that earlier
-siblings are rejected; a slot's worth is what is known of it before its token is drawn. Nodes are kept by their slots'
-worth, and expanded by their own: so whether there is a slot depends on slots of greater worth alone, never on its
-token. To keep drawn nodes by their own worth would drop tokens because of what they are, and bias the output.
+A node's *worth* is how likely it is to be accepted, as is estimated, and a slot's what is known of it before its token
+is drawn: no less than that of any token, nor of any slot behind it. Nodes are kept by their slots' worth, and expanded
+by their own: so whether there is a slot depends on slots of greater worth alone, never on its token. To keep drawn
+nodes by their own worth would drop tokens because of what they are, and bias the output.
 """
 
+from abc import abstractmethod
+from pathlib import Path
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from specdec.arguments import number
-from specdec.drafting.builders.base import Grown
-from specdec.drafting.builders.expansion import BeamTree, Front, Offers, Paths
+from specdec.drafting.builders.expansion import BeamTree, Front, Offers, Scored
+from specdec.drafting.costs import RoundCosts
 from specdec.drafting.drawing import Drawing
 from specdec.random import draw_with_total
 from specdec.types import DraftSampling
 
-_TINY = 1e-30
+Children = Float[Tensor, "batch parent child"]
 
 
-class SampledTree(BeamTree):
-    """Draws a tree without replacement for sampled requests; greedy ones get the most probable paths."""
+class DrawnTree(BeamTree):
+    """Draws the children of the best nodes for sampled requests; greedy ones get the most probable paths."""
 
     ordered = True
     takes = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
     certain, impossible = 1.0, 0.0
 
-    def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8, *, power: float = 0.1):
-        super().__init__(nodes, depth, width)
-        self.ranks = self.width
-        remedy = "give a number above 0, such as 0.1"
-        self.power = number("power", power, remedy, lambda value: 0 < value < float("inf"))
-
-    def by_path(self, drawing: Drawing) -> bool:
-        return drawing.by_path
-
-    def expand(
-        self,
-        logits: Float[Tensor, "batch scored column"],
-        drawing: Drawing,
-        front: Front,
-        paths: Paths,
-        uniform: Float[Tensor, "batch draw"] | None,
-        at: tuple[int, int, int],
-        *,
-        last: bool,
-    ) -> tuple[Offers, Front | None]:
-        parents, (depth, first, offered) = front.tokens.shape[1], at
-        scores = drawing.scores(logits, *paths)
-        children = min(self.width, scores.shape[-1])
-        q = confidence = None
-        drawn: list[Tensor] = []  # tokens, slots' worth, nodes' worth
+    def expand(self, scored: Scored, drawing: Drawing) -> tuple[Offers, Front | None]:
+        above, q, found = scored.front.worth, scored.q, list[Tensor]()
+        children = min(self.width, scored.scores.shape[2])
         if not drawing.sampled or drawing.greedy is not None:
-            chances = scores.softmax(-1).nan_to_num(nan=0.0)
-            chance, token = (each.expand(-1, parents, -1) for each in chances.topk(children, dim=-1))
-            node = front.worth[:, :, None] * chance.double()
-            drawn = [token, node, node]
-        if drawing.sampled:
-            assert uniform is not None
-            q = drawing.distribution(scores).expand(-1, parents, -1)
-            token, chance = _drawn(q, uniform[:, : parents * children].view(-1, parents, children))
-            probable, drawn = drawn, [token, *self._worths(front.worth, chance.nan_to_num(nan=0.0))]
+            chance, token = scored.scores.softmax(-1).topk(children, dim=-1)
+            node = above[:, :, None] * self.chance(chance.double())
+            found = [token.expand_as(node), node, node]
+        if q is not None and scored.uniform is not None:
+            q, *drawn = self.drawn(above, scored.scores, q, scored.uniform)
             if drawing.greedy is not None:
                 greedy = drawing.greedy[:, :, None]
-                drawn = [torch.where(greedy, best, other) for best, other in zip(probable, drawn, strict=True)]
-        token, slot, node = drawn
-        token, node = drawing.vocabulary.to_target(token).flatten(1), node.flatten(1)
-        if drawing.rater is not None:
-            confidence = drawing.rater.confidence(front.tokens, scores, depth).expand(-1, parents)
-        offers = Offers(token, self.kept_by(slot, node.view_as(slot)).flatten(1), q, confidence)
-        if last:
+                drawn = [torch.where(greedy, best, other) for best, other in zip(found, drawn, strict=True)]
+            found = drawn
+        token, slot, node = found
+        token, node = drawing.vocabulary.to_target(token).flatten(1), node.flatten(1).nan_to_num(nan=0.0)
+        slot = slot.where(slot >= self.price(len(slot)), 0.0)
+        offers = Offers(token, slot.flatten(1), q)
+        if scored.last:
             return offers, None
-        worth, best = (each[:, : self.width] for each in node.sort(dim=-1, descending=True, stable=True))
-        return offers, Front(token.gather(1, best), worth, 1 + offered + best, first + best // children)
+        best = node.sort(dim=-1, descending=True, stable=True).indices[:, : self.width].sort(dim=-1).values
+        numbers, shown = 1 + scored.offered + best, scored.first + best // children
+        return offers, Front(token.gather(1, best), node.gather(1, best), numbers, shown)
 
-    def _worths(
-        self, worth: Float[Tensor, "batch parent"], own: Float[Tensor, "batch parent child"]
-    ) -> tuple[Float[Tensor, "batch parent child"], Float[Tensor, "batch parent child"]]:
+    @abstractmethod
+    def drawn(
+        self,
+        above: Float[Tensor, "batch parent"],
+        scores: Float[Tensor, "batch scored column"],
+        q: Float[Tensor, "batch parent column"],
+        uniform: Children,
+    ) -> tuple[Tensor, ...]:
+        """Return the law, the tokens, the slots' worth (0 without a token) and the worth of all parents' children."""
+
+    def chance(self, q: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return how likely tokens of these probabilities are to be accepted."""
+        return q
+
+    def price(self, rows: int) -> float:
+        """Return the least worth of a slot that is drafted, where so many requests run."""
+        return 0.0
+
+
+class SampledTree(DrawnTree):
+    """Draws a tree without replacement, as DySpec does (arXiv 2410.11744).
+
+    A node is reached if those above it are accepted and its earlier siblings are not. A token's chance is its share of
+    what was left, raised to a ``power``: 1 is DySpec's; smaller trusts drawn tokens, for longer and narrower trees.
+    """
+
+    def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8, *, power: float = 0.1):
+        super().__init__(nodes, depth, width)
+        self.power = number("power", power, "give a number above 0, such as 0.1", lambda power: 0 < power < 1e9)
+
+    def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Children) -> tuple[Tensor, ...]:
+        token, own = without_replacement(q, uniform)
         left = 1 - own.cumsum(-1) + own  # the mass that the earlier siblings have left
-        share = (own / left.clamp(min=_TINY)).clamp_(0, 1).pow_(self.power)
+        share = (own / left.clamp(min=1e-30)).clamp_(0, 1).pow_(self.power)
         before = torch.nn.functional.pad((1 - share).cumprod(-1)[..., :-1], (1, 0), value=1.0)
-        slot = worth[:, :, None] * before
-        return slot.where(own > 0, 0.0), slot * share
-
-    def kept_by(self, slot: Float[Tensor, "batch parent child"], node: Float[Tensor, "batch parent child"]) -> Tensor:
-        """Return by what nodes are kept, the most first: the worth of their slots. Any other would bias the output."""
-        return slot
-
-    def order(self, worth: Float[Tensor, "batch candidate"]) -> Int[Tensor, "batch drafted"]:
-        return worth.sort(dim=-1, descending=True, stable=True).indices[:, : self.max_nodes]
-
-    def kept(self, levels: list[Offers], fronts: list[Front], drawing: Drawing) -> Grown:
-        tree, nodes, place, _ = self.best(levels, fronts, drawing)
-        if drawing.rater is None:
-            return Grown(tree, nodes)
-        children = levels[0].token.shape[1]
-        confidence = torch.cat([offers.confidence for offers in levels if offers.confidence is not None], dim=1)
-        rated = confidence.gather(1, place // children), place % children
-        sure, rank = (torch.nn.functional.pad(values, (1, 0)) for values in rated)
-        return Grown(tree, nodes, drawing.rater.nodes(sure, tree.parents, tree.depth, rank))
-
-    def draft_probs(self, levels: list[Offers], nodes: Int[Tensor, "batch node"], drawing: Drawing) -> Tensor | None:
-        if not drawing.sampled:
-            return None
-        q = torch.cat([offers.q for offers in levels if offers.q is not None], dim=1)
-        chosen = q.gather(1, nodes.clamp(min=0)[:, :, None].expand(-1, -1, q.shape[2]))
-        chosen.masked_fill_((nodes < 0)[:, :, None], 0.0)
-        vocabulary = drawing.vocabulary
-        if vocabulary.ids is None and vocabulary.common == vocabulary.target:
-            return chosen
-        room = drawing.room(nodes.shape[1])
-        vocabulary.put(room, slice(0, nodes.shape[1]), chosen)
-        return room
+        slot = above[:, :, None] * before
+        return q, token, slot.where(own > 0, 0.0), slot * share
 
 
-def _drawn(
-    q: Float[Tensor, "batch parent column"], uniform: Float[Tensor, "batch parent child"]
-) -> tuple[Int[Tensor, "batch parent child"], Float[Tensor, "batch parent child"]]:
+class PricedTree(DrawnTree):
+    """Draws a tree without replacement by calibrated chances, and no node that is worth less than a price: TreeSpark.
+
+    A token of probability q (at temperature 1) is accepted with the chance σ(a logit q + b), fitted on nodes whose
+    ancestors were accepted; a slot is worth its parent times the chance of the likeliest token that is left (arXiv
+    2609.22098; a and b for Qwen3-4B). The published heap pops one slot at a time. As worth only falls behind a slot,
+    the best slots of all are the same tree, but for what ``width`` leaves out. Greedy requests pay the price, too.
+
+    Args:
+        theta: The price: the least worth of a slot whose token is drafted.
+        costs: Rounds' seconds by nodes, or a file of them. A node's price is then what plain decoding would emit in the
+            time that a node takes on average, with as many requests as run.
+    """
+
+    ends = True
+
+    def __init__(
+        self,
+        nodes: int = 64,
+        depth: int = 8,
+        width: int = 8,
+        *,
+        a: float = 0.6684,
+        b: float = -0.4587,
+        theta: float = 0.02,
+        costs: RoundCosts | str | Path | None = None,
+    ):
+        super().__init__(nodes, depth, width)
+        self.a = number("a", a, "give the positive factor of a fit, such as 0.6684", lambda a: 0 < a < float("inf"))
+        self.b = number("b", b, "give the constant of a fit, such as -0.4587", lambda b: abs(b) < float("inf"))
+        self.theta = number("theta", theta, "give a price between 0 and 1, such as 0.02", lambda theta: 0 < theta < 1)
+        self.costs = RoundCosts.load(costs, by_nodes=True) if isinstance(costs, str | Path) else costs
+
+    def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Children) -> tuple[Tensor, ...]:
+        token, own = without_replacement(q, uniform)
+        known = scores.softmax(-1)
+        best, column = known.topk(token.shape[2], dim=-1)
+        taken = token[..., :, None] == column[..., None, :]  # by the sibling of this rank
+        left = best[..., None, :].masked_fill(taken.cumsum(-2) > taken, 0.0).amax(-1)
+        slot, node = (self.chance(each.double()) for each in (left, known.expand_as(q).gather(2, token)))
+        return q, token, above[:, :, None] * slot.where(own > 0, 0.0), above[:, :, None] * node
+
+    def chance(self, q: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.sigmoid(self.a * torch.logit(q) + self.b)
+
+    def price(self, rows: int) -> float:
+        if self.costs is None:
+            return self.theta
+        seconds = self.costs.by_nodes(rows, self.max_nodes)
+        return float(seconds[-1] / seconds[0] - 1) / self.max_nodes
+
+
+def without_replacement(q: Float[Tensor, "batch parent column"], uniform: Children) -> tuple[Tensor, Children]:
     """Return children of every parent, drawn without replacement, and q of each; 0 where q has run out of tokens."""
     left, tokens, chances = q.clone(), [], []
     for rank in range(uniform.shape[2]):

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from specdec.coupling import race
 from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.sampled import without_replacement
+from specdec.drafting.calibration import Rated, Rater
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Level, LevelPlan, Scorer
 from specdec.filters import first_largest
 from specdec.random import draw, shared_noise
+from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 
@@ -24,10 +27,8 @@ class StaticTree(TreeBuilder):
     def __init__(self, shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]]):
         self.shape = TreeShape.of(shape)
         self.max_nodes = self.max_shown = self.shape.num_nodes
-        self.max_depth = self.shape.max_depth
-        self.is_chain = self.shape.is_chain
-        self.is_paths = self.shape.is_paths
-        self.ranks = self.shape.max_children
+        self.max_depth, self.ranks = self.shape.max_depth, self.shape.max_children
+        self.is_chain, self.is_paths = self.shape.is_chain, self.shape.is_paths
         self._plans: dict[tuple[torch.device, bool], dict[int, LevelPlan]] = {}
 
     def bind(self, device: torch.device, *, leaves: bool = False) -> None:
@@ -38,14 +39,8 @@ class StaticTree(TreeBuilder):
         rows, vocabulary, rater = drawing.batch, drawing.vocabulary, drawing.rater
         plan = self._plans[rows.device, drawing.leaves][depth]
         shape, batch = plan.shape, len(rows)
-        plainly = not drawing.sampled and not drawing.leaves and not drawing.by_path and rater is None
-        if scorer.per_depth and plainly:
-            best = drawing.scores(scorer.all_logits(rows, depth)).topk(plan.width, dim=-1).indices
-            drafted = vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
-            return Grown(DraftTree.from_shape(plan.shape, torch.cat([rows.roots[:, None], drafted], dim=1)))
         logits_of = scorer.levels(rows, len(plan.levels))
-        if rater is not None:
-            rater.begin(shape.num_nodes + 1)
+        sure = [torch.ones(batch, 1, device=rows.device)]  # the confidence in every node's parent
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
         tokens = rows.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = rows.roots
@@ -60,18 +55,20 @@ class StaticTree(TreeBuilder):
                 above = level.topology.ancestors[0, level.parents].expand(batch, -1, -1)
                 logits = logits.expand(-1, len(level.parents), -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)
-            if rater is not None and level.width and not rater.level(level, tokens[:, : level.stop], scores):
-                # Nothing deeper is worth drafting.
-                if number == 0:
-                    return Grown(DraftTree.root_only(rows.roots), rated=rater.rated.first(1))
-                shape = shape.cut(number)
-                count = shape.num_nodes + 1
-                tokens, valid = tokens[:, :count], None if valid is None else valid[:, :count]
-                draft_probs = None if draft_probs is None else draft_probs[:, :count]
-                break
+            if rater is not None and level.width:
+                confidence = rater.confidence(tokens.index_select(1, level.parents), scores, level.depth)
+                sure.append(confidence.expand(-1, len(level.parents)).index_select(1, level.row_of))
+                if rater.least is not None and not rater.pays(_rated(plan, sure, rater).survival[:, level.children_at]):
+                    sure.pop()  # nothing deeper is worth drafting
+                    if number == 0:
+                        return Grown(DraftTree.root_only(rows.roots), rated=_rated(plan, sure, rater))
+                    shape, count = shape.cut(number), level.children_at.start
+                    tokens, valid = tokens[:, :count], None if valid is None else valid[:, :count]
+                    draft_probs = None if draft_probs is None else draft_probs[:, :count]
+                    break
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
-                vocabulary.put(draft_probs, level.parents_at, q)
+                vocabulary.put(draft_probs, slice(level.start, level.stop) if level.rows is None else level.parents, q)
             if level.width == 0:
                 continue
             if q is None or not drawing.sampled:
@@ -91,25 +88,39 @@ class StaticTree(TreeBuilder):
             draft_probs *= rows.drafting[:, None, None]
         law = drawing.law_of(tokens)
         tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
-        return Grown(tree, rated=None if rater is None else rater.rated.first(tree.width))
+        return Grown(tree, rated=None if rater is None else _rated(plan, sure, rater))
+
+
+def _rated(plan: LevelPlan, sure: list[Tensor], rater: Rater) -> Rated:
+    confidence = torch.cat(sure, dim=1)
+    topology = Topology.of_shape(plan.shape, confidence.device)
+    tables = (topology.parents, topology.depth, plan.rank_of)
+    return rater.nodes(confidence, *(table[:, : confidence.shape[1]].expand_as(confidence) for table in tables))
 
 
 def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:
     """Return every parent's most probable tokens, in order, for its children; one row of scores serves all parents."""
     shared = scores.shape[1] == 1
-    if level.one_each:
+    if level.one_each and level.most == 1:
         best = first_largest(scores)
         return best.expand(-1, len(level.parents)) if shared else best
-    best = scores.topk(level.width, dim=-1).indices
-    return best[:, 0, level.rank_of] if shared else best[:, level.row_of, level.rank_of]
+    best = scores.topk(level.most, dim=-1).indices
+    return best[:, 0, level.chosen_of] if shared else best[:, level.row_of, level.chosen_of]
 
 
 def _children(
     q: Float[Tensor, "batch parent column"], level: Level, uniform: Float[Tensor, "batch draw"] | None, drawing: Drawing
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+    """Return every parent's children, and which of them exist; None if all do."""
+    at = slice(None), level.row_of, level.rank_of
     if uniform is not None:
         mine = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
-        return drawn(q, level, mine, drawing.law)
+        if drawing.law is DraftSampling.IID or level.width == 1:
+            return draw(q if level.one_each else q.index_select(1, level.row_of), mine), None
+        each = mine.new_zeros(len(q), q.shape[1], level.width)
+        each[at] = mine
+        tokens, own = without_replacement(q, each)
+        return tokens[at], own[at] > 0
     rows = drawing.batch
     positions = rows.lengths[:, None] + (level.depth + 1)
     # COUPLED: the first children in the race that the target watches.
@@ -118,25 +129,4 @@ def _children(
     if level.one_each:
         return arrivals.argmax(-1), None
     earliest, token = arrivals.topk(level.width, dim=-1)
-    return token[:, level.row_of, level.rank_of], earliest[:, level.row_of, level.rank_of] > 0
-
-
-def drawn(
-    q: Float[Tensor, "batch parent vocab"], level: Level, uniform: Float[Tensor, "batch child"], law: DraftSampling
-) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-    """Return every parent's children, drawn from q with one number each, and which of them exist; None if all do."""
-    if law is DraftSampling.IID or level.width == 1:
-        weights = q if level.one_each else q.index_select(1, level.row_of)
-        return draw(weights, uniform), None
-    left = q.clone()
-    tokens = torch.zeros_like(uniform, dtype=torch.long)
-    exists = torch.ones_like(uniform, dtype=torch.bool)
-    for rank, (columns, rows) in enumerate(level.by_rank):
-        weights = left.index_select(1, rows)
-        token = draw(weights, uniform[:, columns])
-        tokens[:, columns] = token
-        if rank > 0:
-            exists[:, columns] = weights.sum(-1) > 0
-        if rank + 1 < level.width:
-            left[:, rows] = weights.scatter_(2, token[..., None], 0.0)
-    return tokens, exists
+    return token[at], earliest[at] > 0

@@ -122,8 +122,9 @@ def play(case: Case) -> tuple[list[str], Device]:
     with fake_cuda() as device, patch.object(specdec.engine.recording, "RECORD_AFTER", 3):
         try:
             engine = Engine(Target(model), drafter, rule, max_batch_size=2, max_length=128, **case.options)
-            # A policy of nodes tells the host how many of them to verify.
-            allowed = 2 if isinstance(engine.session, ScoredSession) and engine.session.policy is not None else 1
+            # A policy of nodes, or a tree that may end early, tells the host how many nodes to verify.
+            scored = engine.session if isinstance(engine.session, ScoredSession) else None
+            allowed = 1 + (scored is not None and (scored.policy is not None or scored.tree.ends))
             for phase, sampling in PHASES.items():
                 if case.rule is None or phase in ("sampled", "mixed"):
                     problems += [f"{phase}: {each}" for each in _phase(engine, device, phase, sampling, allowed)]
@@ -146,7 +147,8 @@ def _phase(
         engine.step()
     allowed += any(each.grammar is not None for each in sampling)  # the masks of what is judged
     if phase == "masked by a grammar" and engine.session is not None and engine.session.models:
-        allowed += 1 + (engine.drafter.max_depth if engine.drafter is not None else 0)  # the masks of every level
+        twice = isinstance(engine.session, ScoredSession) and engine.session.tree.asks_twice
+        allowed += 1 + (1 + twice) * (engine.drafter.max_depth if engine.drafter is not None else 0)  # of every level
     if device.waits.total() > allowed:
         yield f"the host waits {device.waits.total()} times in a round: {dict(device.waits)}"
     if device.captured == before:
