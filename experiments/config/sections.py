@@ -44,10 +44,10 @@ TABLES = {
 """The groups whose options stand in one file, ``conf/options/GROUP.yaml``, each under its name."""
 _SECTIONS = ["contenders", "fit", "labels", "lengths", "methods", "policies", "rules", "served", "setups", "sla"]
 """The sections of commands that are no groups."""
+_PACKAGES = {"pair": "_global_", "recipe": "_global_", "tree": "drafter"}
 for _group, _options in TABLES.items():
     for _name, _option in _options.items():
-        whole = "_global_" if _group in ("pair", "recipe") else None
-        ConfigStore.instance().store(group=_group, name=_name, node=_option, package=whole)
+        ConfigStore.instance().store(group=_group, name=_name, node=_option, package=_PACKAGES.get(_group))
 
 
 def in_sweep() -> bool:
