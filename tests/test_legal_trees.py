@@ -377,11 +377,6 @@ def test_the_counterexample_of_dspark(policy: type[CostAwareNodes], monkeypatch:
         assert wrong < 1e-6
 
 
-def rolled(*root: float) -> Law:
-    """A distribution at the root, and after a token x the same one moved on by x."""
-    return lambda path: torch.tensor(root, dtype=torch.float64).roll(sum(path[-1:]))
-
-
 WANTED, DRAFTED = rolled(0.5, 0.3, 0.2), rolled(0.4, 0.35, 0.25)
 
 
