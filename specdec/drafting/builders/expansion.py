@@ -166,8 +166,7 @@ class BeamTree(TreeBuilder):
         index = torch.arange(max(1 + count, candidates.shape[1]), device=rows.device).expand(len(rows), -1)
         at = number.new_full((len(rows), 1 + token.shape[1]), count)
         above = at.scatter(1, number, index[:, : 1 + count]).gather(1, parent.gather(1, place))
-        # Impossible candidates, which only fill up, may have lost their parents.
-        above = above.minimum(index[:, :count])
+        above = above.minimum(index[:, :count])  # impossible candidates, which fill up, may have lost their parents
         shown = at.fill_(-1).scatter_(1, candidates, index[:, : candidates.shape[1]])
         tokens = torch.cat([rows.roots[:, None], token.gather(1, place)], dim=1)
         nodes = shown.gather(1, number)

@@ -15,7 +15,7 @@ from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of
 from specdec.drafting.costs import RoundCosts, needed
-from specdec.drafting.scorer import Level, Scorer
+from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import can_look
 from specdec.tree import DraftTree
@@ -248,17 +248,18 @@ class _Stages(Rater):
     def __init__(self, policy: LoopedNodes, scorer: Scorer, batch: Batch, vocabulary: VocabularyMap, may_stop: bool):
         super().__init__(scorer, "top", policy.calibration, batch, 1.0 if may_stop else None)
         self._policy, self._vocabulary, self._sum = policy, vocabulary, torch.zeros(len(batch), 1, device=batch.device)
+        self._goes = torch.ones_like(self._sum)
 
-    def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
-        goes = self.rated.survival[:, level.parents]
-        if level.depth:
-            column = self._vocabulary.to_drafter(tokens[:, level.parents])
-            self._sum = self._sum + self._logs.gather(-1, column[..., None])[..., 0]
-            if level.depth % self._policy.stage == 0:
-                goes, self._sum = goes * (self._sum >= self._policy.gate), torch.zeros_like(goes)
+    def confidence(self, tokens: Tensor, scores: Tensor, depth: int) -> Float[Tensor, "batch 1"]:
+        if depth:
+            self._sum = self._sum + self._logs.gather(-1, self._vocabulary.to_drafter(tokens)[..., None])[..., 0]
+            if depth % self._policy.stage == 0:
+                self._goes, self._sum = self._goes * (self._sum >= self._policy.gate), torch.zeros_like(self._sum)
         self._logs = scores.float().log_softmax(-1)
-        self.rated.survival[:, level.children_at] = goes
-        return self._least is None or not can_look(goes) or bool((goes * self._rows).any())
+        return self._goes
+
+    def nodes(self, confidence: Tensor, parents: Tensor, depth: Tensor, rank: Tensor) -> Rated:
+        return Rated(torch.full_like(parents, -1), confidence)
 
 
 def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
