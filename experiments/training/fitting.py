@@ -1,5 +1,6 @@
 """How long and how fast to train: settings, learning rates, and the optimizers."""
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,6 +9,9 @@ import torch
 from torch import nn
 
 from specdec.arguments import number, whole
+from specdec.machine import native_bfloat16
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +83,14 @@ def optimizers_of(module: nn.Module, config: FitConfig, vocabularies: Iterable[i
             inner = config.muon_lr is not None and parameter.ndim == 2 and widths.isdisjoint(parameter.shape)
             (matrices if inner else others).append(parameter)
     made: list[torch.optim.Optimizer] = []
-    decay = config.weight_decay
     if matrices:
         assert config.muon_lr is not None
-        made.append(torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=decay))
+        if matrices[0].device.type == "cpu" and not native_bfloat16():
+            slow = "this CPU has no bfloat16 arithmetic, in which Muon computes: steps take many times as long; %s"
+            logger.warning(slow, "fit.muon_lr=null fit.lr=2e-3 trains with AdamW alone")
+        made.append(torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay))
     if others:
-        made.append(torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=decay))
+        made.append(torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay))
     for optimizer in made:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

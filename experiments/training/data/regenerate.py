@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -173,17 +175,9 @@ def _parts(document: Document) -> list[list[int]]:
 
     What stands behind the last response is left out; a document without any is one prompt.
     """
-    parts: list[list[int]] = []
-    run: list[int] = []
-    inside = False
-    for token, supervised in zip(document.tokens.tolist(), document.supervised.tolist(), strict=True):
-        if supervised and not inside:
-            parts.append(run)
-            run = []
-        elif not supervised:
-            run.append(token)
-        inside = supervised
-    return parts or [run]
+    pairs = zip(document.tokens.tolist(), document.supervised.tolist(), strict=True)
+    runs = [(supervised, [token for token, _ in run]) for supervised, run in groupby(pairs, itemgetter(1))]
+    return [before for (_, before), (answer, _) in pairwise([(0, []), *runs]) if answer] or [document.tokens.tolist()]
 
 
 def longest(prompts: Sequence[Document], config: RegenerateConfig) -> int:
