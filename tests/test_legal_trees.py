@@ -457,6 +457,13 @@ def test_what_chosen_and_drawn_trees_of_few_nodes_accept(case: str, monkeypatch:
         assert accepted(rule, found, WANTED) == pytest.approx(length, abs=2e-6)
 
 
+def test_a_node_costs_what_plain_decoding_would_emit_meanwhile() -> None:
+    """One of four takes 0.4 s beside a plain round of 1 s with one request, and 1 s with three."""
+    costs = RoundCosts(rows=(1, 3), table=((1.0, 1.2, 2.6), (1.0, 2.0, 5.0)), nodes=(0, 1, 4))
+    assert [PricedTree(4, 2, 2, costs=costs).price(rows) for rows in (1, 2, 3)] == pytest.approx([0.4, 0.7, 1.0])
+    assert PricedTree(4, 2, 2, theta=0.3).price(2) == 0.3
+
+
 @pytest.mark.parametrize(
     ("mutant", "q", "wrong"),
     [

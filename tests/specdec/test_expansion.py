@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec import Batch, DraftSampling, Topology, TreeShape
 from specdec.drafting.best_shapes import AcceptanceRates, best_shapes, fastest
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, TreeBuilder
+from specdec.drafting.builders.expansion import BeamTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
@@ -46,7 +47,7 @@ class Table(Scorer):
         return sorted(((float(log_p), token) for token, log_p in enumerate(row.log_softmax(-1))), reverse=True)
 
 
-def by_hand(scorer: Table, tree: TreeBuilder, root: int, depth: int) -> dict[Path, int]:
+def by_hand(scorer: Table, tree: BeamTree, root: int, depth: int) -> dict[Path, int]:
     """The paths of a tree, and the number under which the scorer was shown each: -1 for those that it was not."""
     front: list[Path] = [()]
     worth: dict[Path, float] = {(): 0.0}
@@ -55,7 +56,7 @@ def by_hand(scorer: Table, tree: TreeBuilder, root: int, depth: int) -> dict[Pat
         offered = [
             (worth[path] + log_p, (*path, token))
             for path in front
-            for log_p, token in scorer.likely(path, root)[: tree.width]
+            for log_p, token in scorer.likely(path, root)[: tree.children]
         ]
         worth.update({path: score for score, path in offered})
         front = [path for _, path in sorted(offered, reverse=True)[: tree.width]]
@@ -64,7 +65,7 @@ def by_hand(scorer: Table, tree: TreeBuilder, root: int, depth: int) -> dict[Pat
         if level + 1 < depth:
             shown.update({path: len(shown) + i for i, path in enumerate(front)})
     possible = [path for path in worth if worth[path] > -torch.inf]
-    best = sorted(possible, key=lambda path: -worth[path])[: tree.max_nodes + 1]
+    best = sorted(possible, key=lambda path: tree.depth_cost * len(path) - worth[path])[: tree.max_nodes + 1]
     return {path: shown.get(path, -1) for path in best}
 
 
@@ -89,8 +90,10 @@ def paths_of(found: Grown, row: int) -> dict[Path, int]:
         (ExpansionTree(5, 1, 6), [9, 9, 9]),
         (ExpansionTree(4, 6, 1), [9, 3, 9]),
         (SampledTree(12, 4, 4), [2, 1, 4]),
+        (ExpansionTree(20, 4, 3, children=9, depth_cost=0.4), [4, 1, 2]),
+        (ExpansionTree(9, 4, 5, children=2), [4, 4, 3]),
     ],
-    ids=["59 nodes", "rows of other depths", "small", "one level", "a chain", "sampled"],
+    ids=["59 nodes", "rows of other depths", "small", "one level", "a chain", "sampled", "DARTree", "few children"],
 )
 def test_the_tree_is_that_of_the_best_paths(tree: TreeBuilder, max_depth: list[int], per_depth: bool) -> None:
     """Where rows have room for other depths, too; and the scorer's numbers are those of the nodes that it was shown."""
