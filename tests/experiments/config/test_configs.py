@@ -115,9 +115,8 @@ def test_every_study_and_recipe_composes(group: str, name: str, configure: Confi
     if name == "fastest_shape":
         pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
     command = "train" if group == "recipe" else "load" if name.startswith("load_") else "run"
-    config = configure(command, f"{group}={name}")
-    settings = {str(key): plain(config, str(key)) for key in config if key not in ("out", "method")}
-    settings |= {"out": "."} | ({} if command == "train" else {"method": "m"})
+    config = configure(command, f"{group}={name}", *["method=m"] * (command != "train"))
+    settings = {str(key): plain(config, str(key)) for key in config if key != "out"} | {"out": "."}
     check_arguments(kind := command_of(command).settings, values_of(kind, settings))
     if command == "run" and config.methods:
         named = {*config.methods, *config.contenders, "plain"}
