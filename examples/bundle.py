@@ -158,7 +158,8 @@ def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> st
     other = target in OTHERS.values()
     asked = "the target's own answers to [questions](prompts.parquet), most of which it asked itself"
     source = asked if other else f"see [the target's card](../{CARD})"
-    chosen = ", which had the greatest served length" if facts["figures"].get("served_length") else ""
+    by = "expected" if "expected_length" in facts["figures"] else "served"
+    chosen = f", which had the greatest {by} length" if facts["figures"].get("served_length") else ""
     rows = [
         ("what", f"{KINDS[facts['head']][0]}{whose}, {facts['parameters']:,} parameters, bfloat16"),
         ("data", f"{facts['tokens']:,} tokens in {facts['documents']:,} documents, {source}"),

@@ -108,13 +108,11 @@ class Batch:
     Attributes:
         lengths: The number of tokens whose keys and values are in the target's cache, which is the root's position.
         max_depth: No node may be deeper: the rest of the output, or of the cache, has no room for more.
-        alternatives: The largest number of most probable tokens that any request wants to be told with its output
-            tokens; None if none wants their raw log-probabilities.
+        alternatives: The most probable tokens that any request wants to be told; None for no raw log-probabilities.
         host: The same numbers on the host; None in a recorded round, which may use tensors alone. There may be further
             rows behind the host's, which belong to no request and do not draft (``SlotTable.padded``).
         first_slot: The first slot, if the rows are consecutive slots and the tensors are views of all slots' tensors.
-        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. None in
-            other rounds.
+        key_bound: How many positions of the cache attention reads in a recorded round, at least; else None.
     """
 
     slots: Int[Tensor, " batch"]  # the slot of every row, ascending

@@ -41,22 +41,21 @@ class Session(ABC):
     """The state of a drafter in one engine.
 
     The engine calls ``admit`` for every request that speculates; ``observe`` after every piece of its prompt and after
-    every round; ``prepare`` and ``propose`` once per round for all rows together; and ``release`` at the request's end.
-    A session never changes the target's cache or the output. Where a prompt shares the forward of the first round, one
-    that wants hidden states, or has a model over the target's cache, is not asked to draft in it.
+    every round; ``prepare`` and ``propose`` once per round for all rows; and ``release`` at the end. A session never
+    changes the target's cache or the output. Where a prompt shares the forward of the first round, one that wants
+    hidden states, or has a model over the target's cache, is not asked to draft in it.
 
     Attributes:
         reads_host: Whether ``propose`` reads ``Batch.host``, and ``observe`` reads ``Outcome.host``. The rounds of any
             other session may be recorded and replayed without its Python.
         hidden_layers: Hidden states it wants in ``Outcome``, numbered as in ``Wants``.
-        top_tokens: How many of the target's most probable successors it wants in ``Outcome`` for every node that was
-            verified, by the target's own logits, before all processing.
+        top_tokens: How many of the target's most probable successors, before all processing, it wants in ``Outcome``
+            for every verified node.
         models: The models that it runs: runners, with a cache of their own, or modules. Memory is counted by them.
         caches: Their caches, in which every committed token has a place. The engine shares beginnings in them, and
             clears them when a request ends.
-        lookback: How many of the last tokens before its first round a request must show to the session, because it
-            keeps something of them outside of its caches. None for every token, so that its requests share no
-            beginning.
+        lookback: How many of the last tokens before its first round a request must show to the session, which keeps
+            something of them outside of its caches. None for all, so that its requests share no beginning.
     """
 
     reads_host: bool = False
@@ -75,8 +74,8 @@ class Session(ABC):
     def prepare(self, batch: "Batch") -> Hashable:
         """Do on the host what must come before ``propose``, and before the recording of it.
 
-        Returns everything that ``propose`` and ``observe`` depend on besides tensors that stay where they are: a
-        recording is used again for as long as this is equal.
+        Returns what ``propose`` and ``observe`` depend on besides tensors that stay: a recording is used again for as
+        long as this is equal.
         """
         return None
 
@@ -87,10 +86,8 @@ class Session(ABC):
         Rows whose ``batch.drafting`` is False may hold any valid tree. Nodes deeper than ``batch.max_depth`` are made
         invalid. In a recorded round ``batch.host`` is None, and the tree has one size whatever the values.
 
-        With ``Sizes.leaf_probs`` the tree has ``draft_probs`` with a row for every node, even where nothing can be
-        drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1. Rows that are not in
-        ``batch.drafting`` are zero; so may be a row without drafts before anything is committed (``batch.lengths`` is
-        0).
+        With ``Sizes.leaf_probs`` the tree has ``draft_probs`` at every node: q at temperature 1 for greedy requests,
+        zero in rows that are not in ``batch.drafting``, as it may be in a row before anything is committed.
         """
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
@@ -136,13 +133,12 @@ class Drafter(ABC):
         is_chain: Whether its drafts are chains: no node has two children.
         is_paths: Whether its drafts are paths of one length that share only the root.
         has_leaf_probs: Whether it can also give q at the leaves.
-        adapts: Whether its drafts may depend on more than the request itself: on other requests, or on how earlier
-            rounds went. ``specdec.checks.drafter`` reads it.
+        adapts: Whether its drafts may depend on more than the request itself: other requests, or how rounds went.
         runs: What a plan counts before anything is loaded: ``"nothing"`` (it looks drafts up), a ``"model"`` or a
             ``"head"`` from the files that its argument ``name`` gives, or the ``"target"``, over keys and values of its
-            own. None if it does not say; then it is not planned.
-        usual: The usual sizes of such heads, by which they are planned without files: a ``family``, and what is unusual
-            for it (``experiments.planning``). A literal, which is read without an import.
+            own; None is not planned.
+        usual: The usual sizes of such heads without files: a ``family``, and what is unusual for it
+            (``experiments.planning``). A literal, which is read without an import.
     """
 
     runs: ClassVar[Literal["nothing", "model", "head", "target"] | None] = None
@@ -163,6 +159,11 @@ class Drafter(ABC):
     def bind(self, target: "Target", sizes: Sizes) -> Session:
         """Begin a session in an engine; refuse a target that the drafter does not fit (vocabulary, widths, device)."""
 
+    def along(self, ahead: Callable[[int], Tensor]) -> "Drafter":
+        """Return a drafter of chains with the tokens of a text, by ``ahead``, and the q that each is drawn from."""
+        what = "does not say q along a text" if self.is_chain else "draws siblings at random"
+        raise ValueError(f"{type(self).__name__} {what}: compare served runs, or give drafter.sampling=deterministic")
+
 
 class StatelessDrafter(Drafter, Session):
     """A drafter that is its own session; write ``propose``, and ``reads_host`` if that reads ``batch.host``."""
@@ -178,8 +179,7 @@ class Laws:
     """The two distributions of a round, given its trees.
 
     Attributes:
-        stop: The probability that the accepted path ends at each node (the root: nothing is accepted). Invalid nodes
-            have zero; rows sum to one.
+        stop: The probability that the accepted path ends at each node (the root: nothing is accepted); 0 at padding.
         after: Returns the distribution of the token that follows a path ending at ``stop_nodes``, one node per row: a
             residual, or p after a leaf. What it shares with ``stop`` has been computed already.
     """
@@ -201,12 +201,11 @@ class Verifier(ABC):
             ``target_probs`` are one-hot. This holds in plain decoding, too (``specdec.coupling``).
         needs_leaf_probs: Whether the rule reads q at every node, leaves included. For greedy requests it is then given
             p and q at temperature 1. In a row without drafts, q is zero.
-        recordable: Whether ``laws`` may be recorded and replayed without its Python, as is done with this project's
-            rules. A rule from elsewhere must say so, because its Python may do other things besides. A change of an
-            attribute is noticed.
+        recordable: Whether ``laws`` may be recorded and replayed without its Python, as this project's rules are; one
+            from elsewhere must say so. A change of an attribute is noticed.
         walks_greedily: Whether the path goes down while p's token is a child, if p is one-hot everywhere and no node
-            was drawn at random. Greedy batches are then judged by tokens alone (``acceptance.certain``), without
-            ``laws``. A class that defines ``laws`` has to say it anew.
+            was drawn at random. Greedy batches are then judged by tokens alone (``acceptance.certain``). A class that
+            defines ``laws`` has to say it anew.
     """
 
     exactness: Exactness
@@ -236,6 +235,16 @@ class Verifier(ABC):
     ) -> Float[Tensor, "*rows vocab"]:
         """Returns the distribution that the output follows, or for a ``LOSSY`` rule should follow: p by default."""
         return target_probs
+
+    def along(
+        self, p: Float[Tensor, "batch depth vocab"], q: Float[Tensor, "batch depth vocab"],
+        tokens: Int[Tensor, "batch depth"], law: DraftSampling,
+    ) -> Float[Tensor, "batch depth"]:  # fmt: skip
+        """Return the probability that at least 1, 2, … drafts are accepted, given that the output is ``tokens``.
+
+        The drafts are a chain that is drawn from q by ``law``; p and q are those along ``tokens``.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
@@ -271,8 +280,7 @@ class Round:
 
     Attributes:
         target_probs: What the rule was given at every node: p, with the two exceptions that ``Verifier`` explains.
-        requests: The request of every row, whose ``rounds`` does not count this round yet; None where a row does not
-            speculate.
+        requests: Those of the rows, whose ``rounds`` does not count this one yet; None where a row does not speculate.
     """
 
     tree: DraftTree

@@ -32,9 +32,8 @@ class DraftTree:
         topology: The parent of every node, and bounds on depth and number of children that the host knows.
         valid: False for padding. A valid node's parent is valid, and so is the root.
         law: How each node was drawn (``DraftSampling``).
-        draft_probs: Row i is the distribution that the children of node i were drawn from, q; only the rows of
-            parents matter. None if every node is ``DETERMINISTIC``.
-        known: What the host knows about ``law`` and ``valid``.
+        draft_probs: Row i is the distribution that the children of node i were drawn from, q; None if every node is
+            ``DETERMINISTIC``.
     """
 
     tokens: Int[Tensor, "batch node"]
@@ -60,12 +59,10 @@ class DraftTree:
 
         Args:
             parents: Index of every node's parent, smaller than its own; -1 for the root.
-            valid: False for padding; None if there is no padding.
+            valid: None if there is no padding.
             sampling: One law for all nodes, or a law per node.
-            draft_probs: q, if nodes were drawn at random.
             max_depth: The depth of the deepest valid node, if known; checked when depths are first read.
-            max_children: The largest number of valid children of a node, if known; checked when children are first
-                read. Loops run over both bounds, so tight ones save time.
+            max_children: The largest number of valid children of a node, likewise. Loops run over both bounds.
         """
         _check_shapes(tokens, None, parents=parents, valid=valid, draft_probs=draft_probs)
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
@@ -192,8 +189,7 @@ class DraftTree:
     def padded(self, width: int, *, max_depth: int, max_children: int, shape: TreeShape | None = None) -> "DraftTree":
         """Returns the same trees with invalid nodes at the end, ``width`` in all, and with looser bounds.
 
-        The new nodes have the root's token, which is known to do no harm. They are children of the root, or stand as in
-        a static ``shape`` that begins as this one.
+        The new nodes have the root's token. They are its children, or stand as in a ``shape`` that begins as this one.
         """
         more, pad = width - self.width, torch.nn.functional.pad
         tokens = torch.cat([self.tokens, self.tokens[:, :1].expand(-1, more)], dim=1)

@@ -38,7 +38,8 @@ LAYERS = (
 # import rooms only, never each other.
 ROOMS = (
     ("datasets", "results"),
-    ("tracing", "training", "grading", "contenders", "exporting", "planning"),
+    ("tracing",),
+    ("training", "grading", "contenders", "exporting", "planning"),
     ("load", "serving"),
     ("measuring", "inspecting"),
     ("reporting", "tracking"),

@@ -7,6 +7,7 @@ from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.thresholds import has_thresholds, laws_by_thresholds
+from verifiers.trees import ratios
 from verifiers.walk import leaf_to_root
 
 
@@ -27,6 +28,9 @@ class TraversalVerifier(Verifier):
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
     walks_greedily = True
+
+    def along(self, p: Tensor, q: Tensor, tokens: Tensor, law: DraftSampling) -> Tensor:
+        return ratios(p, q, tokens).cumprod(1).cummin(1).values.clamp(max=1)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         if has_thresholds(tree):

@@ -7,6 +7,7 @@ from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.thresholds import has_thresholds, laws_by_thresholds
+from verifiers.trees import ratios
 from verifiers.walk import top_down
 
 
@@ -31,6 +32,9 @@ class RejectionVerifier(Verifier):
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
     walks_greedily = True
+
+    def along(self, p: Tensor, q: Tensor, tokens: Tensor, law: DraftSampling) -> Tensor:
+        return ratios(p, q, tokens).clamp(max=1).cumprod(1)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         if has_thresholds(tree):

@@ -1,5 +1,6 @@
 """Drafter-invariant decoding: drafter and target use the same noise."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,6 +31,12 @@ class SharedNoiseVerifier(Verifier):
     exactness = Exactness.EXACT
     samplings = frozenset(DraftSampling)
     noise = Noise.SHARED
+
+    def along(self, p: Tensor, q: Tensor, tokens: Tensor, law: DraftSampling) -> Tensor:
+        own_p, own_q = p.gather(2, tokens[..., None]), q.gather(2, tokens[..., None])
+        if law is not DraftSampling.COUPLED:  # the draft knows nothing of the noise
+            return own_q[..., 0].cumprod(1)
+        return (own_q[..., 0] / torch.maximum(p * own_q, q * own_p).sum(-1)).cumprod(1)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Walk along the target's tokens; ``target_probs`` are one-hot."""

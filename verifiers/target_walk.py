@@ -25,6 +25,9 @@ class TargetWalkVerifier(Verifier):
     samplings = frozenset(DraftSampling)
     walks_greedily = True
 
+    def along(self, p: Tensor, q: Tensor, tokens: Tensor, law: DraftSampling) -> Tensor:
+        return q.gather(2, tokens[..., None])[..., 0].cumprod(1)
+
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         return laws_of_walk(tree, target_probs)
 

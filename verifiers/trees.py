@@ -182,3 +182,10 @@ def normalized(
 def chance_of(mass: Float[Tensor, "*rows"], drawn: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
     """Return min(1, mass / drawn), and 0 where ``drawn`` is 0."""
     return torch.minimum(mass, drawn) / drawn.clamp(min=torch.finfo(drawn.dtype).tiny)
+
+
+def ratios(
+    p: Float[Tensor, "batch depth vocab"], q: Float[Tensor, "batch depth vocab"], tokens: Int[Tensor, "batch depth"]
+) -> Float[Tensor, "batch depth"]:
+    """Return q / p of the tokens of a chain."""
+    return (q.gather(2, tokens[..., None]) / p.gather(2, tokens[..., None]))[..., 0]

@@ -46,10 +46,8 @@ def audit(config: DictConfig) -> Row:
     if sampling.greedy:
         raise ValueError("sampling.temperature=0: a run compares greedy outputs with plain decoding's, token by token")
     if beyond := [name for name in UNKNOWN if getattr(sampling, name) != getattr(SamplingParams(), name)]:
-        raise ValueError(
-            f"sampling.{beyond[0]}={getattr(sampling, beyond[0])}: the law of sampled outputs is computed without it, "
-            f"so leave it out"
-        )
+        given = f"sampling.{beyond[0]}={getattr(sampling, beyond[0])}"
+        raise ValueError(f"{given}: the law of sampled outputs is computed without it, so leave it out")
     target, subject, function = _sides(config)
     running, powers, unseen = _planned(config, names, target, function, sampling, horizon)
     console, folder = terminal.console(), Path(config.out)

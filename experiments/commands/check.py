@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,8 @@ def _inspect(config: DictConfig) -> Any:
     name, trained = options.get("name") or target.model.config.name_or_path, None
     if name and (Path(name).is_dir() or not Path(name).exists()):
         where = ("subfolder", "revision", "token", "cache_dir", "local_files_only")
-        try:
+        with suppress(ValueError):  # it has no config.json
             checkpoint = Checkpoint(name, **{key: options[key] for key in where if options.get(key) is not None})
-        except ValueError:  # it has no config.json
-            pass
-        else:
             trained = trained_on(checkpoint)
     title = f"{type(first).__name__} {options.get('name') or ''}".strip()
     with steps_shown("the target writes") as say:
@@ -161,13 +159,9 @@ def _inspect(config: DictConfig) -> Any:
             given=[name for name in ("hidden_layers", "mask_token_id") if options.get(name) is not None],
             progress=lambda text: say(f"trying: {text}"),
         )
-    terminal.show(
-        terminal.console(),
-        checks.facts_table(
-            f"{title}, inspected with {target.name}", facts_of(found.drafter, target, found.loaded.frequencies)
-        ),
-        checks.tried_table(found) if found.tried or found.refused else None,
-    )
+    facts = facts_of(found.drafter, target, found.loaded.frequencies)
+    table = checks.facts_table(f"{title}, inspected with {target.name}", facts)
+    terminal.show(terminal.console(), table, checks.tried_table(found) if found.tried or found.refused else None)
     terminal.say(terminal.console(), *checks.inspected(title, target.name, found, trained))
     return found
 
@@ -178,9 +172,7 @@ def _by_its_files(name: str | None) -> DictConfig:
     from experiments.exporting.folders import KINDS, kind_of
 
     if name is None:
-        raise ValueError(
-            "drafter=none drafts nothing, so there is nothing to inspect: give another drafter, or a folder"
-        )
+        raise ValueError("drafter=none drafts nothing that could be inspected: give another drafter, or a folder")
     kind = KINDS[kind_of(name)]
     makers = [getattr(drafters, each) for each in dir(drafters)]
     maker = next(each for each in makers if kind in getattr(each, "public", ()))

@@ -27,12 +27,10 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
     )
     of_load = [folder for folder in folders if is_study(folder)]
     if of_load:
-        others = [folder for folder in folders if folder not in of_load]
-        if others:
+        if others := [folder for folder in folders if folder not in of_load]:
             raise ValueError(f"{of_load[0]} is a study of load, and {others[0]} is none: compare them apart")
-        return report_studies(
-            [Study.read(folder) for folder in folders], Path(config.out), allow_mixed=config.allow_mixed
-        )
+        studies = [Study.read(folder) for folder in folders]
+        return report_studies(studies, Path(config.out), allow_mixed=config.allow_mixed)
     runs = [load_run(folder) for folder in folders]
     formats, out = [str(name) for name in listed(config, "format")], Path(config.out)
     tables, compared = [name for name in formats if name != "html"], []

@@ -170,16 +170,11 @@ def _real(config: DictConfig, drafters: Mapping[str, str], planned: Sequence[Pla
     if texts.passes:
         notes.append(f"the texts were used {texts.passes + 1} times: give a larger dataset.count")
     device, slots = device_name(target.device), {contender.engine.max_batch_size for contender in contenders}
+    facts = {"device": device, "dtype": str(target.dtype).removeprefix("torch."), "target": {"name": target.name}}
+    facts["exactness"] = {contender.method: contender.exactness for contender in contenders}
     return Plays(
         title=f"{target.name} on {device}; {_about(config, planned, slots)}",
-        facts={
-            "exactness": {contender.method: contender.exactness for contender in contenders},
-            "device": device,
-            "dtype": str(target.dtype).removeprefix("torch."),
-            "target": {"name": target.name},
-            "prompts": len(chosen),
-            "prompts_hash": fingerprint(chosen),
-        },
+        facts={**facts, "prompts": len(chosen), "prompts_hash": fingerprint(chosen)},
         notes=notes,
         methods={contender.method: partial(_play, contender, asked, warm) for contender in contenders},
     )
@@ -211,13 +206,10 @@ def _virtual(config: DictConfig, clock: Virtual, drafters: Mapping[str, str], pl
     measured = getattr(next(iter(engines.values())).costs, "conditions", None)
     costs = clock.costs if measured is None else f"{measured.model} on {measured.device}"
     device, slots = f"VIRTUAL TIME, {costs}", {engine.slots for engine in engines.values()}
+    exactness = {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()}
     return Plays(
         title=f"{device}; {_about(config, planned, slots)}",
-        facts={
-            "exactness": {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()},
-            "device": device,
-            "virtual": True,
-        },
+        facts={"exactness": exactness, "device": device, "virtual": True},
         notes=["virtual time by costs and traces; scheduler, policy and pages are an engine's"],
         methods={name: partial(play, name) for name in engines},
     )

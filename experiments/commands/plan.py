@@ -49,9 +49,7 @@ def question_of(config: DictConfig) -> Question:
     if longest is not None and context > longest:
         raise ValueError(f"context={context}: the model has {longest} positions, give at most so many")
     if config.output >= context:
-        raise ValueError(
-            f"output={config.output} leaves no prompt in a context of {context}: raise context or lower output"
-        )
+        raise ValueError(f"output={config.output} leaves no prompt in a context of {context}: lower it")
     stored, dtype = {"quantization": target["quantization"], "kv_cache": engine["kv_cache"]}, str(target["dtype"])
     if costs is not None and dtype == "auto":
         dtype = costs.conditions.dtype

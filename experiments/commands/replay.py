@@ -1,6 +1,7 @@
 """Rules asked about the drafts of traced runs, and the best tree shapes by a trace's acceptance and costs of rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.kinds import did_you_mean
 from experiments.config.sections import bootstrap_of, build, listed, plain, sections
+from experiments.datasets.prompt import choose
+from experiments.measuring.jobs import prepare
 from experiments.planning.drafting import drafter_class
 from experiments.reporting import terminal
 from experiments.reporting.replay import Optimized, report_found, report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.origin import difference, read_manifest
+from experiments.results.records import PLAIN, RECORDS, read_records
 from experiments.results.rows import Row
 from experiments.results.runs import find_folders
 from experiments.results.statistics import Bootstrap
-from experiments.session.engines import settle
+from experiments.session.engines import assemble, settle
+from experiments.session.methods import drafters_of
+from experiments.tracing.along import Text, compared
 from experiments.tracing.rates import record
-from experiments.tracing.scoring import RAN, DraftSet, figures, find_drafts, score
+from experiments.tracing.scoring import DraftSet, figures, find_drafts, score
 from experiments.tracing.trace import FOLDER, shards
 from specdec.drafting.best_shapes import best_shapes, fastest
+from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
 from specdec.physics.calibrated import CalibratedRounds
 
@@ -36,23 +43,50 @@ def replay(config: DictConfig) -> list[Row] | list[Optimized]:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folders = find_folders(listed(config, "trace"))
-    return replay_runs(folders, rules, Path(config.out), baseline=config.baseline, bootstrap=bootstrap)
+    ask = count_rounds if config.along else replay_runs
+    return ask(folders, rules, Path(config.out), baseline=config.baseline, bootstrap=bootstrap)
 
 
 def replay_runs(
     folders: Sequence[Path], rules: Mapping[str, Verifier], out: Path, *, baseline: str, bootstrap: Bootstrap
 ) -> list[Row]:
     """Ask rules about the drafts of traced runs; print and write what they say, with differences over ``baseline``."""
-    manifests = [read_manifest(folder) for folder in folders]
-    done: list[Row] = []
+    manifests, done = [read_manifest(folder) for folder in folders], list[Row]()
     for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
         parts = [part for part in settings if not part.startswith("sampling.temperature=")]
         ran = build(OmegaConf.create({"verifier": manifest["config"]["verifier"]}), "verifier")
         for drafts in find_drafts(folder, parts, ran):
-            done += figures(score(drafts, {**rules, RAN: ran}), baseline=baseline, bootstrap=bootstrap)
+            done += figures(score(drafts, rules), baseline=baseline, bootstrap=bootstrap)
     done.sort(key=lambda row: row["temperature"])
-    if all(row["refused"] for row in done):
-        raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0]['refused']}")
+    report_replay(done, out, confidence=bootstrap.confidence, manifests=manifests)
+    return done
+
+
+def count_rounds(
+    folders: Sequence[Path], rules: Mapping[str, Verifier], out: Path, *, baseline: str, bootstrap: Bootstrap
+) -> list[Row]:
+    """Count the expected rounds of runs' drafters under rules, on what plain decoding wrote there; print and write."""
+    manifests, done, base = [read_manifest(folder) for folder in folders], list[Row](), dict[Hashable, list[float]]()
+    for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
+        config = DictConfig({**manifest["config"], "contenders": {}})
+        target, contenders = assemble(config, drafters_of(config))
+        drafters = {
+            ", ".join([each.method, *settings]): each.engine.drafter
+            for each in contenders
+            if each.speculate and isinstance(each.engine, Engine) and each.engine.drafter is not None
+        }
+        assert target.tokenizer is not None, "assemble refuses a target without one"
+        sampling, prompts = build(config, "sampling"), choose(build(config, "dataset"))[0]
+        jobs = prepare(prompts, sampling, target.tokenizer, template=plain(config, "chat_template"))
+        asked = {(job.prompt.id, job.sample, len(job.prompt_ids)): job.prompt_ids for job in jobs}
+        texts: dict[float, dict[str, list[Text]]] = {}
+        for each in read_records(folder / RECORDS):
+            prompt = asked.get((each.prompt, each.sample, each.prompt_tokens))  # None if it was shortened
+            if each.method == PLAIN and each.turn == 0 and each.token_ids and prompt is not None:
+                texts.setdefault(each.temperature, {}).setdefault(each.prompt, []).append((prompt, each.token_ids))
+        for temperature, some in texts.items():
+            params = replace(sampling, temperature=temperature)
+            done += compared(target, drafters, rules, some, params, base, baseline=baseline, bootstrap=bootstrap)
     report_replay(done, out, confidence=bootstrap.confidence, manifests=manifests)
     return done
 
@@ -89,7 +123,7 @@ def best_tree(config: DictConfig) -> list[Optimized]:
         where = f"costs on {costs.conditions.device}, {rows} row{'s' * (rows > 1)}"
         timed = partial(costs.of_tree, rows=rows)
     about = f"{target} with {drafter_class(run['drafter'])}, {type(rule).__name__}; {where}"
-    out, results = Path(config.out), []
+    out, results = Path(config.out), list[Optimized]()
     out.mkdir(parents=True, exist_ok=True)
     for temperature in sorted(sets):
         recorded = record(sets[temperature], rule)
@@ -97,19 +131,14 @@ def best_tree(config: DictConfig) -> list[Optimized]:
         depth = rates.max_depth if config.max_depth is None else config.max_depth
         planned = best_shapes(rates, max_nodes=config.max_nodes, max_depth=depth)
         best = max(planned, key=lambda shape: shape.tokens) if timed is None else fastest(planned, timed)
-        results.append(
-            Optimized(temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=timed, best=best)
-        )
+        found: Any = {"temperature": temperature, "recorded": recorded, "rates": rates, "planned": planned}
+        results.append(Optimized(**found, costs=timed, best=best))
         report_found(terminal.console(), results[-1], out, bootstrap, about)
     return results
 
 
 def _traces_of_one_method(config: DictConfig) -> tuple[dict[float, list[DraftSet]], dict[str, Any], str]:
-    """The drafts of the configuration's method by temperature, the run that made them, and its target's name.
-
-    Raises:
-        ValueError: There is no trace, it has several methods, or its runs differ in drafter or rule.
-    """
+    """The drafts of the configuration's method by temperature, the run that made them, and its target's name."""
     folders = find_folders(listed(config, "trace"))
     manifests = [read_manifest(folder) for folder in folders]
     sets = [drafts for folder in folders for drafts in find_drafts(folder)]
@@ -126,15 +155,11 @@ def _traces_of_one_method(config: DictConfig) -> tuple[dict[float, list[DraftSet
     made = [{part: run[part] for part in ("drafter", "verifier")} for run in runs if run["drafter"] is not None]
     for other in made[1:]:
         if (found := difference(made[0], other)) is not None:
-            key, was, now = found
-            raise ValueError(
-                f"the traces are of different runs ({key} is {was!r} and {now!r}): optimize each by itself"
-            )
+            what = "{} is {!r} and {!r}".format(*found)
+            raise ValueError(f"the traces are of different runs ({what}): optimize each by itself")
     if "shape" not in made[0]["drafter"]:
-        raise ValueError(
-            f"{made[0]['drafter'].get('_target_')} takes no shape of its own: optimize the shape of the drafter that "
-            f"it is made of, in a run of that one"
-        )
+        name = made[0]["drafter"].get("_target_")
+        raise ValueError(f"{name} takes no shape of its own: optimize that of the drafter that it is made of")
     by_temperature: dict[float, list[DraftSet]] = {}
     for drafts in sets:
         if drafts.method == method:

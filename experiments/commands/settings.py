@@ -164,6 +164,7 @@ class ReplaySettings(Settings):
 
     trace: Annotated[kinds.OneOrMore[kinds.Text], kinds.Wanted("the folder of a run with trace=true, or a list")]
     verifiers: Any
+    along: bool
     baseline: kinds.Text
     best: Literal["tree"] | None
     max_nodes: kinds.Count

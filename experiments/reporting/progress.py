@@ -113,7 +113,7 @@ class TrainingProgress(Progress):
         """The head was measured."""
         self.last |= figures
         self._curve(done, figures)
-        names = ("simulated_length", "simulated_length_greedy", "served_length", "calibration_error")
+        names = ("simulated_length", "simulated_length_greedy", "served_length", "expected_length", "calibration_error")
         shown = {name.removeprefix("held_out/"): value for name, value in figures.items()}
         parts = []
         for name in (name for name in shown if name.startswith(names) and not name.endswith(("/low", "/high"))):
@@ -122,4 +122,5 @@ class TrainingProgress(Progress):
             if low is not None and high is not None:
                 text += f" [{low:.2f}, {high:.2f}]"
             parts.append(text)
-        self.line(f"after step {done}: {', '.join(parts)}{' (best so far)' if best else ''}")
+        by = "expected" if "expected_length" in shown else "served"
+        self.line(f"after step {done}: {', '.join(parts)}{f' (best so far by {by} length)' if best else ''}")

@@ -25,18 +25,17 @@ CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
     "met other contexts."
 )
-BOUND = (
-    "Bound: the largest probability with which a lossless rule can accept one of the root's sampled siblings (optimal "
-    "transport), averaged over their draws. It is for the first position only. A rule's own figure is for the drafts "
-    "that were drawn, and may lie above the bound by chance."
-)
+ALONG = "Expected rounds of texts that plain decoding wrote, where every round drafts: nothing is drawn at random."
 
 
 def report_replay(done: Sequence[Row], out: Path, *, confidence: float, manifests: Sequence[Mapping[str, Any]]) -> None:
     """Print a replay's tables, and write ``replay.md``, ``.csv`` and ``.json``."""
     first = manifests[0]
     title = f"{first['target']['name']} ({first['dtype']}) on {first['device']}, {first['prompts']} prompts"
-    notes, asked = [CONTEXTS, BOUND, *remarks(done)], [row for row in done if row["refused"] is None]
+    asked = [row for row in done if row["refused"] is None]
+    if not asked:
+        raise ValueError(f"none of {', '.join({row['rule'] for row in done})} fits these drafts: {done[0]['refused']}")
+    notes = [ALONG if "expected_rounds" in asked[0] else CONTEXTS, *remarks(done)]
     table = replay_table(asked, title, confidence)
     commits = ", ".join(sorted({commit_of(manifest) for manifest in manifests}))
     about = f"{title}; intervals at {confidence:.0%} over prompts."
@@ -60,11 +59,20 @@ def replay_table(rows: Sequence[Row], title: str, confidence: float) -> Table:
     def deeper(row: Row) -> str:
         return " ".join(f"{value:.2f}" for value in list(family(row, "reach").values())[1:]) or NOTHING
 
-    columns = [
-        *(T, words("drafts", "drafts", min_width=13), words("rule (exactness)", rule, min_width=16)),
-        *(Col("accepted\nper round", "accepted", ".3f"), Col("over the\nbaseline", "gain", "+.3f")),
-        *(Col("at\nleast 1", "reach.1", ".3f"), Col("its\nbound", "bound", ".3f", bounds=False)),
-        *(Col("at least\n2, 3, …", deeper), Col("TV; KL\nfrom p", "distance_tv", ".3f", also="distance_kl")),
+    gain = Col("over the\nbaseline", "gain", "+.3f")
+    columns = [T, words("drafts", "drafts", min_width=13), words("rule (exactness)", rule, min_width=16)]
+    if "expected_rounds" in rows[0]:
+        columns += [
+            Col("rounds\nper text", "expected_rounds"),
+            Col("tokens\nper round", "tokens_per_round", ".3f"),
+            gain,
+        ]
+        about = f"Expected rounds: {title}"
+        return Table.of(rows, columns, title=about, section=lambda row: row["temperature"])
+    columns += [
+        *(Col("accepted\nper round", "accepted", ".3f"), gain),
+        *(Col("at\nleast 1", "reach.1", ".3f"), Col("at least\n2, 3, …", deeper)),
+        Col("TV; KL\nfrom p", "distance_tv", ".3f", also="distance_kl"),
     ]
     notes = [
         f"accepted per round: expected; intervals at {confidence:.0%} over prompts, differences paired",
@@ -75,22 +83,13 @@ def replay_table(rows: Sequence[Row], title: str, confidence: float) -> Table:
 
 
 def remarks(done: Sequence[Row]) -> list[str]:
-    """Sentences that a reader of the table needs: refusals, and the compression's effect."""
+    """Sentences on rules that were not asked."""
     refused: dict[tuple[str, str], tuple[str, dict[str, int]]] = {}
     for row in done:
         if row["refused"] is not None:  # one sentence for all that differ in a row's number or a vocabulary's size
             kind = row["rule"], re.sub(r"[\d,]+", "", row["refused"])
             refused.setdefault(kind, (row["refused"], {}))[1][row["drafts"]] = 1
-    notes = [f"Not asked: {rule}, about {'; '.join(where)}: {why}" for (rule, _), (why, where) in refused.items()]
-    known = [row for row in done if row["log_error"] is not None]
-    if known:
-        worst = max(known, key=lambda row: abs(row["log_error"]))
-        notes.append(
-            f"Effect of compression: asked again here, the rule that ran expects at most {worst['log_error']:+.1g} "
-            f"more accepted tokens per round than when it ran ({worst['drafts']}, T={worst['temperature']:g}); "
-            f"in a single round the difference is at most {max(row['log_error_most'] for row in known):.1g}."
-        )
-    return notes
+    return [f"Not asked: {rule}, about {'; '.join(where)}: {why}" for (rule, _), (why, where) in refused.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

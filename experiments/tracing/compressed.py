@@ -1,15 +1,12 @@
 """Trees and tables of a round, compressed: all that a rule needs to be asked again, for any size of vocabulary.
 
 Every node keeps its most probable tokens, under p and under q, with their exact probabilities, and the tokens that were
-drafted below it. All other tokens become **one more token**, with what is left of p and of q. Tokens are kept until
-what is left of p, and of q, is at most ``dropped`` times the total variation between p and q (``dropped`` itself, where
-there is no q), because a rejected token's residual is divided by it.
+drafted below it. The others become **one more token**, with what is left of p and of q: each at most ``dropped`` times
+the total variation between p and q (``dropped`` itself, without a q), because a residual is divided by it.
 
-What this changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
-gives exactly what it would give on uncompressed tables for a slightly different target p', which equals p on the kept
-tokens and is proportional to q on the others, so its total variation to p is at most ``dropped``, at every node. A
-single chain under rejection sampling is not changed at all. Rules that look at the entropy or the ranks of p (lossy
-ones) see one token in the place of the merged ones.
+A rule that compares p and q token by token (all exact rules here) then says exactly what it would say on whole tables
+for a target whose total variation to p is at most ``dropped``, at every node; a single chain under rejection sampling
+is not changed at all. Rules that look at the entropy or the ranks of p see one token in the place of the merged ones.
 """
 
 from dataclasses import dataclass
@@ -28,15 +25,12 @@ DROPPED = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Trees and compressed tables of some rows, or of one without a batch, on the host. Padding nodes have no tokens.
+    """``DraftTree``'s tables of some rows, or of one without a batch, and p and q, compressed, on the host.
 
     Attributes:
-        tokens, parents, valid, law: As in ``DraftTree``.
-        counts: Kept tokens of every node.
-        ids, p, q: The kept tokens of all nodes and rows, one after the other, ascending in each node. q is zero where
-            the node has none.
-        rest_p, rest_q: The other tokens' probability together, exactly 0 where there are none. ``rest_q`` is -1
-            where the node has no q.
+        counts: Kept tokens of every node; none of padding.
+        ids, p, q: The kept tokens of all nodes and rows, ascending in each node; q is zero where the node has none.
+        rest_p, rest_q: All others' probability, exactly 0 where there are none; ``rest_q`` is -1 without a q.
     """
 
     tokens: Int[np.ndarray, "*batch node"]
@@ -52,12 +46,9 @@ class Packed:
 
 
 def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dropped: float = DROPPED) -> Packed:
-    """Compress a batch of trees and tables.
+    """Compress a batch of trees and tables; with ``dropped=0`` every token is kept that has any probability.
 
-    Args:
-        tree: What was drafted. Of q, the rows are kept that anything was drawn from, and any other that sums to one
-            (a drafter that goes on to its leaves).
-        dropped: See above; 0 keeps every token that has any probability.
+    Rows of q are kept that anything was drawn from, and others that sum to one (a drafter that goes on to its leaves).
     """
     p, valid = target_probs, tree.valid
     batch, _, vocab = p.shape
@@ -94,8 +85,8 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
 def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]]:
     """Trees and tables as a rule takes them, in float64.
 
-    Every node has a small vocabulary of its own: token i is the i-th that was kept there, and the last one is the
-    rest. A drafted token is given by its place in its parent's, for there its probabilities stand.
+    Every node has a vocabulary of its own: the tokens that were kept there, in order, and last the rest. A drafted
+    token is given by its place in its parent's.
     """
     batch, nodes = packed.tokens.shape
     width = int(packed.counts.max()) + 1
@@ -121,7 +112,7 @@ def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]
         valid=torch.from_numpy(packed.valid),
         sampling=torch.from_numpy(packed.law.astype(np.int8)),
         draft_probs=None if q is None else torch.from_numpy(q),
-        max_depth=int(_depth(packed.parents)[packed.valid].max()),
+        max_depth=int(depths_of(packed.parents)[packed.valid].max()),
         max_children=int(np.bincount(parent[drafted], minlength=1).max()),
     )
     return tree, torch.from_numpy(table(packed.p, packed.rest_p))
@@ -137,7 +128,8 @@ def _top(
     return torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, ids, (left > most) & (ordered > 0))
 
 
-def _depth(parents: np.ndarray) -> np.ndarray:
+def depths_of(parents: Int[np.ndarray, "batch node"]) -> Int[np.ndarray, "batch node"]:
+    """The depth of every node."""
     depth, above = np.zeros_like(parents), parents
     for _ in range(parents.shape[1]):
         depth = depth + (above >= 0)

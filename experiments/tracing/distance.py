@@ -1,12 +1,9 @@
 """Distances of a round's first token from the target's distribution: the cost of a lossy rule, step by step.
 
-Even an exact rule does not emit from p once the draft is given: p is the *average* over all drafts that could have been
-drawn in that context. So it is this average that is compared with p.
-
-- Siblings below the root that were chosen without randomness: there is only one draft, and nothing to average.
-- One sampled sibling: the average runs over all tokens that it could have been.
-- Several sampled siblings: they are drawn again, many times. The tree's deeper levels are left out then, because p and
-  q are not known below tokens that were not drafted. Rules that decide level by level do not see the difference.
+Even an exact rule does not emit from p once the draft is given: the *average* over all drafts in that context is p, and
+is what is compared with it. Of siblings that were chosen without randomness there is one draft; one sampled sibling may
+be any token; several are drawn again, many times, without the deeper levels, where p and q are not known below tokens
+that were not drafted (rules that decide level by level do not see the difference).
 """
 
 import math
@@ -32,10 +29,9 @@ class Distance(NamedTuple):
     """The distance of a round's first token's distribution from p.
 
     Attributes:
-        tv: Total variation, in [0, 1]. Where siblings were drawn again, an estimate whose expectation is at most the
-            total variation, and 0 for an exact rule; it may be negative. None if it cannot be known.
-        kl: Kullback-Leibler distance of the emitted distribution from p, in nats. None where it is infinite, because
-            a token is emitted that p excludes, and where siblings were drawn again, because its estimates are biased.
+        tv: Total variation. Where siblings were drawn again, an estimate whose expectation is at most that, and 0 for
+            an exact rule; it may be negative. None if it cannot be known.
+        kl: Kullback-Leibler distance in nats; None where it is infinite, and where siblings were drawn again.
     """
 
     tv: float | None
@@ -52,11 +48,7 @@ def distances_of(
 def first_token_distances(
     verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, seed: int = 0
 ) -> list[Distance]:
-    """The distance in every row's context.
-
-    Args:
-        target_probs: p at every node; in float64, to see small ones.
-    """
+    """The distance in every row's context; of p in float64, to see small ones."""
     p = target_probs[:, 0]
     given = emitted_law(verifier, tree, target_probs)
     generator = torch.Generator().manual_seed(seed)
@@ -80,31 +72,20 @@ def _distance(emitted: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> D
 
 
 def _of_sampled(
-    verifier: Verifier,
-    p: Float[Tensor, " vocab"],
-    q: Float[Tensor, " vocab"],
-    laws: list[DraftSampling],
-    tokens: list[int],
-    generator: torch.Generator,
-) -> Distance:
-    """One sibling: the exact sum over all tokens that it could have been.
-
-    Several are drawn again: half of the draws choose the tokens to look at, the other half measures them.
-    """
+    verifier: Verifier, p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], laws: list[DraftSampling],
+    tokens: list[int], generator: torch.Generator,
+) -> Distance:  # fmt: skip
+    """Of several siblings, half of the draws choose the tokens to look at, and the other half measures them."""
     p, q, tokens = _fewer(p, q, tokens)
     if len(laws) == 1:
         every = q.nonzero()
         return _distance((q[every] * _first_level(verifier, p, q, laws, every)).sum(0), p)
-    drawn = torch.zeros(REDRAWS, len(laws), dtype=torch.long)
-    rows = torch.arange(REDRAWS)
-    left = q.expand(REDRAWS, -1).clone()
-    for rank, (law, token) in enumerate(zip(laws, tokens, strict=True)):
-        if law is DraftSampling.DETERMINISTIC:
-            drawn[:, rank] = token
-        else:
+    whole, rows = q.expand(REDRAWS, -1), torch.arange(REDRAWS)
+    drawn, left = torch.tensor(tokens).repeat(REDRAWS, 1), whole.clone()
+    for rank, law in enumerate(laws):
+        if law is not DraftSampling.DETERMINISTIC:
             uniform = torch.rand(REDRAWS, generator=generator, dtype=torch.float64)
-            chances = q.expand(REDRAWS, -1) if law is DraftSampling.IID else left
-            drawn[:, rank] = draw(chances, uniform)
+            drawn[:, rank] = draw(whole if law is DraftSampling.IID else left, uniform)
         left[rows, drawn[:, rank]] = 0
     emitted = _first_level(verifier, p, q, laws, drawn)
     halves = [emitted[: REDRAWS // 2].mean(0) - p, emitted[REDRAWS // 2 :].mean(0) - p]
@@ -125,12 +106,9 @@ def _fewer(
 
 
 def _first_level(
-    verifier: Verifier,
-    p: Float[Tensor, " vocab"],
-    q: Float[Tensor, " vocab"],
-    laws: list[DraftSampling],
+    verifier: Verifier, p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], laws: list[DraftSampling],
     tokens: Int[Tensor, "batch rank"],
-) -> Float[Tensor, "batch vocab"]:
+) -> Float[Tensor, "batch vocab"]:  # fmt: skip
     """The distribution of the first token, given each of some draws of the root's children."""
     shape = TreeShape.branching(len(laws))
     size = (len(tokens), shape.num_nodes + 1, len(p))

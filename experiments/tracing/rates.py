@@ -1,8 +1,7 @@
 """Acceptance rates by depth and sibling rank, from the rounds of a trace.
 
-No acceptance is sampled: the rule that ran says how likely each node of a draft is to be reached, and these
-probabilities are added up in the place of counts. What they are measured on is the contexts that the recorded rounds
-began at. Rounds with another tree begin elsewhere in the text, and then the rates may be a little different.
+No acceptance is sampled: the probabilities that the rule that ran reaches each node stand in the place of counts, in
+the contexts that the recorded rounds began at. Rounds with another tree begin elsewhere in the text.
 """
 
 from collections.abc import Sequence
@@ -28,10 +27,9 @@ class Recorded:
     """Acceptance by depth and rank in the drafts of a trace.
 
     Attributes:
-        prompts: The prompts, in the order of the first axis of the following two.
         accepted: For every prompt, depth and rank, the expected number of accepted nodes.
-        offered: The expected number of accepted nodes of the depth above for which a child of this rank was drafted
-            or, because q had nothing left to draw, could not be.
+        offered: Likewise of accepted nodes of the depth above for which a child of this rank was drafted or, because q
+            had nothing left to draw, could not be.
         tokens: The expected tokens per round, as recorded, in rounds that drafted to full depth.
         top_down: Whether the rule decided about every node before it looked below it.
     """
@@ -49,8 +47,7 @@ class Recorded:
         """The rates of all prompts together, of every depth and rank that was drafted."""
         offered = self.offered.sum(0)
         table = np.where(offered > 0, _rates(self.accepted.sum(0), offered), 0)
-        # Ranks that only some nodes of a depth had were measured on these alone.
-        table /= table.sum(1, keepdims=True).clip(min=1)
+        table /= table.sum(1, keepdims=True).clip(min=1)  # ranks that only some nodes had were measured on these alone
         return AcceptanceRates(np.where(offered > 0, table, np.nan))
 
     def tokens_interval(self, shape: TreeShape, bootstrap: Bootstrap) -> Interval | None:
@@ -69,19 +66,14 @@ class Recorded:
 
 
 def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
-    """Add up what the drafts of one drafter at one temperature say, of one run or of several with the same tree.
-
-    Raises:
-        ValueError: The drafts had no siblings, or trees that changed from round to round, or the rule cannot be asked.
-    """
+    """Add up what the drafts of one drafter at one temperature say, of runs with the same tree, which has siblings."""
     first = sets[0]
     if (reason := refusal(rule, first)) is not None:
         raise ValueError(reason)
     if all(drafts.is_chain for drafts in sets):
         raise ValueError(
             f"the trace of {first.folder} has chains only ({first.method}, T={first.temperature:g}), from which no "
-            f"rank but the first is known: record one with a wide tree, such as experiments.run trace=true "
-            f"drafter={first.method} 'drafter.shape=[4,3,2,2]' sampling.temperature={first.temperature:g}"
+            f"rank but the first is known: record one with a wide tree, such as 'drafter.shape=[4,3,2,2]'"
         )
     prompts: list[str] = []
     rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # parents, valid nodes, how likely each is reached
@@ -98,8 +90,7 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
     if any((above != parents[: len(above)]).any() for above, _, _ in rounds):
         raise ValueError(
             f"the drafts in the trace of {first.folder} ({first.method}, T={first.temperature:g}) have another tree in "
-            f"every round, so that how often a rank was drafted depends on how good it looked: record a trace with one "
-            f"static tree, such as 'drafter.shape=[4,3,2,2]'"
+            f"every round: record a trace with one static tree, such as 'drafter.shape=[4,3,2,2]'"
         )
     paths: list[tuple[int, ...]] = [()]
     for node, parent in enumerate(parents[1:].tolist(), start=1):

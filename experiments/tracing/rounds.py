@@ -16,12 +16,7 @@ MOST_LIKELY = 5
 
 
 class Odds(NamedTuple):
-    """A token at a place of the tree, and its probabilities there.
-
-    Attributes:
-        p: The target's probability, None where it was not kept.
-        q: The drafter's, None where nothing was drawn from a distribution, or where it was not kept.
-    """
+    """A token at a place of the tree, and its probabilities there, as far as they were kept."""
 
     token: int
     p: float | None
@@ -33,10 +28,9 @@ class DraftedRound:
     """The draft of one round, and the part of it that was accepted.
 
     Attributes:
-        round: Its number, from 0.
         nodes: The root's token, and every drafted node's with its probabilities after its parent.
-        parents: Number of every node's parent in ``nodes``, -1 for the root; parents stand before their children.
-        path: Numbers of the accepted nodes, the root left out.
+        parents: Every node's parent by its place in ``nodes``, where it stands before its children; the root's is -1.
+        path: The accepted nodes, likewise, the root left out.
         next: The recovered or bonus token, after the path's end.
         likely: The target's most probable tokens at the root and at every node of the path.
     """
@@ -127,9 +121,7 @@ def outputs_of(folder: Path, records: Sequence[Record]) -> tuple[list[Output], l
     def key(record: Record) -> OutputKey:
         return record.method, record.temperature, record.prompt, record.turn, record.sample
 
-    rounds: dict[OutputKey, list[DraftedRound]] = {}
-    notes: list[str] = []
-    wanted = {key(record) for record in records if not record.failed}
+    rounds, notes, wanted = {}, list[str](), {key(record) for record in records if not record.failed}
     try:
         rounds = read_rounds(folder, wanted.__contains__)
     except ValueError as error:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from experiments.results.lossless import EXACT, stated_exactness
 from experiments.results.rows import Row, ends
@@ -22,8 +20,6 @@ from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Noise
 
-RAN = "as it ran"
-"""Name of the rule that ran: it is asked again, to see how much the trace's compression changes."""
 _NUMBERS = 2**18  # entries of a batch's table at most: 2 MB, which fits into the processor's caches
 
 
@@ -31,11 +27,7 @@ _NUMBERS = 2**18  # entries of a batch's table at most: 2 MB, which fits into th
 class DraftSet:
     """The drafts that are scored together: those of one method in one run, at one temperature.
 
-    Attributes:
-        settings: Overrides that tell these drafts from the replay's others.
-        exactness: What the rule promises that ran and has made the contexts.
-        max_nodes: The most of any tree, root not counted.
-        ran: The rule that ran, if it is known.
+    ``settings`` tell them from the replay's others; ``exactness`` is that of the rule that ``ran``, if it is known.
     """
 
     settings: tuple[str, ...]
@@ -105,11 +97,9 @@ def refusal(verifier: Verifier, drafts: DraftSet) -> str | None:
         return f"{name} asks for p, and the trace has the tokens that the target had drawn: trace another rule's run"
     if verifier.noise is Noise.SHARED and not shared:
         return f"{name} asks for the tokens that the target draws with shared noise, and the trace has p: trace its run"
-    if drafts.temperature < GREEDY_BELOW and drafts.ran is not None:
-        if drafts.ran.needs_leaf_probs and not verifier.needs_leaf_probs:
-            return f"{name} asks for p at temperature 0, and the trace has it at 1, for {type(drafts.ran).__name__}"
-        if verifier.needs_leaf_probs and not drafts.ran.needs_leaf_probs:
-            return f"{name} asks for p and q at temperature 1, and the trace has them at 0: trace its run"
+    asked, greedy = int(verifier.needs_leaf_probs), drafts.temperature < GREEDY_BELOW
+    if greedy and drafts.ran is not None and drafts.ran.needs_leaf_probs != asked:
+        return f"{name} asks for p at temperature {asked}, and the trace has it at {1 - asked}: trace its run"
     try:
         verifier.check(TracedDrafter(drafts))
     except ValueError as error:
@@ -119,15 +109,9 @@ def refusal(verifier: Verifier, drafts: DraftSet) -> str | None:
 
 @dataclass
 class Score:
-    """A rule on some drafts. The lists and arrays have a row per round.
+    """A rule on some drafts, round by round: ``reach`` is the probability of accepting at least 1, 2, … tokens.
 
-    Attributes:
-        refused: Why it was not asked; None if it was.
-        depth: Depth of the longest branch.
-        reach: The probability of accepting at least 1, 2, … tokens.
-        logged: The accepted tokens that the rule that ran had expected.
-        bound: ``sibling_bound`` at the root; NaN where it is not known.
-        distance_tv: How far a rule that is not known to be exact is from the target, like ``distance_kl``.
+    ``refused``: why it was not asked. ``distance_tv``, ``distance_kl``: of a rule that is not known to be exact.
     """
 
     drafts: DraftSet
@@ -137,8 +121,6 @@ class Score:
     prompts: list[str] = field(default_factory=list)
     depth: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     reach: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    logged: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    bound: np.ndarray = field(default_factory=lambda: np.zeros(0))
     distance_tv: list[float | None] = field(default_factory=list)
     distance_kl: list[float | None] = field(default_factory=list)
 
@@ -156,12 +138,10 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> list[Score]:
     ]
     reached: dict[str, list[np.ndarray]] = {name: [] for name in verifiers}
     prompts: list[str] = []
-    depths, logged, bounds = [], [], []
+    depths: list[np.ndarray] = []
     for keys, tree, p in batches(drafts):
         prompts += [key.prompt for key in keys]
-        logged += [key.expected_accepted for key in keys]
         depths.append((tree.depth * tree.valid).amax(-1).numpy())
-        bounds.append(_root_bounds(tree, p))
         for asked, verifier in zip(scores, verifiers.values(), strict=True):
             if asked.refused is None:
                 try:
@@ -170,8 +150,8 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> list[Score]:
                     asked.refused = str(error)
     for asked in scores:
         if asked.refused is None:
-            asked.prompts, asked.logged, asked.reach = prompts, np.array(logged), np.concatenate(reached[asked.rule])
-            asked.depth, asked.bound = np.concatenate(depths), np.concatenate(bounds)
+            asked.prompts, asked.depth = prompts, np.concatenate(depths)
+            asked.reach = np.concatenate(reached[asked.rule])
     return scores
 
 
@@ -200,95 +180,16 @@ def batches(drafts: DraftSet) -> Iterator[tuple[list[TraceKey], DraftTree, torch
             yield [other.key for other in batch], *unpack(packed(batch))
 
 
-def _root_bounds(tree: DraftTree, p: torch.Tensor) -> np.ndarray:
-    """Return the bound of every root whose children were drawn alike, NaN for the others."""
-    bounds = np.full(len(p), np.nan)
-    if tree.draft_probs is None or tree.max_children == 0:
-        return bounds
-    children = tree.children[:, 0]
-    laws = tree.law.gather(1, children.clamp(min=0)).where(children >= 0, -1)
-    alike = ((laws == laws[:, :1]) | (children < 0)).all(-1)
-    for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT):
-        for number in range(1, tree.max_children + 1):
-            (rows,) = (alike & (laws[:, 0] == law) & ((children >= 0).sum(-1) == number)).nonzero(as_tuple=True)
-            known = sibling_bound(p[rows, 0], tree.draft_probs[rows, 0], number, law) if len(rows) else None
-            if known is not None:
-                bounds[rows.numpy()] = known.numpy()
-    return bounds
-
-
-def sibling_bound(
-    p: Float[Tensor, "row vocab"], q: Float[Tensor, "row vocab"], children: int, law: DraftSampling
-) -> Float[Tensor, " row"] | None:
-    """The largest probability, over the draws of some siblings, with which a lossless rule can accept one of them.
-
-    1 + min_H [p(H) - Q(all siblings in H)] over sets H of tokens; the best are those with the largest q / p (Hu et al.
-    2025, arXiv 2502.18779, theorem 3). None for more than three siblings drawn without replacement.
-    """
-    if law is not DraftSampling.IID and children > 3:
-        return None
-    ratio = torch.where(p > 0, q / p, torch.where(q > 0, torch.inf, -torch.inf))
-    order = ratio.argsort(dim=-1, descending=True)
-    mass, drafted = p.gather(-1, order).cumsum(-1), q.gather(-1, order)
-    drafted = drafted / drafted.sum(-1, keepdim=True)
-    if law is DraftSampling.IID or children == 1:
-        inside = drafted.cumsum(-1) ** children
-    else:
-        inside = torch.stack([_all_inside(row, children) for row in drafted])
-    return 1 + (mass - inside).amin(-1).clamp(max=0)
-
-
-def _all_inside(q: Float[Tensor, " vocab"], children: int) -> Float[Tensor, " vocab"]:
-    """Probability that all of two or three draws without replacement are among the first 1, 2, … tokens.
-
-    The last draw is inside with (q(H) - q(a)) / (1 - q(a)) after one draw a, likewise after two:
-    1 - (1 - q(H)) / (1 - q(a) - q(b)).
-    """
-    total = q.cumsum(0)
-    outside = (1 - total).clamp(min=0)
-    after = 1 - q
-    one = q / after.where(after > 0, 1.0)
-    two = total - outside * one.cumsum(0)
-    if children == 2:
-        return two
-    left = after[:, None] - q
-    pairs = one[:, None] * q / left.where(left > 1e-12, torch.inf)
-    pairs.fill_diagonal_(0)
-    # What the m-th token adds to the sum over all pairs of the first m.
-    added = pairs.triu().sum(0) + pairs.tril().sum(1)
-    return two - outside * added.cumsum(0)
-
-
-# ---------------------------------------------------------------- figures
-
-
 def figures(scores: Sequence[Score], *, baseline: str, bootstrap: Bootstrap) -> list[Row]:
-    """Return a row per rule from the rules' scores of some drafts.
+    """Return a row per rule: ``accepted``, expected tokens per round (the mean acceptance length is one more).
 
-    Args:
-        baseline: Name of the rule that gains are over.
-
-    Returns:
-        ``accepted``: expected accepted tokens per round (the mean acceptance length is one more). ``gain``: the same
-        less the baseline's on the same drafts, paired. ``reach.1``: probability of accepting at least 1, 2, … tokens,
-        among rounds that drafted as deep. ``bound``: the best acceptance of the root's siblings that any lossless rule
-        can have; None where it is not known. ``distance_tv``, ``distance_kl``: of a rule that may not be exact.
-        ``log_error``, ``log_error_most``: by how much the rule that ran expects more here than when it ran, on average
-        and in a single round. ``refused``: why the rule was not asked.
+    ``gain``: the same less the baseline's on the same drafts, paired. ``reach.1``: the probability of accepting at
+    least 1, 2, … tokens, among rounds that drafted as deep. Others as in ``Score``.
     """
-    ran = next((score for score in scores if score.rule == RAN and score.refused is None), None)
-    off = None if ran is None else ran.accepted - ran.logged
     drafts = scores[0].drafts
-    shared: Row = {
-        "drafts": drafts.label,
-        "temperature": drafts.temperature,
-        "folder": str(drafts.folder),
-        "log_error": None if off is None else float(off.mean()),
-        "log_error_most": None if off is None else float(np.abs(off).max()),
-    }
-    asked = [score for score in scores if score.rule != RAN]
-    base = next((score for score in asked if score.rule == baseline and score.refused is None), None)
-    return [shared | _rule(score, base, bootstrap) for score in asked]
+    shared: Row = {"drafts": drafts.label, "temperature": drafts.temperature, "folder": str(drafts.folder)}
+    base = next((score for score in scores if score.rule == baseline and score.refused is None), None)
+    return [shared | _rule(score, base, bootstrap) for score in scores]
 
 
 def _rule(score: Score, base: Score | None, bootstrap: Bootstrap) -> Row:
@@ -296,15 +197,12 @@ def _rule(score: Score, base: Score | None, bootstrap: Bootstrap) -> Row:
     if score.refused is not None:
         return named
     gain = score.accepted - base.accepted if base is not None and base is not score else None
-    bound = np.where(score.depth >= 1, score.bound, 0.0)
-    known = bool((score.depth >= 1).any()) and not np.isnan(bound).any()
     deep = {place: score.depth >= place for place in range(1, score.reach.shape[1] + 1)}
     return {
         **named,
         **_mean("accepted", score.prompts, score.accepted, bootstrap),
         **({"gain": None} | ends("gain", None) if gain is None else _mean("gain", score.prompts, gain, bootstrap)),
         **{f"reach.{n}": float(score.reach[rounds, n - 1].mean()) for n, rounds in deep.items() if rounds.any()},
-        "bound": float(bound[score.depth >= 1].mean()) if known else None,
         "distance_tv": mean_of_all(score.distance_tv),
         "distance_kl": mean_of_all(score.distance_kl),
         "rounds": len(score.accepted),

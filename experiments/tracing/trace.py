@@ -1,8 +1,7 @@
 """Traces: every round's draft with p and q, kept so that other rules can be asked about the very same drafts.
 
-A trace has one row per request and round, in Parquet files (shards) below the run's folder. A row says whose round it
-was, what the rule that ran made of it, the draft tree, and p and q at its nodes, compressed as
-``experiments.tracing.compressed`` says.
+A row per request and round, in Parquet files (shards) below the run's folder: whose round it was, what the rule that
+ran made of it, the draft tree, and p and q at its nodes (``experiments.tracing.compressed``).
 """
 
 import os
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int
 
-from experiments.tracing.compressed import DROPPED, Packed, pack
+from experiments.tracing.compressed import DROPPED, Packed, depths_of, pack
 from specdec.interfaces import Round
 
 FOLDER = "trace"
@@ -28,11 +27,9 @@ _FLUSH = 32 * 2**20  # bytes kept in memory at most before a shard is written
 
 @dataclass(frozen=True)
 class TraceKey:
-    """Which round of which request, and what became of it.
+    """Which round of which request, from 0, and what became of it; the rest as in ``Record``.
 
     Attributes:
-        method, exactness, temperature: As in ``Record``, of the method that ran.
-        round: Number of the request's round, from 0.
         accepted, expected_accepted: What the rule that ran accepted, and its expectation given the draft.
         stop: The node where the accepted path ends, 0 for the root.
         next_token: The recovered or bonus token that followed it.
@@ -80,11 +77,7 @@ class TraceWriter:
         self.tokens: set[int] = set()  # all that were drafted, or that are likely under p somewhere
 
     def add(self, seen: Round, keys: Sequence[TraceKey | None]) -> None:
-        """Keep a round.
-
-        Args:
-            keys: Whose round each row is; rows without a key are left out.
-        """
+        """Keep the rows of a round that have a key."""
         packed = pack(seen.tree, seen.target_probs, dropped=self.dropped)
         ends = packed.counts.sum(1).cumsum()
         for row, key in enumerate(keys):
@@ -132,10 +125,7 @@ class TracedRound(Packed):
     @property
     def depths(self) -> Int[np.ndarray, " node"]:
         """Depth of the nodes, 0 for those that are not drafted."""
-        depths: list[int] = []
-        for parent, valid in zip(self.parents.tolist(), self.valid.tolist(), strict=True):
-            depths.append(depths[parent] + 1 if parent >= 0 and valid else 0)
-        return np.array(depths)
+        return depths_of(self.parents[None])[0] * self.valid
 
 
 def packed(rounds: Sequence[TracedRound]) -> Packed:
@@ -158,14 +148,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def read_trace(folder: Path, *, tables: bool = True) -> Iterator[list[TracedRound]]:
-    """The rounds of a run's trace, a list per shard. Where a batch was run again, its last attempt counts.
-
-    Args:
-        tables: False leaves out p and q.
-
-    Raises:
-        ValueError: The run has no trace, or a shard is damaged.
-    """
+    """The rounds of a run's trace, a list per shard; with their last attempts, and on request without p and q."""
     paths = shards(folder / FOLDER)
     if not paths:
         raise ValueError(f"{folder} has no trace: make one with experiments.run trace=true")

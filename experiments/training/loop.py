@@ -28,7 +28,7 @@ from experiments.training.states import FrozenTarget, StoredTarget
 
 LOG = "training.jsonl"
 BEST, LAST = "best", "last"
-"""Folders of the finished weights: those with the greatest served length, and those of the last step."""
+"""Folders of the finished weights: of the greatest expected length (served, if unknown), and the last step's."""
 
 
 class Watcher(Protocol):
@@ -242,9 +242,9 @@ class Training:
         if self.plan.serve is not None:
             if self.accelerator.is_main_process:
                 figures |= self.plan.serve()
-                best = figures["served_length"] > self.best
-                if best:
-                    self.best = figures["served_length"]
+                length = figures.get("expected_length", figures["served_length"])
+                if best := length > self.best:
+                    self.best = length
                     self._write(BEST, figures)
             self.accelerator.wait_for_everyone()
             self.comparison.train()

@@ -6,16 +6,17 @@ what the finished drafter will have.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from drafters.heads.training import TrainedHead
 from experiments.results import metrics
 from experiments.results.statistics import Bootstrap, ratio_of_sums
+from experiments.tracing.along import expected_rounds, refusal
 from experiments.training.data.document import Document
 from specdec.arguments import whole
 from specdec.engine.engine import Engine
-from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
@@ -29,7 +30,6 @@ class ServedConfig:
         prompts: Held-out prompts; 0 for no trial. Lengths of prompts differ by some 0.4, so that 32 give ± 0.15.
         prompt_tokens: Tokens of a document that a prompt has at most. A conversation's prompt ends where the assistant
             first speaks, and is left out if it is longer.
-        max_new_tokens: Tokens that are decoded for each.
         temperatures: At which it is tried. The best checkpoint has the highest mean over them.
     """
 
@@ -77,42 +77,42 @@ def served(
 ) -> dict[str, float]:
     """Draft with the head's present weights, and return the figures of it by name.
 
-    ``served_length`` is the mean acceptance length over the temperatures; ``served_length/T=0`` is that of one of them,
-    between ``served_length/T=0/low`` and ``…/high`` (95 %, over prompts; absent with a single prompt).
+    ``served_length`` is the mean acceptance length over the temperatures; ``served_length/T=0`` that of one of them,
+    between ``served_length/T=0/low`` and ``…/high`` (95 %, over prompts, if there are several). ``expected_length`` has
+    the tokens per expected round of texts of the target at temperatures above 0; absent without a closed form.
     """
     was_training = head.training
     head.eval()
-    rule: Verifier = RejectionVerifier()
+    rule, drafter, bootstrap = RejectionVerifier(), head.drafter(), Bootstrap(resamples=1000)
     longest = max(len(prompt) for prompt in prompts) + config.max_new_tokens + head.depths + 1
-    figures, lengths = dict[str, float](), []
+    sizes: Any = {"max_batch_size": min(config.batch_size, len(prompts)), "max_length": min(longest, target.max_length)}
+    figures, served_lengths, expected_lengths = dict[str, float](), list[float](), list[float]()
+
+    def length(name: str, tokens: Sequence[int], rounds: Sequence[float]) -> float:
+        figures[name] = sum(tokens) / sum(rounds)
+        if (bounds := bootstrap.interval(ratio_of_sums, [tokens, rounds])) is not None:
+            figures.update({f"{name}/low": bounds[0], f"{name}/high": bounds[1]})
+        return figures[name]
+
     # The model's own forwards: packed weights would round differently, and the training goes on with this target.
-    with Engine(
-        target,
-        head.drafter(),
-        rule,
-        max_batch_size=min(config.batch_size, len(prompts)),
-        max_length=min(longest, target.max_length),
-        optimize=False,
-    ) as engine:
-        for temperature in config.temperatures:
-            sampling = SamplingParams(
-                temperature=float(temperature), max_new_tokens=config.max_new_tokens, seed=seed, ignore_eos=True
-            )
-            with torch.autocast(target.device.type, enabled=False):
-                done = engine.generate([list(prompt) for prompt in prompts], sampling)
-            apart = [metrics.of_steps(completion.steps) for completion in done]
-            rounds = metrics.of_steps(step for completion in done for step in completion.steps)
-            length, name = metrics.mean_acceptance_length(rounds) or 1.0, f"served_length/T={temperature:g}"
-            emitted, counts = [len(own) + own.accepted.sum() for own in apart], [max(1, len(own)) for own in apart]
-            bounds = Bootstrap(resamples=1000).interval(ratio_of_sums, [emitted, counts])
-            expected = metrics.expected_mean_acceptance_length(rounds)
-            figures |= {name: length} | (
-                {} if bounds is None else {f"{name}/low": bounds[0], f"{name}/high": bounds[1]}
-            )
-            if temperature > 0 and expected is not None:
-                figures[f"served_expected_length/T={temperature:g}"] = expected
-            # A drawn length is noisy; its expectation over the acceptance, given the drafts, less so.
-            lengths.append(length if expected is None else expected)
-    figures["served_length"] = sum(lengths) / len(lengths)
+    exact = torch.autocast(target.device.type, enabled=False)
+    with Engine(target, drafter, rule, optimize=False, **sizes) as engine, exact:
+        for temperature in map(float, config.temperatures):
+            wanted: Any = {"max_new_tokens": config.max_new_tokens, "seed": seed, "ignore_eos": True}
+            sampling = SamplingParams(temperature=temperature, **wanted)
+            apart = [metrics.of_steps(completion.steps) for completion in engine.generate(prompts, sampling)]
+            emitted, counts = [len(own) + int(own.accepted.sum()) for own in apart], [max(1, len(own)) for own in apart]
+            served_lengths.append(length(f"served_length/T={temperature:g}", emitted, counts))
+            if sampling.greedy:
+                expected_lengths.append(served_lengths[-1])  # nothing is drawn
+            elif refusal(drafter, rule, sampling) is None:
+                plainly = engine.generate(prompts, sampling, speculate=False)
+                texts = [(each.prompt_ids, each.token_ids) for each in plainly]
+                rounds = expected_rounds(target, drafter, {"": rule}, texts, sampling, optimize=False)[""]
+                tokens = [len(output) for _, output in texts]
+                expected_lengths.append(length(f"expected_length/T={temperature:g}", tokens, rounds))
+    figures["served_length"] = sum(served_lengths) / len(served_lengths)
+    if len(expected_lengths) == len(served_lengths):
+        figures["expected_length"] = sum(expected_lengths) / len(expected_lengths)
     head.train(was_training)
     return figures

@@ -34,10 +34,8 @@ class AcceptanceRates:
         known = ~np.isnan(self.table)
         gaps = (known[:, 1:] > known[:, :-1]).any() or (known[1:, 0] > known[:-1, 0]).any() or not known[:1, :1].any()
         if gaps or (self.table < 0).any() or (np.nansum(self.table, axis=1) > 1 + 1e-6).any():
-            raise ValueError(
-                f"acceptance rates {shown(self.table.tolist())}: give each depth's and each rank's share of all nodes "
-                f"whose parent was accepted, without a gap, from 0, which add up to 1 at most at any depth"
-            )
+            given = shown(self.table.tolist())
+            raise ValueError(f"acceptance rates {given}: give shares without a gap, at most 1 together at any depth")
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> "AcceptanceRates":
@@ -61,10 +59,8 @@ class AcceptanceRates:
             depth, rank = shape.depths[node], shape.ranks[node]
             known = self.at(depth)
             if rank >= len(known):
-                raise ValueError(
-                    f"the tree has a child of rank {rank} at depth {depth}, where {len(known)} ranks have a known "
-                    f"acceptance rate: give a smaller tree, or rates of a wider one"
-                )
+                where = f"a child of rank {rank} at depth {depth}, where {len(known)} ranks have a known rate"
+                raise ValueError(f"the tree has {where}: give a smaller tree, or rates of a wider one")
             reached[node] = reached[shape.parents[node]] * known[rank]
         return reached
 

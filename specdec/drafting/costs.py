@@ -43,10 +43,8 @@ def check_conditions(measured: Conditions, here: Conditions, path: str, *, draft
     names = [name for name in then if name != "fingerprint" and (drafter or name != "drafter")]
     different = [f"{name} is {then[name]} there and {now[name]} here" for name in names if then[name] != now[name]]
     if different:
-        raise ValueError(
-            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
-            f"plan costs=fit"
-        )
+        why = "; ".join(different)
+        raise ValueError(f"costs={path} were measured under other conditions ({why}): make them anew by plan costs=fit")
 
 
 @runtime_checkable
@@ -158,10 +156,8 @@ class RoundCosts:
                     conditions=None if conditions is None else Conditions(**conditions),
                 )
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no costs of rounds ({error}): give a file of plan costs=fit, or one that "
-                f"RoundCosts.save wrote, such as the round_costs.json of a run"
-            ) from error
+            remedy = "give a file of plan costs=fit, or the round_costs.json of a run"
+            raise ValueError(f"{path} holds no costs of rounds ({error}): {remedy}") from error
         raise ValueError(f"the calibrated costs in {path} have no drafter's: calibrate with the drafter")
 
 

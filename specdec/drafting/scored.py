@@ -1,7 +1,7 @@
 """A drafter made of a scorer and a tree builder: all that is common to drafters with a model of their own."""
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.arguments import instance, number
 from specdec.batch import Batch
 from specdec.drafting.builders.base import TreeBuilder
+from specdec.drafting.builders.static import StaticTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.scorer import Scorer
@@ -35,10 +36,9 @@ class ScoredDrafter(Drafter):
 
     Attributes:
         policy: Chooses which nodes are verified (``pruned_by``); None for all.
-        at_once: Whether one forward scores all depths.
     """
 
-    at_once: bool = False
+    at_once: bool = False  # whether one forward scores all depths
 
     def __init__(self, tree: TreeBuilder, sampling: DraftSampling | str, temperature: float | None):
         self.tree = tree
@@ -54,6 +54,13 @@ class ScoredDrafter(Drafter):
 
     def describe(self, target: Target | None = None) -> Description:
         return replace(super().describe(target), at_once=self.at_once)
+
+    def along(self, ahead: Callable[[int], Tensor]) -> Drafter:
+        if not (isinstance(self.tree, StaticTree) and self.is_chain and self.policy is None):
+            return super().along(ahead)
+        twin, law = copy.copy(self), DraftSampling.IID
+        twin.tree, twin.sampling, twin.laws = StaticTree(self.max_depth, ahead), law, frozenset([law])
+        return twin
 
     def pruned_by(self, policy: NodePolicy) -> "ScoredDrafter":
         """Return the same drafter with a policy that chooses, in every round, which nodes of the trees are verified."""
@@ -81,10 +88,8 @@ class ScoredSession(Session):
     ):
         leaves = sizes.leaf_probs
         if scorer.max_depth is not None and drafter.max_depth + leaves > scorer.max_depth:
-            raise ValueError(
-                f"the tree is {drafter.max_depth} deep and {type(drafter).__name__} drafts at most {scorer.max_depth} "
-                f"tokens ahead: give a shallower tree"
-            )
+            most = f"{type(drafter).__name__} drafts at most {scorer.max_depth} tokens ahead"
+            raise ValueError(f"the tree is {drafter.max_depth} deep and {most}: give a shallower tree")
         if drafter.tree.asks_twice and not (scorer.per_depth or scorer.cheap_levels):
             names = type(drafter.tree).__name__, type(drafter).__name__
             remedy = "draft with a block drafter, Medusa, Hydra or ReDrafter, or give tree=sampled"

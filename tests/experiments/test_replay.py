@@ -1,7 +1,6 @@
 """Replays: figures worked out by hand and by enumeration, the best tree, and what is refused."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -59,12 +58,10 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     # Token 2 has p / q = .2 / .5; token 0 has .5 / .25. A walk of the target's goes to it with p.
     for found, wanted in zip(scores, ([0.4, 1.0], [0.4, 1.0], [0.2, 0.5]), strict=True):
         assert found.accepted.tolist() == pytest.approx(wanted)
-    # Sum of min(p, q): .25 + .25 + .2.
-    assert scores[0].bound.tolist() == pytest.approx([0.7, 0.7])
     made = figures(scores, baseline="rejection", bootstrap=QUICK)
     assert [row["accepted"] for row in made] == pytest.approx([0.7, 0.7, 0.35])
     assert [made[2][name] for name in ("gain", "gain_low", "gain_high")] == pytest.approx([-0.35, -0.5, -0.2])
-    assert (made[0]["reach.1"], made[0]["bound"]) == pytest.approx((0.7, 0.7)) and "reach.2" not in made[0]
+    assert made[0]["reach.1"] == pytest.approx(0.7) and "reach.2" not in made[0]
     assert [(row["rule"], row["exactness"]) for row in made] == [(name, "exact") for name in rules]
 
 
@@ -91,11 +88,6 @@ def test_the_replay_of_all_drafts_is_their_enumeration(
     weights = drafts.probability.numpy()[[int(prompt) for prompt in found.prompts]]
     expected = enumerate_outcome(rule, tables, shape, law).expected_accepted
     assert weights @ found.accepted == pytest.approx(expected, abs=1e-5)
-    if law is not TOP:
-        at_one = weights @ found.reach[:, 0]
-        assert at_one <= found.bound.mean() + 1e-5
-        if isinstance(rule, TransportVerifier):
-            assert at_one == pytest.approx(found.bound.mean(), abs=1e-5)
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -129,9 +121,8 @@ def test_the_application(
     more = [rules, f"out={tmp_path / 'replay'}", "bootstrap.resamples=200"]
     found = replay(configure("replay", f"trace={traced_out}", *more))
     shown = " ".join(capsys.readouterr().out.split())
-    for text in ("block (exact)", "typical (lossy)", "identical contexts", "a lossless rule can accept"):
+    for text in ("block (exact)", "typical (lossy)", "identical contexts"):
         assert text in shown, text
-    assert found[0]["log_error_most"] < 0.05
     rows = {row["rule"]: row for row in found}
     block, lenient = rows["block"], rows["lenient, lenience=0.5"]
     assert block["gain"] is not None and block["distance_tv"] is None
@@ -139,7 +130,7 @@ def test_the_application(
     folder = tmp_path / "replay"
     content = json.loads((folder / "replay.json").read_text())
     assert {"replay.md", "replay.csv"} <= {path.name for path in folder.iterdir()}
-    assert content["rows"][0]["exactness"] == "exact" and not math.isnan(content["rows"][0]["bound"])
+    assert content["rows"][0]["exactness"] == "exact"
     assert "| rejection (exact) |" in (folder / "replay.md").read_text()
 
 

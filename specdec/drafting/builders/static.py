@@ -1,6 +1,7 @@
 """A tree of one static shape, filled level by level, and the laws by which a level's children are drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,12 +21,12 @@ from specdec.types import DraftSampling
 
 
 class StaticTree(TreeBuilder):
-    """Fills a shape that is known before anything is drafted, as ``TreeShape.of`` takes it."""
+    """Fills a shape, as ``TreeShape.of`` takes it; ``ahead`` returns the rows' tokens where only q is wanted."""
 
     has_leaf_probs = True
 
-    def __init__(self, shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]]):
-        self.shape = TreeShape.of(shape)
+    def __init__(self, shape: TreeShape | int | Sequence[Any], ahead: Callable[[int], Tensor] | None = None):
+        self.shape, self._ahead = TreeShape.of(shape), ahead
         self.max_nodes = self.max_shown = self.shape.num_nodes
         self.max_depth, self.ranks = self.shape.max_depth, self.shape.max_children
         self.is_chain, self.is_paths = self.shape.is_chain, self.shape.is_paths
@@ -44,6 +45,8 @@ class StaticTree(TreeBuilder):
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
         tokens = rows.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = rows.roots
+        if self._ahead is not None:
+            tokens[:, 1:] = self._ahead(shape.num_nodes)
         draft_probs = drawing.room(shape.num_nodes + 1) if drawing.fresh or drawing.leaves else None
         valid = None
         for number, level in enumerate(plan.levels):
@@ -69,7 +72,7 @@ class StaticTree(TreeBuilder):
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
                 vocabulary.put(draft_probs, slice(level.start, level.stop) if level.rows is None else level.parents, q)
-            if level.width == 0:
+            if level.width == 0 or self._ahead is not None:
                 continue
             if q is None or not drawing.sampled:
                 tokens[:, level.children_at] = vocabulary.to_target(top(scores, level))

@@ -219,7 +219,8 @@ def test_the_served_length_is_the_engines(target: Target) -> None:
     settings = ServedConfig(prompts=2, max_new_tokens=12, temperatures=(0.0, 1.0))
     figures = served(head, target, [[1, 2, 3], [4, 5]], settings, seed=0)
     assert figures["served_length/T=0"] == figures["served_length/T=1"] == 4.0
-    assert figures["served_length"] == pytest.approx(4.0) and head.training
+    assert figures["served_length"] == pytest.approx(4.0) == figures["expected_length"] and head.training
+    assert figures["expected_length/T=1"] == pytest.approx(4.0)
     assert figures["served_length/T=0/low"] == figures["served_length/T=1/high"] == 4.0, "each prompt has this length"
 
 

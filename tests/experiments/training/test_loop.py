@@ -128,14 +128,21 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Configure, tm
         torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_the_best_weights_have_the_greatest_served_length_and_another_training_is_refused(
-    training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["served_length", "expected_length"])
+def test_the_best_weights_have_the_greatest_length_and_another_training_is_refused(
+    by: str, training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """By the expected length, against the served one, where there is one."""
     lengths = iter([1.5, 2.5, 2.0])
-    monkeypatch.setattr("experiments.commands.train.served", lambda *_, **__: {"served_length": next(lengths)})
+    monkeypatch.setattr(
+        "experiments.commands.train.served",
+        lambda *_, **__: {"served_length": 9.0 - (length := next(lengths)), by: length},
+    )
     train(training("evaluate_every=4"))
     told = json.loads((tmp_path / "out" / "best" / "training.json").read_text())
-    assert told["step"] == 8 and told["figures"]["served_length"] == 2.5
+    assert told["step"] == 8 and told["figures"][by] == 2.5
+    shown = "".join(capsys.readouterr())
+    assert f"(best so far by {by.partition('_')[0]} length)" in shown
     assert json.loads((tmp_path / "out" / "last" / "training.json").read_text())["step"] == 12
     for more, message in (
         ([], "another training: give another out"),
