@@ -34,7 +34,7 @@ def export(config: DictConfig) -> Path:
         target_config = load_config(target) if target else None
     except (OSError, ValueError) as error:  # it is neither here nor to be had
         if given is not None and Path(given).exists():
-            raise ValueError(f"target.name={given}: it has no config.json that transformers knows") from error
+            raise ValueError(f"target.name={given}: there is no config.json that transformers knows") from error
         target_config = None
     found = read(source, name, target_config)
     kind = KINDS[found.kind]

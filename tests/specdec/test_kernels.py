@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specdec import DraftTree, Topology
 from specdec.acceptance import certain
-from specdec.drafting.builders.expansion import _front
 from specdec.host import without_looking
 from specdec.random import Purpose, request_key, uniforms
 from specdec.requests import SamplingParams
@@ -88,7 +87,10 @@ def check_fronts(device: str, *, more: int = 0) -> None:
         log_probs = -5 * torch.rand(2, scored, children, generator=generator)
         log_probs[0, 0, -1] = -torch.inf
         tokens = torch.randint(0, 99, (2, scored, children), generator=generator)
-        expected = _front(worth, log_probs, tokens, width, 4, 30)
+        scores = (worth[:, :, None] + log_probs).flatten(1)
+        best, place = scores.topk(min(width, scores.shape[1]), dim=-1)
+        chosen = tokens.expand(-1, nodes, -1).flatten(1).gather(1, place)
+        expected = scores, best, chosen, place + 31, place // children + 4
         given_to = (each.to(device) for each in (worth, log_probs, tokens))
         found = kernels.front(*given_to, width, 4, 30 + more)
         certain = expected[1] > -torch.inf  # which of the others come first is open
