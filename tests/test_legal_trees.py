@@ -337,7 +337,7 @@ def rolled(*first: float) -> Law:
 
 
 def test_a_stage_that_ends_a_draft_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of DLoop's stages of one token, tokens 1 and 2 end the draft; to discard them is the mutant."""
+    """Stages of one token: tokens 1 and 2 end the draft, and are kept; to discard them is the mutant."""
     p, q = rolled(0.5, 0.3, 0.2), rolled(0.4, 0.35, 0.25)
     kept = list(worlds(StaticTree(2), LoopedNodes(math.log(0.38), 1), q, monkeypatch))
     assert sorted(int(tree.valid.sum()) for _, tree in kept) == [2, 2, 3, 3, 3]

@@ -75,7 +75,7 @@ def _of_sampled(
     verifier: Verifier, p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], laws: list[DraftSampling],
     tokens: list[int], generator: torch.Generator,
 ) -> Distance:  # fmt: skip
-    """Of several siblings, half of the draws choose the tokens to look at, and the other half measures them."""
+    """Half of the draws of several siblings choose the tokens to look at, and the other half measures them."""
     p, q, tokens = _fewer(p, q, tokens)
     if len(laws) == 1:
         every = q.nonzero()

@@ -107,10 +107,8 @@ class Comparison(nn.Module):
                     value = value + weight * loss.over(drafts(term.states), *given)
             return torch.cat([value[None], torch.stack(facts, -1)])
 
-        again, found = (
-            count > chunk and torch.is_grad_enabled(),
-            [torch.zeros(7, 0, depths, device=anchors.index.device)],
-        )
+        again = count > chunk and torch.is_grad_enabled()
+        found = [torch.zeros(7, 0, depths, device=anchors.index.device)]
         for rows in (slice(start, start + chunk) for start in range(0, count, chunk)):
             part: Any = checkpoint(piece, rows, use_reentrant=False) if again else piece(rows)
             found.append(part)

@@ -58,7 +58,7 @@ class RaggedCosts(Protocol):
 
     def ragged(self, rows: int, positions: float, *, drafted: Counts, deepest: Any) -> Float[np.ndarray, "*size"]:
         """Return the seconds of rounds with ``positions`` in the cache and ``drafted`` tokens in all rows together."""
-        raise NotImplementedError
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from os.path import commonprefix
+from operator import ne
 from typing import Any
 
 import numpy as np
@@ -263,8 +263,7 @@ class RetokenizedScorer(Follower):
             self._wanted[slot] = read[-(-over // step) * step :] if over > 0 else read
         slots = host.slots.tolist()
         wanted = [self._wanted[slot] for slot in slots]
-        both = zip((self._held[slot] for slot in slots), wanted, strict=True)
-        known = np.array([len(commonprefix(each)) for each in both])  # noqa: RUF071 (they are lists)
+        known = np.array([[*map(ne, self._held[slot], self._wanted[slot]), True].index(True) for slot in slots])
         lengths = np.array([len(ids) for ids in wanted])
         # Every round forwards equally many tokens, some of them again, so that its forward can be captured.
         width = self._width if lengths.min() >= self._width else 1

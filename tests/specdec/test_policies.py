@@ -390,6 +390,10 @@ def served(target: Target, costs: RoundCosts | None, shape: AnyTree = 3) -> Engi
         (lambda target: RheoTree(1, 2, 1), "width=1"),
         (lambda target: PricedTree(theta=1.0), "theta=1.0: give a price between 0 and 1"),
         (lambda target: PricedTree(a=-1.0), "a=-1.0: give the positive factor"),
+        (
+            lambda target: PricedTree(9, costs=RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))),
+            "trees have 9",
+        ),
         (lambda target: served(target, None, ReplayedTree(4, 2, 3)), "ReplayedTree scores a level twice"),
         (lambda target: ExpansionTree(13, 2, 2, children=4), "2 levels of width=2 offer 12"),
         (lambda target: ExpansionTree(4, 2, 4, depth_cost=-0.1), "depth_cost=-0.1"),

@@ -7,6 +7,7 @@ nodes by their own worth would drop tokens because of what they are, and bias th
 """
 
 from abc import abstractmethod
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -45,8 +46,7 @@ class DrawnTree(BeamTree):
             found = drawn
         token, slot, node = found
         token, node = drawing.vocabulary.to_target(token).flatten(1), node.flatten(1).nan_to_num(nan=0.0)
-        slot = slot.where(slot >= self.price(len(slot)), 0.0)
-        offers = Offers(token, slot.flatten(1), q)
+        offers = Offers(token, slot.where(slot >= self.price(len(slot)), 0.0).flatten(1), q)
         if scored.last:
             return offers, None
         best = node.sort(dim=-1, descending=True, stable=True).indices[:, : self.width].sort(dim=-1).values
@@ -85,8 +85,7 @@ class SampledTree(DrawnTree):
 
     def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Children) -> tuple[Tensor, ...]:
         token, own = without_replacement(q, uniform)
-        left = 1 - own.cumsum(-1) + own  # the mass that the earlier siblings have left
-        share = (own / left.clamp(min=1e-30)).clamp_(0, 1).pow_(self.power)
+        share = (own / (1 - own.cumsum(-1) + own).clamp(min=1e-30)).clamp_(0, 1).pow_(self.power)  # of what is left
         before = torch.nn.functional.pad((1 - share).cumprod(-1)[..., :-1], (1, 0), value=1.0)
         slot = above[:, :, None] * before
         return q, token, slot.where(own > 0, 0.0), slot * share
@@ -124,6 +123,7 @@ class PricedTree(DrawnTree):
         self.b = number("b", b, "give the constant of a fit, such as -0.4587", lambda b: abs(b) < float("inf"))
         self.theta = number("theta", theta, "give a price between 0 and 1, such as 0.02", lambda theta: 0 < theta < 1)
         self.costs = RoundCosts.load(costs, by_nodes=True) if isinstance(costs, str | Path) else costs
+        self.price(1)  # refuses costs of smaller trees
 
     def drawn(self, above: Tensor, scores: Tensor, q: Tensor, uniform: Children) -> tuple[Tensor, ...]:
         token, own = without_replacement(q, uniform)
@@ -138,10 +138,13 @@ class PricedTree(DrawnTree):
         return torch.sigmoid(self.a * torch.logit(q) + self.b)
 
     def price(self, rows: int) -> float:
-        if self.costs is None:
-            return self.theta
-        seconds = self.costs.by_nodes(rows, self.max_nodes)
-        return float(seconds[-1] / seconds[0] - 1) / self.max_nodes
+        return self.theta if self.costs is None else _price(self.costs, rows, self.max_nodes)
+
+
+@lru_cache(maxsize=1024)  # rounds ask at every level
+def _price(costs: RoundCosts, rows: int, nodes: int) -> float:
+    seconds = costs.by_nodes(rows, nodes)
+    return float(seconds[-1] / seconds[0] - 1) / nodes
 
 
 def without_replacement(q: Float[Tensor, "batch parent column"], uniform: Children) -> tuple[Tensor, Children]:
@@ -150,8 +153,7 @@ def without_replacement(q: Float[Tensor, "batch parent column"], uniform: Childr
     for rank in range(uniform.shape[2]):
         token, total = draw_with_total(left, uniform[:, :, rank])
         token = token[..., None]
-        chance = left.gather(2, token).double()
         tokens.append(token)
-        chances.append(chance.where(total[..., None] > 0, 0.0))
+        chances.append(left.gather(2, token).double().where(total[..., None] > 0, 0.0))
         left.scatter_(2, token, 0.0)
     return torch.cat(tokens, dim=2), torch.cat(chances, dim=2)

@@ -95,8 +95,7 @@ class StaticTree(TreeBuilder):
 
 
 def _rated(plan: LevelPlan, sure: list[Tensor], rater: Rater) -> Rated:
-    confidence = torch.cat(sure, dim=1)
-    topology = Topology.of_shape(plan.shape, confidence.device)
+    confidence, topology = torch.cat(sure, dim=1), Topology.of_shape(plan.shape, sure[0].device)
     tables = (topology.parents, topology.depth, plan.rank_of)
     return rater.nodes(confidence, *(table[:, : confidence.shape[1]].expand_as(confidence) for table in tables))
 

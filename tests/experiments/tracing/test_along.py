@@ -136,7 +136,7 @@ PROMPTS = [[1, 2, 3, 4], [5, 6, 7], [8, 1], [2, 2, 9, 3, 1]]
 def served(
     target: Target, drafter, rule: Verifier, sampling: SamplingParams, times: int
 ) -> tuple[list[Text], list[int]]:
-    """What an engine wrote, which drafts in every round, and in how many."""
+    """The outputs of an engine that drafts in every round, and the number of their rounds."""
     prompts = [prompt for prompt in PROMPTS for _ in range(times)]
     with Engine(target, drafter, rule, max_batch_size=16, max_length=40) as engine:
         engine.runner.joins = False
