@@ -104,10 +104,11 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
     vec s[ROWS][PART(ROWS)];                                                                                \
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] =             \
         begin || scales ? ZERO() : LOAD(sums + r * PANEL + (first + v) * WIDTH);                            \
-    const char *at = p, *ahead = next;                                                                      \
-    for (long k = 0; k < pairs; k++, at += BYTES_##F, ahead += 64 * lines) {                                \
-      if (PART(ROWS) == VECTORS || first)                                                                   \
-        for (long line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);             \
+    /* Each walk along the inputs fetches its share: if one fetched all, the memory would idle in the others. */ \
+    const long share = 64 * lines * PART(ROWS) / VECTORS;                                                   \
+    const char *at = p, *ahead = next + first / PART(ROWS) * pairs * share;                                 \
+    for (long k = 0; k < pairs; k++, at += BYTES_##F, ahead += share) {                                     \
+      for (long line = 0; line < share; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);                \
       STEP                                                                                                  \
     }                                                                                                       \
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) {                     \

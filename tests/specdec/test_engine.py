@@ -106,7 +106,7 @@ def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkey
         assert Target(model, other).eos_token_ids == ends
 
 
-CUT_SHORT = {"model_by_confidence", "block_by_confidence"}
+CUT_SHORT = {"model_by_confidence", "block_by_confidence", "mtp_priced", "eagle3_looped"}
 """Drafters whose policy decides on the device how many nodes are verified: what is cut off saves more than the look."""
 
 WAITS_IN_DRAFTS = ("slem", "staged_chain_iid")
