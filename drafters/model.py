@@ -32,8 +32,8 @@ from specdec import Target
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import Ids, shared_tokens
+from specdec.dtypes import choose_dtype
 from specdec.interfaces import Description, Drafter
-from specdec.machine import choose_dtype
 from specdec.placement import main_device
 from specdec.quantization.base import output_width
 from specdec.quantization.checkpoint import quantized_by, stored_scheme

@@ -10,9 +10,10 @@ import psutil
 import torch
 
 from specdec.attention.native import faster_here
+from specdec.dtypes import choose_dtype
 from specdec.execution.packing import torch_rows
 from specdec.kernels import obstacle
-from specdec.machine import Cpu, choose_dtype, cpu, dtype_name
+from specdec.machine import Cpu, cpu, dtype_name
 from specdec.native import DTYPES, SWITCH, native_library, recommended_threads
 
 PACKAGES = ("torch", "transformers", "triton", "kernels", "hydra-core", "wandb")

@@ -1,7 +1,7 @@
 """Finds out what this machine computes fast, from what it says about itself.
 
 Facts about the processor are read once (``cpu``). Everything else is a small function of these facts. So a test, or a
-reader, can ask about another machine: ``native_bfloat16(Cpu(features=frozenset({"avx2"})))``.
+reader, can ask about another machine: ``usable_cores(Cpu(physical_cores=32, quota=4.0))``.
 """
 
 import os
@@ -16,13 +16,18 @@ from pathlib import Path
 import psutil
 import torch
 
-# Names as Linux prints them. Conversions alone (AVX-NE-CONVERT, F16C) do not count: sums would still be float32's.
-_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-_FLOAT16 = frozenset({"avx512_fp16", "amx_fp16", "asimdhp"})
-
-# The instruction sets that ONEDNN_MAX_CPU_ISA may leave oneDNN, of those that have dot products of bfloat16.
-_ONEDNN_BFLOAT16 = re.compile(r"ALL|DEFAULT|AVX512_CORE_(BF16|FP16|AMX.*)|AVX10.*")
-_ONEDNN_FLOAT16 = re.compile(r"ALL|DEFAULT|AVX512_CORE_(FP16|AMX.*)|AVX10.*")
+# Instruction sets for a dtype, by Linux's names; conversions alone (AVX-NE-CONVERT, F16C) do not count: sums would be
+# float32's. And those that ONEDNN_MAX_CPU_ISA may leave oneDNN, of the ones that have dot products of it.
+_NATIVE = {
+    torch.bfloat16: (
+        frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"}),
+        re.compile(r"ALL|DEFAULT|AVX512_CORE_(BF16|FP16|AMX.*)|AVX10.*"),
+    ),
+    torch.float16: (
+        frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
+        re.compile(r"ALL|DEFAULT|AVX512_CORE_(FP16|AMX.*)|AVX10.*"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,6 @@ class Cpu:
     omp_threads: int | None = None
 
 
-@dataclass(frozen=True)
-class DtypeChoice:
-    """A dtype, and why it is that one: ``auto: float32, …``, for the heading of a table."""
-
-    dtype: torch.dtype
-    reason: str
-
-
 @cache
 def cpu() -> Cpu:
     """Returns the facts of this machine, read at the first call; of those that cannot be read, the most cautious."""
@@ -74,47 +71,19 @@ def cpu() -> Cpu:
     )
 
 
-def native_bfloat16(facts: Cpu | None = None) -> bool:
-    """Returns whether the CPU multiplies bfloat16 itself, and torch has kernels that use this.
-
-    Otherwise bfloat16 is widened to float32 before every product and rounded after it. This costs more than the saved
-    memory traffic brings: on an AVX2 processor a 110M Llama decodes 19.6 tokens/s in bfloat16 and 28.1 in float32.
-    """
-    return _native(facts or cpu(), _BFLOAT16, _ONEDNN_BFLOAT16)
-
-
-def native_float16(facts: Cpu | None = None) -> bool:
-    """Returns whether the CPU multiplies float16 itself, and torch has kernels that use this."""
-    return _native(facts or cpu(), _FLOAT16, _ONEDNN_FLOAT16)
-
-
-def _native(facts: Cpu, features: frozenset[str], sufficient: re.Pattern[str]) -> bool:
-    allowed = not facts.onednn_limit or sufficient.fullmatch(facts.onednn_limit) is not None
-    return facts.onednn and allowed and bool(facts.features & features)
-
-
 def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None) -> bool:
-    """Returns whether a device has native arithmetic for a floating dtype; others than CPUs and CUDA devices have."""
+    """Returns whether torch has a device's own arithmetic for a floating dtype; others than CPUs and CUDA devices have.
+
+    Without it, torch widens bfloat16 to float32 before every product: many rows take eight times as long on AVX2.
+    """
     if device.type == "cuda" and dtype is torch.bfloat16:
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-        return (native_bfloat16 if dtype is torch.bfloat16 else native_float16)(facts)
-    return True
-
-
-def choose_dtype(checkpoint: torch.dtype, device: torch.device, *, native: bool | None = None) -> DtypeChoice:
-    """Returns the dtype that ``dtype="auto"`` means for a checkpoint of a dtype on a device, and why.
-
-    ``native`` says whether the device has native arithmetic for that dtype; None asks the device.
-    """
-    stored = dtype_name(checkpoint)
-    if is_native(checkpoint, device) if native is None else native:
-        return DtypeChoice(checkpoint, f"auto: {stored}, as in the checkpoint")
-    # A GPU without bfloat16 has float16, at half the memory of float32. A CPU keeps all of the checkpoint's digits.
-    dtype = torch.float16 if device.type == "cuda" and checkpoint is torch.bfloat16 else torch.float32
-    reason = f"because this {'GPU' if device.type == 'cuda' else 'CPU'} has no native {stored} arithmetic"
-    return DtypeChoice(dtype, f"auto: {dtype_name(dtype)}, {reason} (checkpoint: {stored})")
+    if device.type != "cpu" or dtype not in _NATIVE:
+        return True
+    facts, (features, sufficient) = facts or cpu(), _NATIVE[dtype]
+    allowed = not facts.onednn_limit or sufficient.fullmatch(facts.onednn_limit) is not None
+    return facts.onednn and allowed and bool(facts.features & features)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

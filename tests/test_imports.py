@@ -19,7 +19,7 @@ LAYERS = (
     ("kernels", "opaque"),
     ("arguments", "files", "origin", "host", "llama_shapes", "slot_memory", "machine", "counting"),
     ("native",),
-    ("types", "random", "filters", "bundled", "memory", "placement", "shape", "exports"),
+    ("types", "random", "filters", "bundled", "dtypes", "memory", "placement", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
     ("forward", "batch", "coupling", "tree_parts"),

@@ -12,7 +12,7 @@ from experiments.config.kinds import did_you_mean
 from experiments.config.sections import plain, plain_whole
 from experiments.results.manifest import write_manifest
 from experiments.session.engines import check_out
-from specdec.machine import choose_dtype
+from specdec.dtypes import choose_dtype
 from specdec.native import recommended_threads
 from specdec.target.loading import resolve_device
 

@@ -42,6 +42,5 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(runs, outputs, [read_token_texts(run.folder) for run in runs], path, notes=notes)
         terminal.list_written(terminal.console(), [path])
-        size = f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser"
-        terminal.say(terminal.console(), size, *notes)
+        terminal.say(terminal.console(), f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser", *notes)
     return compared

@@ -34,7 +34,8 @@ from experiments.training.states import FrozenTarget, StoredTarget
 from experiments.training.weights import Weights
 from specdec import Drafter, Target
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
-from specdec.machine import dtype_name
+from specdec.machine import dtype_name, is_native
+from specdec.target.loading import resolve_device
 from verifiers.rejection import RejectionVerifier
 
 _KINDS: dict[str, type] = {"head": TrainedHead, "loss": DraftLoss, "weights": Weights, "data": Source}
@@ -45,6 +46,8 @@ def train(config: DictConfig) -> Path:
     if config.export is not None:
         return export(config)
     folder = Path(config.out)
+    if config.target.get("dtype") == "auto" and not is_native(torch.bfloat16, resolve_device("auto")):
+        config.target.dtype = "float32"  # a training's products are torch's
     resumed = begun(config, kind="training", begins=MANIFEST, elsewhere=["device"]) is not None
     settle(config)
     # All that needs no model is checked before one is loaded.
@@ -85,8 +88,7 @@ def train(config: DictConfig) -> Path:
     held_out = Rows(documents.held_out, length=fit.length, batch_size=1, seed=config.seed)
     prompts = served_prompts(documents.held_out, trial)
     torch.manual_seed(config.seed)
-    counts = token_counts(documents.training, target.vocab_size) if head.draft_columns is not None else None
-    head.begin(target, counts)
+    head.begin(target, token_counts(documents.training, target.vocab_size) if head.draft_columns is not None else None)
     frozen = FrozenTarget(target, head.hidden_layers)
     head.to(accelerator.device)
     states: FrozenTarget | StoredTarget = frozen

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from specdec.arguments import number, whole
-from specdec.machine import native_bfloat16
+from specdec.machine import is_native
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ def optimizers_of(module: nn.Module, config: FitConfig, vocabularies: Iterable[i
     made: list[torch.optim.Optimizer] = []
     if matrices:
         assert config.muon_lr is not None
-        if matrices[0].device.type == "cpu" and not native_bfloat16():
-            slow = "this CPU has no bfloat16 arithmetic, in which Muon computes: steps take many times as long; %s"
+        if not is_native(torch.bfloat16, matrices[0].device):
+            slow = "this device has no bfloat16 arithmetic, in which Muon computes: steps take many times as long; %s"
             logger.warning(slow, "fit.muon_lr=null fit.lr=2e-3 trains with AdamW alone")
         made.append(torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay))
     if others:

@@ -18,9 +18,10 @@ from transformers import (
 from specdec import bundled
 from specdec import inflate as inflation
 from specdec.arguments import shown
+from specdec.dtypes import DtypeChoice, choose_dtype
 from specdec.files import located, looks_local, reading
 from specdec.llama_shapes import LlamaShape
-from specdec.machine import DtypeChoice, choose_dtype, dtype_name
+from specdec.machine import dtype_name
 from specdec.memory import ran_out, shortage
 from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread

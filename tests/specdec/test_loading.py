@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters import NGramDrafter
-from specdec import Engine, SamplingParams, Target, bundled, machine
+from specdec import Engine, SamplingParams, Target, bundled, dtypes, machine
 from specdec.machine import Cpu
 from specdec.quantization import checkpoint, quantize
 from specdec.quantization.base import weights_read
@@ -119,13 +119,15 @@ def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
 def test_auto_fits_the_machine(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
     """Whatever the dtype, the numbers are the checkpoint's."""
     expected = llama(torch.bfloat16).state_dict()
-    for facts, asked, dtype, reason in (
-        (FAST, "auto", torch.bfloat16, "auto: bfloat16"),
-        (SLOW, "auto", torch.float32, "auto: float32, because this CPU"),
-        (SLOW, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
-        (FAST, torch.float32, torch.float32, "float32, as asked for"),
+    for facts, library, asked, dtype, reason in (
+        (FAST, None, "auto", torch.bfloat16, "auto: bfloat16"),
+        (SLOW, None, "auto", torch.float32, "auto: float32, because this CPU"),
+        (SLOW, object(), "auto", torch.bfloat16, "auto: bfloat16"),
+        (SLOW, None, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
+        (FAST, None, torch.float32, torch.float32, "float32, as asked for"),
     ):
         monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
+        monkeypatch.setattr(dtypes, "native_library", lambda library=library: library)
         target = Target.from_pretrained(str(saved), dtype=asked, device="cpu")
         assert target.dtype is target.model.config.dtype is dtype and target.dtype_reason.startswith(reason)
         for key, tensor in target.model.state_dict().items():
@@ -140,6 +142,7 @@ def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.Mon
     file.write_text(json.dumps(config))
     for facts, dtype in ((SLOW, torch.float32), (FAST, torch.bfloat16)):
         monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
+        monkeypatch.setattr(dtypes, "native_library", lambda: None)
         loaded = load(folder, device="cpu")
         assert loaded.model.dtype is dtype
         assert loaded.dtype_reason.startswith(f"auto: {machine.dtype_name(dtype)}")

@@ -13,9 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import machine
 from specdec.doctor import table
+from specdec.dtypes import choose_dtype
 from specdec.inflate import describe, inflate, place_heads, resolve_shape
 from specdec.llama_shapes import SHAPES, LlamaShape
-from specdec.machine import Cpu, choose_dtype
+from specdec.machine import Cpu
 from specdec.origin import described, own_place, place
 from specdec.target.target import Target
 from specdec.tree import TreeShape
@@ -44,8 +45,6 @@ def test_native_arithmetic_cores_that_a_process_may_use_and_the_dtype_that_is_fa
         (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE_BF16"), True, False),
         (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE_AMX"), True, True),
     ):
-        found = machine.native_bfloat16(facts), machine.native_float16(facts)
-        assert found == (bfloat16, float16), facts
         native = [machine.is_native(dtype, torch.device("cpu"), facts) for dtype in (torch.bfloat16, torch.float16)]
         assert native == [bfloat16, float16], facts
         assert all(machine.is_native(dtype, torch.device("cpu"), facts) for dtype in (torch.float32, torch.float64))
@@ -58,15 +57,15 @@ def test_native_arithmetic_cores_that_a_process_may_use_and_the_dtype_that_is_fa
         (UNKNOWN, 1),
     ):
         assert machine.usable_cores(facts) == cores, facts
-    for checkpoint, device, native, dtype, lacking in (
+    for checkpoint, device, fast, dtype, lacking in (
         ("bfloat16", "cpu", True, "bfloat16", ""),
         ("bfloat16", "cpu", False, "float32", "CPU"),
         ("bfloat16", "cuda", False, "float16", "GPU"),
         ("float16", "cuda", True, "float16", ""),
         ("float32", "cpu", None, "float32", ""),
     ):
-        choice = choose_dtype(getattr(torch, checkpoint), torch.device(device), native=native)
-        why = f"because this {lacking} has no native {checkpoint} arithmetic (checkpoint: {checkpoint})"
+        choice = choose_dtype(getattr(torch, checkpoint), torch.device(device), fast=fast)
+        why = f"because this {lacking} has no fast {checkpoint} arithmetic (checkpoint: {checkpoint})"
         reason = f"auto: {dtype}, " + (why if lacking else "as in the checkpoint")
         assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
 
