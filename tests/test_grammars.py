@@ -24,7 +24,7 @@ from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.test_distribution import LEVEL, NO_RESIDUAL, goodness
-from tests.verifiers.cases import complete
+from tests.verifiers.cases import complete, spread
 from verifiers import RejectionVerifier, ThresholdVerifier, TraversalVerifier
 
 pytest.importorskip("xgrammar")
@@ -129,6 +129,7 @@ def greedy_outputs(model, drafter: str, *, mask_drafts: bool) -> list[tuple[int,
     return [output.token_ids for output in engine.generate(PROMPTS, wanted)]
 
 
+@cache
 def listed_outputs(model) -> list[tuple[int, ...]]:
     expected = []
     for index, (prompt, pattern) in enumerate(cases()):
@@ -138,11 +139,13 @@ def listed_outputs(model) -> list[tuple[int, ...]]:
     return expected
 
 
-STRONG = {"model_tree_iid": True, "model_expansion": True, "medusa": True, "ngram": False}
+STRONG = {*itertools.product(("model_tree_iid", "model_expansion", "medusa", "ngram"), (True, False))}
 
 
-@pytest.mark.parametrize("mask_drafts", [True, False])
-@pytest.mark.parametrize("drafter", [complete(name, strong=name in STRONG) for name in DRAFTERS])
+@pytest.mark.parametrize(
+    ("drafter", "mask_drafts"),
+    [complete(*case, strong=case in STRONG) for case in sorted(STRONG.union(spread(DRAFTERS, (True, False))))],
+)
 def test_greedy_outputs_equal_plain_constrained_decoding(model, drafter: str, mask_drafts: bool) -> None:
     assert greedy_outputs(model, drafter, mask_drafts=mask_drafts) == listed_outputs(model)
 
@@ -248,7 +251,7 @@ RECORDED = {("ngram", True), ("model_tree_without_replacement", False), ("model_
 
 @pytest.mark.parametrize(
     ("drafter", "mask_drafts"),
-    [complete(name, masks, strong=(name, masks) in RECORDED) for name in DRAFTERS for masks in (True, False)],
+    [complete(*case, strong=case in RECORDED) for case in sorted(RECORDED.union(spread(DRAFTERS, (False, True))))],
 )
 def test_recorded_rounds_follow_grammars(model, drafter: str, mask_drafts: bool, monkeypatch) -> None:
     wanted, _ = long_outputs(model, drafter, "off", mask_drafts=mask_drafts)

@@ -4,8 +4,8 @@ Ragged prompts, more requests than slots (so slots are refilled), chunked prefil
 batch with sampled and penalized ones. float32.
 
 By default every drafter with rejection, every rule with the drafts that ask most of it, and every architecture with
-one tree; all rules with Llama, and a drafter of every kind with the other models, are marked ``full``. Recurrent layers
-and caches of one byte per number take part with a few drafters each.
+one tree. Marked ``full``: two of the other rules for every drafter with Llama, in turn, and one drafter of a kind with
+the other models. Recurrent layers and caches of one byte per number take part with a few drafters each.
 """
 
 import functools
@@ -22,10 +22,10 @@ from specdec import Engine, Noise, SamplingParams, Target
 from specdec.cache.formats import FORMATS
 from specdec.checks.reference import reference_decode
 from tests.architectures import tiny
-from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, VERIFIERS, skip_unfit, tried
+from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.models import ARCHITECTURES, tiny_model
 from tests.shapes import shapes_unchecked
-from tests.verifiers.cases import complete
+from tests.verifiers.cases import complete, spread
 
 pytestmark = pytest.mark.usefixtures("untried")
 
@@ -53,6 +53,10 @@ ACROSS = ("ngram", "medusa", "eagle3_chain_iid", "block_chain", "mtp_chain_iid",
 
 MAIN = "qwen3"
 """A model whose outputs every format of a cache changes."""
+SOME = {*spread(DRAFTERS, [rule for rule in VERIFIERS if rule not in (EVERYWHERE, *TRIED_WITH)], each=2)} | {
+    (drafter, rule) for rule, drafters in TRIED_WITH.items() for drafter in drafters
+}
+"""Pairs that are tried with Llama: greedy rows ask the same of all rules."""
 RECURRENT = {"qwen3_next": ("medusa", "eagle3_expansion", "block_chain"), "mamba": (), "falcon_h1": (), "lfm2": ()}
 """Models with recurrent layers, and drafters besides look-ups."""
 ELSEWHERE = {
@@ -84,9 +88,11 @@ def reference(architecture: str, noise: Noise = Noise.FRESH, kv_cache: str | Non
 def cases() -> Iterator[ParameterSet]:
     """Every case; outside of ``ELSEWHERE`` and the strong ones they are marked ``full``."""
     for architecture, drafter, verifier in itertools.product(ARCHITECTURES, DRAFTERS, VERIFIERS):
-        everywhere = verifier == EVERYWHERE and drafter in ACROSS
-        if (architecture == "llama" or everywhere) and tried(drafter, verifier):
-            strong = STRONGEST[verifier] == drafter or (architecture == "llama" and verifier == EVERYWHERE)
+        strong = STRONGEST[verifier] == drafter or (architecture == "llama" and verifier == EVERYWHERE)
+        wanted = (
+            (drafter, verifier) in SOME if architecture == "llama" else verifier == EVERYWHERE and drafter in ACROSS
+        )
+        if (wanted or strong) and tried(drafter, verifier):
             yield complete(architecture, drafter, verifier, None, strong=strong)
     others = [
         (name, each, EVERYWHERE, None) for name, more in RECURRENT.items() for each in ("ngram", "recycling", *more)

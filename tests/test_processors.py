@@ -1,5 +1,6 @@
 """Processors and penalties at every node, and vocabularies that do not line up."""
 
+import functools
 import random
 from dataclasses import replace
 
@@ -16,11 +17,12 @@ from tests.architectures import tiny
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.models import tiny_model
 from tests.test_distribution import FEWER, LEVEL, NO_RESIDUAL, VOCAB, p_value
-from tests.verifiers.cases import complete
+from tests.verifiers.cases import complete, spread
 from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
 WIDTH = 24
+PLAIN = SamplingParams(max_new_tokens=14)
 BIAS = {(3,): 4.0, (5, 7): 6.0, (2, 3, 5): -8.0}
 
 
@@ -45,32 +47,40 @@ def cases(prompt_length: int) -> dict[str, object]:
 STRONG = {("ngram", "no_repeat"), ("ngram", "penalties"), ("eagle3_chain_iid", "early ends")}
 
 
-# By default every processor with one tree; every drafter with a processor that looks at the path is marked ``full``.
+STRONG |= {(STRONGEST["rejection"], case) for case in (*cases(1), *FIELDS)}
+
+
+@functools.cache
+def requests(case: str) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:
+    """Prompts, what is asked of each, and the reference's tokens; a row without any processor shares the batch."""
+    rng = random.Random(2)
+    prompts = [[rng.randrange(WIDTH) for _ in range(length)] for length in (6, 1, 11)]
+    asked = [FIELDS.get(case) or {"logits_processor": cases(len(p))[case]} for p in prompts]
+    wanted = [replace(PLAIN, stop_token_ids=(4,), **each) for each in asked]  # type: ignore[arg-type]
+    wanted, prompts = [*wanted, PLAIN], [*prompts, prompts[0]]
+    stops = [frozenset(sampling.stop_token_ids) for sampling in wanted]
+    model, rows = tiny_model(vocab_size=WIDTH), zip(prompts, wanted, stops, strict=True)
+    expected = [reference_decode(model, p, s, stop_ids=stop) for p, s, stop in rows]
+    without = reference_decode(model, prompts[0], PLAIN, stop_ids=stops[0])
+    assert expected[0] != without or case == "min_new"
+    return prompts, wanted, expected
+
+
+# By default every processor with one tree; every drafter with one that looks at the path is marked ``full``.
 @pytest.mark.parametrize(
     ("drafter", "case"),
     [
-        complete(drafter, case, strong=drafter == STRONGEST["rejection"] or (drafter, case) in STRONG)
-        for drafter in DRAFTERS
-        for case in (*cases(1), *FIELDS)
-        if case in ("no_repeat", "penalties", "early ends") or drafter == STRONGEST["rejection"]
+        complete(*case, strong=case in STRONG)
+        for case in sorted(STRONG.union(spread(DRAFTERS, ("no_repeat", "penalties", "early ends"))))
     ],
 )
 def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     model = tiny_model(vocab_size=WIDTH)
-    rng = random.Random(2)
-    prompts = [[rng.randrange(WIDTH) for _ in range(length)] for length in (6, 1, 11)]
-    plain = SamplingParams(max_new_tokens=14)
-    asked = [FIELDS.get(case) or {"logits_processor": cases(len(p))[case]} for p in prompts]
-    wanted = [replace(plain, stop_token_ids=(4,), **each) for each in asked]  # type: ignore[arg-type]
-    wanted, prompts = [*wanted, plain], [*prompts, prompts[0]]  # a row without any shares the batch
+    prompts, wanted, expected = requests(case)
     made = DRAFTERS[drafter](model)
     engine = Engine(Target(model), made, fitting(made), max_batch_size=3, max_length=40)
     outputs = [list(output.token_ids) for output in engine.generate(prompts, wanted)]
-    stops = [frozenset(sampling.stop_token_ids) for sampling in wanted]
-    expected = [reference_decode(model, p, s, stop_ids=stop) for p, s, stop in zip(prompts, wanted, stops, strict=True)]
     assert outputs == expected
-    without = reference_decode(model, prompts[0], plain, stop_ids=stops[0])
-    assert expected[0] != without or case == "min_new"
     if case == "early ends":
         assert {len(output) for output in outputs[:-1]} == {7}, "the first end that is allowed"
 

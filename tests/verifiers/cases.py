@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,11 @@ KINDS = {
 def complete(*values: object, strong: bool) -> ParameterSet:
     """Returns one case of a matrix: strong cases always run, the others are marked ``full``."""
     return pytest.param(*values, marks=() if strong else pytest.mark.full)
+
+
+def spread(names: Iterable[str], options: Sequence[Any], each: int = 1) -> list[tuple[str, Any]]:
+    """Returns every name with ``each`` of the options, the next name with the next ones: all occur equally often."""
+    return [(name, options[(each * i + more) % len(options)]) for i, name in enumerate(names) for more in range(each)]
 
 
 def takes_laws(rule: Verifier, *laws: DraftSampling) -> bool:
