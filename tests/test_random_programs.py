@@ -19,7 +19,7 @@ from tests.specdec.test_schedules import NET, count_anew
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-FEW, MANY = (int(os.environ.get("SPECDEC_PROGRAMS", count)) for count in (200, 300))
+FEW, MANY = (int(os.environ.get("SPECDEC_PROGRAMS", count)) for count in (150, 200))
 """Programs by default, and in the full matrix."""
 
 

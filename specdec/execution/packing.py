@@ -20,6 +20,7 @@ from specdec.memory import clean_files, drop, free_memory
 from specdec.native import chosen, is_plain, loses, native_library
 
 _SHARE = 0.5  # the share of the free memory that copies may take
+_LEAST_DROPPED = 1 << 24  # bytes of weights for which it pays to ask which files hold them: that takes 50 ms
 _CPU = torch.device("cpu")
 _LEAST_16_BITS = 1 << 14  # numbers of the smallest weight in 16 bits whose product is not quicker by the plain path
 _TRIED = (128, 32)  # rows for which torch's product is tried; fewer take the C
@@ -48,8 +49,8 @@ class PackedLinears:
         self._joint: dict[tuple[int, ...], PanelWeight] = {}
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
-        fit = sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU)
-        files = clean_files()
+        size = sum(size for key, size in new.items() if key not in _copies)
+        fit, files = size <= _SHARE * free_memory(_CPU), clean_files() if size >= _LEAST_DROPPED else []
         self.layers = [_layer(module, files) for module in linears if fit]
         self._others = list(modules_in_c(model))
 

@@ -226,7 +226,7 @@ class PoisonedSession(Session):
         return DraftTree.build(torch.stack([batch.roots, token], 1), parents, max_depth=1, max_children=1)
 
 
-@pytest.mark.parametrize("seed", [1, *(complete(seed, strong=seed == 7) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [1, *(complete(seed, strong=seed == 7) for seed in (2, 4, 5, 7))])
 @pytest.mark.parametrize(
     ("recording", "kind", "kv_cache"),
     [
