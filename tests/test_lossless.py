@@ -88,11 +88,10 @@ def reference(architecture: str, noise: Noise = Noise.FRESH, kv_cache: str | Non
 def cases() -> Iterator[ParameterSet]:
     """Every case; outside of ``ELSEWHERE`` and the strong ones they are marked ``full``."""
     for architecture, drafter, verifier in itertools.product(ARCHITECTURES, DRAFTERS, VERIFIERS):
-        strong = STRONGEST[verifier] == drafter or (architecture == "llama" and verifier == EVERYWHERE)
-        wanted = (
-            (drafter, verifier) in SOME if architecture == "llama" else verifier == EVERYWHERE and drafter in ACROSS
-        )
-        if (wanted or strong) and tried(drafter, verifier):
+        strongest, everywhere = STRONGEST[verifier] == drafter, verifier == EVERYWHERE
+        llama = architecture == "llama" and (everywhere or strongest or (drafter, verifier) in SOME)
+        if (llama or (everywhere and drafter in ACROSS)) and tried(drafter, verifier):
+            strong = strongest or (architecture == "llama" and everywhere)
             yield complete(architecture, drafter, verifier, None, strong=strong)
     others = [
         (name, each, EVERYWHERE, None) for name, more in RECURRENT.items() for each in ("ngram", "recycling", *more)

@@ -20,7 +20,7 @@ from specdec.memory import clean_files, drop, free_memory
 from specdec.native import chosen, is_plain, loses, native_library
 
 _SHARE = 0.5  # the share of the free memory that copies may take
-_LEAST_DROPPED = 1 << 24  # bytes of weights for which it pays to ask which files hold them: that takes 50 ms
+_LEAST_DROPPED = 1 << 22  # bytes of weights for which it pays to ask which files hold them: that takes 50 ms
 _CPU = torch.device("cpu")
 _LEAST_16_BITS = 1 << 14  # numbers of the smallest weight in 16 bits whose product is not quicker by the plain path
 _TRIED = (128, 32)  # rows for which torch's product is tried; fewer take the C

@@ -108,7 +108,7 @@ def test_what_users_felt(
         assert method["concurrency"] + method["waiting"] <= 2
         assert sum(family(method, "phase_share").values()) == pytest.approx(1.0)
     shown, said = capsys.readouterr()
-    phases = re.findall(r"^[\d:]+ (?:s|min): (\w+)", said, re.MULTILINE)
+    phases = re.findall(r"^[\d:]+ (?:s|min|h): (\w+)", said, re.MULTILINE)
     assert phases == ["loading", "packing", "warming"]
     assert "goodput," in shown and "price of" in shown
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
