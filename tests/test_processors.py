@@ -44,10 +44,9 @@ def cases(prompt_length: int) -> dict[str, object]:
     }
 
 
-STRONG = {("ngram", "no_repeat"), ("ngram", "penalties"), ("eagle3_chain_iid", "early ends")}
-
-
-STRONG |= {(STRONGEST["rejection"], case) for case in (*cases(1), *FIELDS)}
+STRONG = {("ngram", "no_repeat"), ("ngram", "penalties"), ("eagle3_chain_iid", "early ends")} | {
+    (STRONGEST["rejection"], case) for case in (*cases(1), *FIELDS)
+}
 
 
 @functools.cache

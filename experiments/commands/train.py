@@ -45,8 +45,8 @@ def train(config: DictConfig) -> Path:
     """Train a head, and return the folder of its best weights; with ``export`` that of exported ones."""
     if config.export is not None:
         return export(config)
-    folder = Path(config.out)
-    if config.target.get("dtype") == "auto" and not is_native(torch.bfloat16, resolve_device("auto")):
+    given = config.get("target") or {}
+    if given.get("dtype") == "auto" and not is_native(torch.bfloat16, resolve_device(given.get("device") or "auto")):
         config.target.dtype = "float32"  # a training's products are torch's
     resumed = begun(config, kind="training", begins=MANIFEST, elsewhere=["device"]) is not None
     settle(config)
@@ -71,7 +71,7 @@ def train(config: DictConfig) -> Path:
     accelerator = Accelerator(mixed_precision="no")  # the loop has its own, which it may measure
     main = accelerator.is_main_process
     check_processes(accelerator, sharded=config.sharded, muon=fit.muon_lr is not None)
-    folder = Path(broadcast_object_list([str(folder)])[0])  # where the first process works; others may have no folder
+    folder = Path(broadcast_object_list([config.out])[0])  # where the first process works; others may have no folder
     if config.target.get("device") == "auto":
         config.target.device = str(accelerator.device)
     target: Target = build(config, "target")
