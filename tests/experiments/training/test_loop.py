@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drafters.eagle import TrainedEagle3
 from drafters.heads.training import TargetStates, TextBatch
+from experiments.commands import train as commands_train
 from experiments.train import train
 from experiments.training import loop
 from experiments.training.comparison import Comparison
@@ -72,6 +73,21 @@ def test_a_resumed_training_ends_as_the_uninterrupted_one(stop: int, training, t
     for name in ("best", "last"):
         weights = [(tmp_path / each / name / "model.safetensors").read_bytes() for each in ("parts", "whole")]
         assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "native", "taken"),
+    [("auto", False, "float32"), ("auto", True, "auto"), ("bfloat16", False, "bfloat16")],
+)
+def test_a_training_takes_float32_where_products_in_16_bits_are_slow(
+    asked: str, native: bool, taken: str, configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Decoding keeps the checkpoint's dtype there, by products of this project's C, which have no gradients."""
+    monkeypatch.setattr(commands_train, "is_native", lambda *given: native)
+    config = configure("train", "head=eagle3", f"target.dtype={asked}", f"out={tmp_path}", "fit.steps=0")
+    with pytest.raises(ValueError, match="steps"):
+        train(config)
+    assert config.target.dtype == taken
 
 
 @pytest.mark.parametrize("slow", ["no", "bf16"])
@@ -265,6 +281,7 @@ def test_two_processes_train_as_one(way: str, tiny_training: list[str], tmp_path
 
 KILLED = """
 import os, signal
+from experiments.commands import train as commands_train
 from experiments.train import train
 from experiments.training.loop import Training
 step = Training._step
