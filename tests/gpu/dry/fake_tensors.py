@@ -65,7 +65,7 @@ def patch_tensors(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
         "__float__": lambda self: float(read(self, 1)),
         "__bool__": lambda self: bool(read(self, 1)),
         "copy_": _copy,
-        "contiguous": _contiguous,
+        "contiguous": lambda self, **_: _contiguous(self),
         "data_ptr": lambda self: self.untyped_storage()._cdata + self.storage_offset() * self.element_size(),
     }.items():
         monkeypatch.setattr(FakeTensor, name, function, raising=False)
@@ -82,7 +82,7 @@ def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return _aten.copy_(self, source, non_blocking)
 
 
-def _contiguous(self: Tensor, memory_format: Any = None) -> Tensor:
+def _contiguous(self: Tensor) -> Tensor:
     return self if self.is_contiguous() else _aten.clone(self, memory_format=torch.contiguous_format)
 
 
