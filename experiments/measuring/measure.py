@@ -70,7 +70,7 @@ def measure(
     template: Mapping[str, Any] | None = None,
     trace: TraceWriter | None = None,
 ) -> Iterator[int]:
-    """Run every job with every contender and write their records; yields the number of finished jobs.
+    """Run every job with every contender and write their records; yields the number of finished jobs, 0 first.
 
     Contenders take turns batch by batch, and in each batch another one goes first, so that drift of the machine
     meets all alike. A batch is written when all contenders have run it. Where prompts have several turns this holds
@@ -89,6 +89,7 @@ def measure(
     if not set(range(first, first + len(batches))).issubset(finished):
         _warm_up(contenders, warmup, jobs)
     done = 0
+    yield done
     for number, batch in enumerate(batches, first):
         if number not in finished:
             _measure_batch(contenders, batch, number, write, template, trace)

@@ -79,9 +79,16 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, words: str = "") -> None:
-        """So much is done; ``words`` stand behind it. The time left is as if all went on as fast as since the begin."""
+        """So much is done; ``words`` stand behind it. The time left is as if all went on as fast as since the begin.
+
+        That begins anew while nothing is done but by an earlier attempt: what is warmed up says nothing of the rest.
+        """
         now = time.monotonic()
-        rest = (now - self._began) / max(1, done - self._passed) * (self._total - done)
+        if done <= self._passed:
+            self._began = now
+            self._bar.update(self._task, completed=done)
+            return
+        rest = (now - self._began) / (done - self._passed) * (self._total - done)
         left = f"about {duration(rest)} left{f', {words}' if words else ''}"
         self._bar.update(self._task, completed=done, words=left)
         if not self._bar.console.is_terminal and now - self._said >= _EVERY:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Tie:
     """How far two tokens are apart at a place, in nats, and how far the dtype explains.
 
     ``margin`` is how far the lower of the two logits is below the largest one there, None if a token is impossible, in
-    float32 where it confirms ties; the ``bound`` is None without a margin, or if none was asked for.
+    float32 where it confirms ties; the ``bound``, which a tie just has to reach, is None without a margin or unasked.
     """
 
     margin: float | None
@@ -73,7 +74,8 @@ def examine(
     change, from one pass to another, of the difference of any two of the three logits concerned, plus ``FLOOR_ULPS``
     units of the coarsest dtype: the weights', the logits', the one that quantized layers round to, or float32. A model
     of 16 bits without quantized parts runs in float32, too: the margin is that pass's, and the bound at most a unit and
-    ``ERRORS`` times the largest error. An engine's own passes do not count: a wrong one would excuse itself.
+    ``ERRORS`` times the largest error. An engine's own passes do not count: a wrong one would excuse itself. Once the
+    bound has reached the margin, no further pass is made.
 
     Args:
         sequence: Prompt and output up to the place.
@@ -100,15 +102,22 @@ def examine(
     eps = max(torch.finfo(dtype).eps for dtype in dtypes)
     _, exponent = math.frexp(float(whole[whole > _MASKED].abs().max()))
     unit = eps * 2.0 ** (exponent - 1)
-    passes = [watch(whole)]
-    passes += [watch(_run_model(model, sequence, cuts, kv_cache)) for cuts in _cuts(len(sequence), prompt_length)]
-    if kv_cache is not None:
-        shake = SHAKE * torch.finfo(model.dtype).eps
-        caches = (cache_like(model, kv_cache, shake=shake, seed=seed) for seed in range(SHAKEN))
-        passes += [watch(_run_model(model, sequence, (), cache=cache)) for cache in caches]
-    bound = FACTOR * _largest_change(passes) + FLOOR_ULPS * unit
-    if wide is not None:
-        bound = min(bound, ERRORS * max(_largest_change((watch(wide), each)) for each in passes) + unit)
+
+    def others() -> Iterator[Tensor]:
+        for cuts in _cuts(len(sequence), prompt_length):
+            yield _run_model(model, sequence, cuts, kv_cache)
+        for seed in range(SHAKEN if kv_cache is not None else 0):
+            shake = SHAKE * torch.finfo(model.dtype).eps
+            yield _run_model(model, sequence, (), cache=cache_like(model, kv_cache, shake=shake, seed=seed))
+
+    passes, bound = list[np.ndarray](), 0.0
+    for logits in chain((whole,), others()):
+        passes.append(watch(logits))
+        bound = FACTOR * _largest_change(passes) + FLOOR_ULPS * unit
+        if wide is not None:
+            bound = min(bound, ERRORS * max(_largest_change((watch(wide), each)) for each in passes) + unit)
+        if not bound < margin:  # further passes can only raise it; one of a large model may take half a minute
+            break
     return Tie(margin, bound) if math.isfinite(bound) else Tie(None, None)
 
 

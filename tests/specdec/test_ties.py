@@ -1,5 +1,6 @@
 """What a dtype explains at one place, and the exactness harness itself: neither can excuse itself."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,19 @@ def test_margins_by_hand(model: PreTrainedModel) -> None:
     expected += bias[0]
     found = examined(model, (1, 7), sampling).margin
     assert found == pytest.approx(float(expected.max() - expected[[1, 7]].min()), abs=1e-5)
+
+
+def test_a_tie_takes_no_more_passes_than_explain_it(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of a large model takes seconds; what nothing explains takes them all."""
+    run, passes = ties._run_model, list[Sequence[int]]()
+    monkeypatch.setattr(
+        ties, "_run_model", lambda model, given, cuts, *rest: (passes.append(cuts), run(model, given, cuts))[1]
+    )
+    cuts = [(), *ties._cuts(len(SEQUENCE), PROMPT)]
+    for second, taken in ((5.0, cuts[:1]), (4.0, cuts)):
+        passes.clear()
+        tie = examined(model, (0, 1), replace(GREEDY, logits_processor=scores(5.0, second)))
+        assert passes == taken and (tie.bound >= tie.margin) == (second == 5.0)
 
 
 def test_the_bound_follows_the_dtype() -> None:

@@ -22,14 +22,15 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
 
     core = openvino.Core()
     able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if given["precision"] not in able:
-        raise ValueError(f"OpenVINO computes in {', '.join(able)} on this CPU, and not in {given['precision']}")
-    precision = getattr(openvino.Type, given["precision"].replace("P", "").lower())
+    computed = given["precision"] if given["precision"] in able else "FP32"  # as ours, where 16 bits are stored alone
+    precision, exact = (
+        getattr(openvino.Type, name.replace("P", "").lower()) for name in (given["precision"], computed)
+    )
     used = {"INFERENCE_NUM_THREADS": given["threads"], "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False}
     # Left alone it computes float32 models in bfloat16 where the CPU can, and keeps keys and values in 8 bits.
     properties = used | {
-        "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision,
+        "INFERENCE_PRECISION_HINT": exact,
+        "KV_CACHE_PRECISION": exact,
         "sampler_num_threads": 1,
     }
     rows, tokens = given["max_batch_size"], given["max_length"] + given["num_tokens"]
@@ -72,6 +73,7 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
         return {"rows": [row for _, row in found]}
 
     versions = {"OpenVINO GenAI": version("openvino-genai"), "OpenVINO": version("openvino")}
+    versions |= {} if computed == given["precision"] else {"computing in": computed}
     threads = core.compile_model(nothing("f32"), "CPU", used).get_property("INFERENCE_NUM_THREADS")
     return {"versions": versions, "threads": threads}, decode
 

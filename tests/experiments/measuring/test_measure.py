@@ -141,6 +141,7 @@ def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     engine.raise_at[3] = KeyboardInterrupt()
     path = tmp_path / "records.jsonl"
     running = measure(contenders(engine), jobs(5), write=partial(keep_record, path))
+    assert next(running) == 0, "what was warmed up before is told apart"
     for done in (1, 2):
         # On the disk before the next prompt begins, not when the file is closed.
         assert next(running) == done

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
-from experiments.reporting import style, terminal
+from experiments.reporting import progress, style, terminal
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot
 from experiments.reporting.run_tables import comparison_table, requests_table
 from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
@@ -187,3 +187,16 @@ def test_latex_escapes_what_it_would_read() -> None:
     assert r"a\textbackslash{}b\{c\}\$d\&e\#f\%g\_h" in rows[3]
     assert r"\caption{org/[bold]Model\_1. intervals at 95\%. rule: \textless{}exact\textgreater{}.}" in tex
     assert r"\toprule" in tex and "booktabs" in tex and r"\label{tab:x}" in tex
+
+
+@pytest.mark.parametrize("passed", [0, 2])
+def test_the_time_left_is_by_what_was_measured(passed: int, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Neither what was warmed up before, nor what an earlier attempt has done."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.Progress(10, passed=passed) as shown:
+        for done, seconds in ((0, 300.0), (passed, 0.0), (passed + 1, 40.0)):
+            now[0] += seconds
+            shown.update(done)
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said == f"{passed + 1} of 10 prompts, 40 s elapsed, about {progress.duration(40 * (9 - passed))} left"
