@@ -113,6 +113,11 @@ class Choices:
         shape = weights.shape[:-1]
         return torch.tensor(chosen).view(shape), flat.sum(-1).view(shape)
 
+    def in_blocks(self, blocks: Tensor, masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        token, total = self.with_total(blocks.flatten(2), uniform[..., 0])
+        torch.testing.assert_close(masses.sum(-1), total)
+        return token[..., None], total[..., None]
+
     def next(self) -> bool:
         """Go on to what can be drawn else; False at the end."""
         del self.script[self._made :]
@@ -130,7 +135,7 @@ def worlds(
     """All trees that a round may draft, with their probabilities."""
     choices, scorer = Choices(), Table(q)
     monkeypatch.setattr(static, "draw", choices.draw)
-    monkeypatch.setattr(sampled, "draw_with_total", choices.with_total)
+    monkeypatch.setattr(sampled, "draw_in_blocks", choices.in_blocks)
     vocab = len(q(()))
     slots = slots_of([[1, 0]], vocab_size=vocab, params=[SamplingParams(temperature=1.0)])
     builder.bind(slots.device)

@@ -12,6 +12,9 @@ from verifiers.block import BlockVerifier
 from verifiers.target_walk import laws_of_walk
 from verifiers.trees import rows_of
 
+_Table, _Rows = Float[Tensor, "batch node vocab"], Float[Tensor, "batch position vocab"]
+_Path = Int[Tensor, "batch position"]
+
 
 class GreedyMultiPathVerifier(Verifier):
     """Greedy multi-path block verification, GBV (Thomas and Pal 2026, arXiv 2602.16961).
@@ -68,11 +71,7 @@ def _ratio(p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, ".
     return (p.double() / q.double()).where(q > 0, -1.0)
 
 
-def _largest_path(
-    tree: DraftTree,
-    draft_probs: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
-) -> Int[Tensor, "batch position"]:
+def _largest_path(tree: DraftTree, draft_probs: _Table, target_probs: _Table) -> _Path:
     """Return the nodes of the selected path, the root first, -1 padded; the first of several equal paths."""
     nodes = tree.children[:, 0]
     alive = nodes >= 0
@@ -97,36 +96,20 @@ def _largest_path(
     return torch.cat([level.gather(1, chosen) for level in levels], 1)
 
 
-def _as_chain(
-    tree: DraftTree,
-    draft_probs: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
-    path: Int[Tensor, "batch position"],
-) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
+def _as_chain(tree: DraftTree, draft_probs: _Table, target_probs: _Table, path: _Path) -> tuple[DraftTree, _Rows]:
     """Return the selected path as a chain that was drawn from q~, and p along it."""
     nodes = path.clamp(min=0)
     p, q = rows_of(nodes, target_probs, draft_probs)
     q = q.to(p.dtype)
     tokens = tree.tokens.gather(1, nodes)
     paths = (tree.children[:, 0] >= 0).sum(-1).clamp(min=1)[:, None]
-    chain = DraftTree.of_topology(
-        Topology.chain(path.shape[1], path.device),
-        tokens,
-        valid=path >= 0,
-        sampling=DraftSampling.IID,
-        # It is not a number behind a token that q excludes, and at invalid nodes.
-        draft_probs=_law_of_the_largest(p, q, tokens, paths, tree.max_children).nan_to_num().to(p.dtype),
-    )
-    return chain, p
+    # It is not a number behind a token that q excludes, and at invalid nodes.
+    law = _law_of_the_largest(p, q, tokens, paths, tree.max_children).nan_to_num().to(p.dtype)
+    chain = Topology.chain(path.shape[1], path.device)
+    return DraftTree.of_topology(chain, tokens, valid=path >= 0, sampling=DraftSampling.IID, draft_probs=law), p
 
 
-def _law_of_the_largest(
-    p: Float[Tensor, "batch position vocab"],
-    q: Float[Tensor, "batch position vocab"],
-    tokens: Int[Tensor, "batch position"],
-    paths: Int[Tensor, "batch 1"],
-    most_paths: int,
-) -> Float[Tensor, "batch position vocab"]:
+def _law_of_the_largest(p: _Rows, q: _Rows, tokens: _Path, paths: Int[Tensor, "batch 1"], most_paths: int) -> _Rows:
     """Return q~ after every position of the selected path, in float64; ``paths`` were drawn in each row."""
     # Descending; stable, so that of equal ratios the lower id ranks higher.
     order = _ratio(p, q).argsort(dim=-1, descending=True, stable=True)

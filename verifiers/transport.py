@@ -62,13 +62,8 @@ def try_by_program(family: Family, weight: Float[Tensor, "batch some"]) -> Tried
         if count == 0:
             continue
         try:
-            found, weights_left[at], left = _try_one(
-                next_laws[at].tobytes(),
-                float(weights_left[at]),
-                q[at].tobytes(),
-                tuple(tokens[at][:count].tolist()),
-                tuple(laws[at][:count].tolist()),
-            )
+            p, drafted = next_laws[at].tobytes(), (tuple(each[at][:count].tolist()) for each in (tokens, laws))
+            found, weights_left[at], left = _try_one(p, float(weights_left[at]), q[at].tobytes(), *drafted)
         except ValueError as error:
             raise ValueError(f"row {at[0]}, node {int(family.nodes[at])}: {error}") from None
         weights[at][:count] = found
@@ -168,23 +163,16 @@ def _solve(
     distinct = ~np.tril(earlier, -1).any(-1)
     draft, rank = distinct.nonzero()
     column = np.arange(len(draft))
-    constraints = scipy.sparse.coo_array(
-        (
-            np.ones(2 * len(column)),
-            (np.concatenate([draft, len(tuples) + members[draft, rank]]), np.tile(column, 2)),
-        ),
-        shape=(len(tuples) + len(q), len(column)),
-    ).tocsr()
+    rows, shape = np.concatenate([draft, len(tuples) + members[draft, rank]]), (len(tuples) + len(q), len(column))
+    ones = scipy.sparse.coo_array((np.ones(2 * len(column)), (rows, np.tile(column, 2))), shape=shape).tocsr()
     flow = np.zeros(members.shape)
     if len(column) == 0:  # nothing can be drawn
         return _Plan(tuples, mass, members, flow, len(q))
     solution = scipy.optimize.linprog(
-        -np.ones(len(column)), A_ub=constraints, b_ub=np.concatenate([mass, capacity]), bounds=(0, None), method="highs"
+        -np.ones(len(column)), A_ub=ones, b_ub=np.concatenate([mass, capacity]), bounds=(0, None), method="highs"
     )
     if not solution.success:
-        raise RuntimeError(
-            f"the linear program of {len(laws)} siblings over {len(q)} tokens failed: {solution.message}"
-        )
+        raise RuntimeError(f"the program of {len(laws)} siblings over {len(q)} tokens failed: {solution.message}")
     flow[draft, rank] = solution.x.clip(min=0)
     # The solver meets constraints to 1e-7; scaling down meets them to rounding, so that the rule is exact.
     leaves = flow.sum(1)

@@ -14,12 +14,16 @@ from specdec.tree import DraftTree
 
 def rows_of(nodes: Int[Tensor, "batch ..."], *tables: Shaped[Tensor, "batch node _"]) -> list[Tensor]:
     """Return the rows of some tables at some nodes of every batch row."""
-    batch, width = tables[0].shape[:2]
-    if batch > 1:
-        nodes = nodes + _first_rows(batch, width, nodes.device).view(-1, *[1] * (nodes.ndim - 1))
-    row = nodes.flatten()
+    row = flat(nodes, tables[0].shape[1])
     # index_select copies whole rows; gather would read an index per entry.
     return [table.flatten(0, 1).index_select(0, row).view(*nodes.shape, -1) for table in tables]
+
+
+def flat(nodes: Int[Tensor, "batch ..."], width: int) -> Int[Tensor, " flat"]:
+    """Return where nodes stand in a table of ``width`` nodes per row whose batch and node axes are flattened."""
+    if len(nodes) > 1:
+        nodes = nodes + _first_rows(len(nodes), width, nodes.device).view(-1, *[1] * (nodes.ndim - 1))
+    return nodes.flatten()
 
 
 @lru_cache(maxsize=1024)

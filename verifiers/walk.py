@@ -25,7 +25,7 @@ from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers.target_walk import laws_of_walk
-from verifiers.trees import Nodes, chance_of, children_of, law_in_post_order, law_top_down, normalized, rows_of
+from verifiers.trees import Nodes, chance_of, children_of, flat, law_in_post_order, law_top_down, normalized, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +139,42 @@ def try_in_turn(family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
     return torch.cat(chances, -1), weight, left
 
 
+def node_by_node(
+    tree: DraftTree, p: Float[Tensor, "batch node vocab"]
+) -> tuple[Float[Tensor, "batch node"], tuple[Int[Tensor, "batch node"], Float[Tensor, "batch node vocab"]]]:
+    """Do what ``leaf_to_root`` does with ``try_in_turn``, node by node: all that a node needs stands before it.
+
+    A table per node is far less than one per depth, rank and node that may be there.
+
+    Returns:
+        The weights that are left, the root's 1; and the nodes that have children (-1 for others), with the laws left.
+    """
+    weight, left, tiny = torch.ones_like(p[:, :, 0]), p.clone(), torch.finfo(p.dtype).tiny
+    parents, probs = tree.parents.clamp(min=0), p if tree.draft_probs is None else tree.draft_probs
+    # Of every node: which stand before it below the same parent.
+    before = (parents[:, :, None] == parents.where(tree.valid, -1)[:, None]).tril(-1)
+    kept = torch.where(before, 0.0, torch.inf).to(p.dtype)
+    for node in range(1, tree.width):
+        parent, token, row = parents[:, node, None], tree.tokens[:, node, None], flat(parents[:, node], tree.width)
+        mine, q = rows_of(parents[:, node], left, probs)
+        drawn = q = q.to(p.dtype)
+        if node > 1 and tree.only_law is not DraftSampling.IID:
+            drawn = q.scatter_reduce(1, tree.tokens[:, 1:node], kept[:, node, 1:node], "amin")
+            drawn.div_(drawn.sum(-1, keepdim=True).clamp_(min=tiny))
+        if tree.only_law in (None, DraftSampling.DETERMINISTIC):
+            law, one_hot = tree.law[:, node, None], torch.zeros_like(q).scatter_(1, token, 1.0)
+            drawn = q.where(law == DraftSampling.IID, drawn).where(law > DraftSampling.DETERMINISTIC, one_hot)
+        drawn.masked_fill_(~tree.valid[:, node, None], 0.0)
+        accepted = chance_of(mine.gather(1, token), drawn.gather(1, token))
+        z = mine.sub_(drawn).clamp_(min=0).sum(-1, keepdim=True)
+        total = (z + (1 - weight.gather(1, parent))).clamp_(min=tiny)
+        left.flatten(0, 1).index_copy_(0, row, mine.div_(total))
+        weight.scatter_(1, parent, z / total)[:, node, None] = accepted
+        left[:, node].mul_(accepted)
+    weight[:, 0].fill_(1)
+    return weight, (torch.arange(tree.width, device=p.device).where(tree.children[..., 0] >= 0, -1), left)
+
+
 def top_down(
     tree: DraftTree,
     target_probs: Float[Tensor, "batch node vocab"],
@@ -178,6 +214,10 @@ def leaf_to_root(
     """
     if tree.draft_probs is None or tree.max_children == 0:
         return laws_of_walk(tree, target_probs)
+    # Where the host knows no shape. On a GPU launches cost more than tables.
+    if try_children is try_in_turn and not tree.topology.static and tree.tokens.device.type == "cpu":
+        chance, left = node_by_node(tree, target_probs)
+        return Laws(law_in_post_order(tree, chance), lambda stop: _law_after(target_probs, [left], stop))
     chance, tried = torch.zeros_like(target_probs[:, :, 0]), []
     chance[:, 0].fill_(1)
     for family in _levels(tree, target_probs):

@@ -88,8 +88,7 @@ def measure(
         contenders = contenders[1:]  # nothing is to be compared, and a resumed run tries again
     if not set(range(first, first + len(batches))).issubset(finished):
         _warm_up(contenders, warmup, jobs)
-    done = 0
-    yield done
+    yield (done := 0)
     for number, batch in enumerate(batches, first):
         if number not in finished:
             _measure_batch(contenders, batch, number, write, template, trace)

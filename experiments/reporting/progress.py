@@ -79,12 +79,9 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, words: str = "") -> None:
-        """So much is done; ``words`` stand behind it. The time left is as if all went on as fast as since the begin.
-
-        That begins anew while nothing is done but by an earlier attempt: what is warmed up says nothing of the rest.
-        """
+        """So much is done; ``words`` stand behind it. The time left is as if all went on as fast as since the begin."""
         now = time.monotonic()
-        if done <= self._passed:
+        if done <= self._passed:  # what was warmed up before says nothing of the rest
             self._began = now
             self._bar.update(self._task, completed=done)
             return

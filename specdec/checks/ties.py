@@ -74,8 +74,7 @@ def examine(
     change, from one pass to another, of the difference of any two of the three logits concerned, plus ``FLOOR_ULPS``
     units of the coarsest dtype: the weights', the logits', the one that quantized layers round to, or float32. A model
     of 16 bits without quantized parts runs in float32, too: the margin is that pass's, and the bound at most a unit and
-    ``ERRORS`` times the largest error. An engine's own passes do not count: a wrong one would excuse itself. Once the
-    bound has reached the margin, no further pass is made.
+    ``ERRORS`` times the largest error. An engine's own passes do not count: a wrong one would excuse itself.
 
     Args:
         sequence: Prompt and output up to the place.

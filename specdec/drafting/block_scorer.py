@@ -45,25 +45,12 @@ class BlockScorer(Follower):
     cheap_levels = True
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        *,
-        block: Topology,
-        shifted: bool,
-        mask_token: int,
-        layers: Sequence[int],
-        last_state: int,
-        max_shown: int,
-        to_head: Callable[[Tensor], Tensor] = lambda tokens: tokens,
-        embed: Callable[[Tensor], Tensor] | None = None,
-        condition: Condition | None = None,
-        prepare: Prepare | None = None,
-        state_width: int = 0,
-        refine: Refine | None = None,
-        slots_before: int = 0,
-        confidence: Confidence | None = None,
+        self, runner: ModelRunner, *, block: Topology, shifted: bool, mask_token: int, layers: Sequence[int],
+        last_state: int, max_shown: int, to_head: Callable[[Tensor], Tensor] = lambda tokens: tokens,
+        embed: Callable[[Tensor], Tensor] | None = None, condition: Condition | None = None, prepare: Prepare | None = None,
+        state_width: int = 0, refine: Refine | None = None, slots_before: int = 0, confidence: Confidence | None = None,
         version: Callable[[], Hashable] = lambda: None,
-    ):
+    ):  # fmt: skip
         super().__init__(runner, slots=slots_before)
         self.per_depth, places = condition is None, block.width
         self._tokens = self.max_depth = places if shifted else places - 1

@@ -8,6 +8,7 @@ nodes by their own worth would drop tokens because of what they are, and bias th
 
 from abc import abstractmethod
 from functools import lru_cache
+from math import isqrt
 from pathlib import Path
 
 import torch
@@ -18,7 +19,6 @@ from specdec.arguments import number
 from specdec.drafting.builders.expansion import BeamTree, Front, Offers, Scored
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.drawing import Drawing
-from specdec.random import draw_with_total
 from specdec.types import DraftSampling
 
 Children = Float[Tensor, "batch parent child"]
@@ -55,12 +55,9 @@ class DrawnTree(BeamTree):
 
     @abstractmethod
     def drawn(
-        self,
-        above: Float[Tensor, "batch parent"],
-        scores: Float[Tensor, "batch scored column"],
-        q: Float[Tensor, "batch parent column"],
-        uniform: Children,
-    ) -> tuple[Tensor, ...]:
+        self, above: Float[Tensor, "batch parent"], scores: Float[Tensor, "batch scored column"],
+        q: Float[Tensor, "batch parent column"], uniform: Children,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """Return the law, the tokens, the slots' worth (0 without a token) and the worth of all parents' children."""
 
     def chance(self, q: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -108,16 +105,9 @@ class PricedTree(DrawnTree):
     ends = True
 
     def __init__(
-        self,
-        nodes: int = 64,
-        depth: int = 8,
-        width: int = 8,
-        *,
-        a: float = 0.6684,
-        b: float = -0.4587,
-        theta: float = 0.02,
-        costs: RoundCosts | str | Path | None = None,
-    ):
+        self, nodes: int = 64, depth: int = 8, width: int = 8, *, a: float = 0.6684, b: float = -0.4587,
+        theta: float = 0.02, costs: RoundCosts | str | Path | None = None,
+    ):  # fmt: skip
         super().__init__(nodes, depth, width)
         self.a = number("a", a, "give the positive factor of a fit, such as 0.6684", lambda a: 0 < a < float("inf"))
         self.b = number("b", b, "give the constant of a fit, such as -0.4587", lambda b: abs(b) < float("inf"))
@@ -149,11 +139,30 @@ def _price(costs: RoundCosts, rows: int, nodes: int) -> float:
 
 def without_replacement(q: Float[Tensor, "batch parent column"], uniform: Children) -> tuple[Tensor, Children]:
     """Return children of every parent, drawn without replacement, and q of each; 0 where q has run out of tokens."""
-    left, tokens, chances = q.clone(), [], []
+    # Masses are summed by blocks once: a draw then reads the blocks' masses and one block.
+    columns, size = q.shape[2], isqrt(q.shape[2]) + 1
+    blocks, tokens, chances = torch.nn.functional.pad(q, (0, -columns % size)).unflatten(2, (-1, size)), [], []
+    masses, left = blocks.sum(-1, dtype=torch.float64), blocks.flatten(2)
     for rank in range(uniform.shape[2]):
-        token, total = draw_with_total(left, uniform[:, :, rank])
-        token = token[..., None]
-        tokens.append(token)
-        chances.append(left.gather(2, token).double().where(total[..., None] > 0, 0.0))
+        token, total = draw_in_blocks(blocks, masses, uniform[:, :, rank, None])
+        tokens.append(token.clamp(max=columns - 1))
+        chances.append(left.gather(2, token).double().where(total > 0, 0.0))
         left.scatter_(2, token, 0.0)
+        block = token // size
+        masses.scatter_(2, block, _within(blocks, block).sum(-1, keepdim=True, dtype=torch.float64))
     return torch.cat(tokens, dim=2), torch.cat(chances, dim=2)
+
+
+def draw_in_blocks(blocks: Tensor, masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``random.draw_with_total`` of flattened blocks of these masses, [batch parent 1]."""
+    ends = masses.cumsum(-1)
+    place = uniform * ends[..., -1:]
+    block = torch.searchsorted(ends, place, right=True).clamp_(max=ends.shape[2] - 1)
+    place = place - ends.gather(2, block) + masses.gather(2, block)
+    inside = _within(blocks, block).cumsum(-1, dtype=torch.float64)
+    column = torch.searchsorted(inside, place, right=True).clamp_(max=inside.shape[2] - 1)
+    return torch.add(column, block, alpha=inside.shape[2]), ends[..., -1:]
+
+
+def _within(blocks: Tensor, block: Tensor) -> Tensor:
+    return blocks.gather(2, block[..., None].expand(-1, -1, -1, blocks.shape[3]))[:, :, 0]
