@@ -47,9 +47,9 @@ class BlockScorer(Follower):
     def __init__(
         self, runner: ModelRunner, *, block: Topology, shifted: bool, mask_token: int, layers: Sequence[int],
         last_state: int, max_shown: int, to_head: Callable[[Tensor], Tensor] = lambda tokens: tokens,
-        embed: Callable[[Tensor], Tensor] | None = None, condition: Condition | None = None, prepare: Prepare | None = None,
-        state_width: int = 0, refine: Refine | None = None, slots_before: int = 0, confidence: Confidence | None = None,
-        version: Callable[[], Hashable] = lambda: None,
+        embed: Callable[[Tensor], Tensor] | None = None, condition: Condition | None = None, state_width: int = 0,
+        prepare: Prepare | None = None, refine: Refine | None = None, slots_before: int = 0,
+        confidence: Confidence | None = None, version: Callable[[], Hashable] = lambda: None,
     ):  # fmt: skip
         super().__init__(runner, slots=slots_before)
         self.per_depth, places = condition is None, block.width
