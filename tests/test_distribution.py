@@ -26,7 +26,7 @@ from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, emit_p
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from tests.verifiers.cases import complete
+from tests.verifiers.cases import complete, spread
 from verifiers import RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
@@ -143,14 +143,9 @@ STRONG = {
 # Processing changes p for all alike, and q by how it is drawn: one drafter of each law, and one with another q.
 PROCESSED = ("ngram", "model_chain_iid", "model_tree_without_replacement", "model_chain_own_temperature")
 
-EVERY_CASE = (
+EVERY_CASE = dict.fromkeys(
     [("temperature 1", drafter, EVERYWHERE) for drafter in DRAFTERS if tried(drafter, EVERYWHERE)]
-    + [
-        (sampling, drafter, EVERYWHERE)
-        for sampling in SAMPLINGS
-        for drafter in PROCESSED
-        if sampling != "temperature 1"
-    ]
+    + [(*each, EVERYWHERE) for each in spread([name for name in SAMPLINGS if name != "temperature 1"], PROCESSED, 2)]
     + [
         ("temperature 1", drafter, verifier)
         for drafter in ("model_chain_iid", "model_tree_iid", "model_tree_without_replacement")
@@ -162,7 +157,8 @@ EVERY_CASE = (
     + [("temperature 1", "model_by_confidence", "traversal")]
     + [("temperature 1", "block_markov_chain", "block"), ("repetition penalty", "block_markov_tree", "traversal")]
     # With shared noise the output does not depend on the drafter (tests/test_lossless.py): one is enough.
-    + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS]
+    + [(sampling, "model_tree_coupled", "shared_noise") for sampling in ("temperature 1", "repetition penalty")]
+    + sorted(STRONG)
 )
 
 

@@ -53,7 +53,7 @@ ACROSS = ("ngram", "medusa", "eagle3_chain_iid", "block_chain", "mtp_chain_iid",
 
 MAIN = "qwen3"
 """A model whose outputs every format of a cache changes."""
-SOME = {*spread(DRAFTERS, [rule for rule in VERIFIERS if rule not in (EVERYWHERE, *TRIED_WITH)], each=2)} | {
+SOME = {*spread(DRAFTERS, [rule for rule in VERIFIERS if rule not in (EVERYWHERE, *TRIED_WITH)])} | {
     (drafter, rule) for rule, drafters in TRIED_WITH.items() for drafter in drafters
 }
 """Pairs that are tried with Llama: greedy rows ask the same of all rules."""
