@@ -171,7 +171,7 @@ def node_by_node(
         left.flatten(0, 1).index_copy_(0, row, mine.div_(total))
         weight.scatter_(1, parent, z / total)[:, node, None] = accepted
         left[:, node].mul_(accepted)
-    weight[:, 0].fill_(1)
+    weight.masked_fill_(~tree.valid, 0.0)[:, 0].fill_(1)  # p may be anything at invalid nodes
     return weight, (torch.arange(tree.width, device=p.device).where(tree.children[..., 0] >= 0, -1), left)
 
 
