@@ -12,7 +12,8 @@ from verifiers.block import BlockVerifier
 from verifiers.target_walk import laws_of_walk
 from verifiers.trees import rows_of
 
-_Table, _Rows = Float[Tensor, "batch node vocab"], Float[Tensor, "batch position vocab"]
+_Table = Float[Tensor, "batch node vocab"]
+_Rows = Float[Tensor, "batch position vocab"]
 _Path = Int[Tensor, "batch position"]
 
 
