@@ -146,12 +146,7 @@ PROCESSED = ("ngram", "model_chain_iid", "model_tree_without_replacement", "mode
 EVERY_CASE = dict.fromkeys(
     [("temperature 1", drafter, EVERYWHERE) for drafter in DRAFTERS if tried(drafter, EVERYWHERE)]
     + [(*each, EVERYWHERE) for each in spread([name for name in SAMPLINGS if name != "temperature 1"], PROCESSED, 2)]
-    + [
-        ("temperature 1", drafter, verifier)
-        for drafter in ("model_chain_iid", "model_tree_iid", "model_tree_without_replacement")
-        for verifier in VERIFIERS
-        if verifier not in (EVERYWHERE, "shared_noise", *TRIED_WITH)
-    ]
+    + [("temperature 1", STRONGEST[rule], rule) for rule in VERIFIERS if rule not in TRIED_WITH]
     + [("temperature 1", drafters[0], verifier) for verifier, drafters in TRIED_WITH.items()]
     + [("temperature 1", "model_tree_coupled", "target_walk")]
     + [("temperature 1", "model_by_confidence", "traversal")]
