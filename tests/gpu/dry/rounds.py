@@ -119,7 +119,7 @@ def play(case: Case) -> tuple[list[str], Device]:
     handler.emit = lambda record: warnings.append(record.getMessage())
     recorder.logger.addHandler(handler)
     problems: list[str] = []
-    with fake_cuda() as device, patch.object(specdec.engine.recording, "RECORD_AFTER", 2):
+    with fake_cuda() as device, patch.object(specdec.engine.recording, "RECORD_AFTER", 3):
         try:
             engine = Engine(Target(model), drafter, rule, max_batch_size=2, max_length=128, **case.options)
             # A policy of nodes, or a tree that may end early, tells the host how many nodes to verify.
@@ -142,7 +142,7 @@ def _phase(
 ) -> Iterator[str]:
     requests = [engine.submit([1, 2, 3] * 5, each, speculate=phase != "plain") for each in sampling]
     before = device.captured
-    for _ in range(4):
+    for _ in range(5):
         device.waits.clear()
         engine.step()
     allowed += any(each.grammar is not None for each in sampling)  # the masks of what is judged
