@@ -142,7 +142,7 @@ def _phase(
 ) -> Iterator[str]:
     requests = [engine.submit([1, 2, 3] * 5, each, speculate=phase != "plain") for each in sampling]
     before = device.captured
-    for _ in range(5):
+    for _ in range(6):
         device.waits.clear()
         engine.step()
     allowed += any(each.grammar is not None for each in sampling)  # the masks of what is judged
