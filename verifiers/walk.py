@@ -150,13 +150,14 @@ def node_by_node(
         The weights that are left, the root's 1; and the nodes that have children (-1 for others), with the laws left.
     """
     weight, left, tiny = torch.ones_like(p[:, :, 0]), p.clone(), torch.finfo(p.dtype).tiny
-    parents, probs = tree.parents.clamp(min=0), p if tree.draft_probs is None else tree.draft_probs
+    assert tree.draft_probs is not None, "nodes were drawn from something"
+    parents = tree.parents.clamp(min=0)
     # Of every node: which stand before it below the same parent.
     before = (parents[:, :, None] == parents.where(tree.valid, -1)[:, None]).tril(-1)
     kept = torch.where(before, 0.0, torch.inf).to(p.dtype)
     for node in range(1, tree.width):
         parent, token, row = parents[:, node, None], tree.tokens[:, node, None], flat(parents[:, node], tree.width)
-        mine, q = rows_of(parents[:, node], left, probs)
+        mine, q = rows_of(parents[:, node], left, tree.draft_probs)
         drawn = q = q.to(p.dtype)
         if node > 1 and tree.only_law is not DraftSampling.IID:
             drawn = q.scatter_reduce(1, tree.tokens[:, 1:node], kept[:, node, 1:node], "amin")

@@ -14,6 +14,7 @@ import verifiers.kseq
 import verifiers.thresholds
 import verifiers.transport
 import verifiers.two_draft
+import verifiers.walk
 from specdec import DraftTree, Laws, TreeShape, Verifier
 from specdec.checks.drafts import Samplings, WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import Outcome, enumerate_outcome, outcome
@@ -270,6 +271,20 @@ def test_mistakes_of_one_function(place, mistake, rule: Verifier, factors, law, 
     monkeypatch.setattr(verifiers.transport, "_try_one", verifiers.transport._try_one.__wrapped__)  # nothing kept
     monkeypatch.setattr(f"verifiers.{place}", mistake)
     rejected(enumerate_outcome(rule, tables, shape, law))
+
+
+@pytest.mark.parametrize("law", [IID, SWOR, (TOP, SWOR, SWOR)], ids=str)
+def test_a_walk_node_by_node_that_accepts_less_than_it_takes_from_p(law, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees whose shape the host does not know."""
+    tables = Tables.random(4, 2, seed=3)
+    drafts = enumerate_drafts(tables, TreeShape.branching(3, 1), law)
+    tree = drafts.tree
+    laws, named = tree.law, {"draft_probs": tree.draft_probs, "max_depth": 2, "max_children": 3}
+    drafts = replace(drafts, tree=DraftTree.build(tree.tokens, tree.parents.clone(), sampling=laws, **named))
+    assert outcome(RULES["traversal"], tables, drafts).tv < EXACT
+    chance = verifiers.walk.chance_of
+    monkeypatch.setattr("verifiers.walk.chance_of", lambda mass, drawn: 0.8 * chance(mass, drawn))
+    rejected(outcome(RULES["traversal"], tables, drafts))
 
 
 def merged(drafts: WeightedDrafts) -> WeightedDrafts:
