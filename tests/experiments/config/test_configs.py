@@ -1,9 +1,15 @@
-"""Every YAML composes, and what it names can be made; well-known pairs compose: no test goes to the hub for them."""
+"""Every YAML composes, what it names can be made, and what documents say of it is there.
+
+Well-known pairs only compose: no test goes to the hub for them. Commands in blocks of their own are composed by
+``tests/test_readme.py``.
+"""
 
 import json
 import re
+import shlex
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from safetensors.torch import save_file
@@ -204,17 +211,15 @@ PAIRS = sorted(TABLES["pair"])
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configure) -> None:
-    looks_up = choices_of(TABLES["pair"][name])["drafter"] == "ngram"
-    setting, value = ("max_ngram", 3) if looks_up else ("temperature", 0.5)
+    pair = TABLES["pair"][name]
+    chosen, head = choices_of(pair), (pair.get("drafter") or {}).get("name")
+    setting, value = ("max_ngram", 3) if chosen["drafter"] == "ngram" else ("temperature", 0.5)
     config = configure("check" if name.endswith("_mtp") else "run", f"pair={name}", f"drafter.{setting}={value}")
-    assert component_of(config, "drafter")[1][setting] == value
-    assert component_of(config, "target")[0].__self__ is Target
-    names = [config.target.name, *([] if looks_up or name.endswith("_mtp") else [config.drafter.name])]
-    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", each) for each in names)
-    assert choices_of(TABLES["pair"][name]).keys() == {"target", "drafter"}
-    kind, head = choices_of(TABLES["pair"][name])["drafter"], (TABLES["pair"][name].get("drafter") or {}).get("name")
-    files = "without files" if looks_up else "in the target's files"
-    shown = f"`{kind}`: {head}" if head else f"`{kind}`, {files}"
+    assert component_of(config, "drafter")[1][setting] == value and component_of(config, "target")[0].__self__ is Target
+    assert chosen.keys() == {"target", "drafter"}
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", each) for each in (config.target.name, head) if each)
+    files = head or ("without files" if chosen["drafter"] == "ngram" else "in the target's files")
+    shown = f"`{chosen['drafter']}`{':' if head else ','} {files}"
     assert f"| `{name}` | {config.target.name} | {shown} | " in PAGE.read_text(), "the page lists it"
 
 
@@ -233,14 +238,12 @@ def test_models_that_do_not_fit_are_refused_by_their_files(configure: Configure,
             methods.check_memory(config, ["drafter"])
 
 
-def test_a_module_in_the_targets_own_files_is_found(configure: Configure, tmp_path: Path) -> None:
+def test_a_module_in_the_targets_own_files_is_found(tmp_path: Path) -> None:
     config = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_nextn_predict_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     names = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.q_proj")
     save_file({f"model.layers.61.{name}.weight": torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
     assert kind_of(str(tmp_path)) == "mtp"
-    config = configure("run", "pair=deepseek_v3_mtp")
-    assert config.drafter.name is None and build(config, "drafter").max_nodes == 3
 
 
 def test_a_scheduler_is_chosen_by_its_name_and_keeps_its_settings(configure: Configure) -> None:
@@ -252,3 +255,70 @@ def test_a_scheduler_is_chosen_by_its_name_and_keeps_its_settings(configure: Con
     assert own.setups.small.engine.scheduler.least == 16 and own.engine.scheduler == {"_target_": "my.Own"}
     names = {str(OmegaConf.load(path)._target_).rpartition(".")[2] for path in (CONF / "scheduler").glob("*.yaml")}
     assert names == {*scheduler.__all__} - {"Scheduler", "View", "Work"}
+
+
+DOCUMENTS = [CONF.parent / "README.md", CONF.parent / "CONTRIBUTING.md", *sorted((CONF.parent / "docs").rglob("*.md"))]
+OWN = "## Your own project"
+"""The section about options of a project of one's own, the last one of its page, which has a test of its own."""
+GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()} | {*TABLES}
+SETTINGS = {field.name for command in ("run", "train") for field in fields(command_of(command).settings)}
+PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
+"""What a reader has to fill in."""
+
+
+def overrides_in(text: str) -> list[str]:
+    """The overrides in the code spans of a text: none of Python's keywords, no placeholders."""
+    found = []
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for span in re.findall(r"`([^`]+)`", text):
+        try:
+            words = shlex.split(span)
+        except ValueError:
+            continue  # an apostrophe: no command
+        # A mapping with blanks is one override, also where the text leaves the quotes to the shell.
+        words = [span] if re.fullmatch(r"[\w.]+=\{[^}]*\}", span) else words
+        for word in words:
+            name = word.partition("=")[0].lstrip("+~")
+            if "=" in word and name.split(".")[0] in GROUPS | SETTINGS and not PLACEHOLDERS.search(word):
+                found.append(word)
+    return found
+
+
+@cache
+def content_of(path: Path) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+@cache
+def sections(name: str) -> list[Any]:
+    """What a section of that name may hold: its files, and what commands and studies say of it."""
+    files = [*(CONF / name).rglob("*.yaml"), *CONF.glob("*.yaml"), *(CONF / "experiment").glob("*.yaml")]
+    loaded = [(path, content_of(path)) for path in files]
+    found = [content if path.parent.name == name else content.get(name) for path, content in loaded]
+    return [*found, *TABLES.get(name, {}).values()]
+
+
+def exists(override: str) -> bool:
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    first, *keys = parsed.key_or_group.split(".")
+    if not keys:
+        value = parsed.value()
+        chosen = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+        options = {path.stem for path in (CONF / first).rglob("*.yaml")} | {*TABLES.get(first, ())}
+        return set(chosen) <= options if first in GROUPS and chosen else first in GROUPS | SETTINGS
+    if parsed.is_add() or first in ("methods", "rules", "policies", "setups", "contenders"):
+        return True  # a name of the reader's
+    found = sections(first)
+    for key in keys:
+        found = [each[key] for each in found if isinstance(each, dict) and key in each]
+    return bool(found)
+
+
+SHOWN = sorted({word for document in DOCUMENTS for word in overrides_in(document.read_text().partition(OWN)[0])})
+
+
+def test_shown_overrides_exist() -> None:
+    """A few are surely found; those that there are not would be noticed."""
+    assert {"chat_template={enable_thinking: false}", "dataset.tasks={}", "target.inflate=110m"} <= set(SHOWN)
+    assert [override for override in SHOWN if not exists(override)] == []
+    assert not any(map(exists, ["dataset.taks={}", "drafter=ngrm", "sed=1"]))

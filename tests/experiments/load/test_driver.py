@@ -115,20 +115,14 @@ def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float 
 
 
 @pytest.mark.parametrize(
-    ("load", "exponential", "expected", "count", "tolerance"),
-    [
-        (0.5, False, 0.5, 16_000, 0.1),
-        (0.5, True, 1.0, 12_000, 0.12),
-        pytest.param(0.9, False, 4.5, 60_000, 0.12, marks=pytest.mark.full),
-        pytest.param(0.9, True, 9.0, 120_000, 0.15, marks=pytest.mark.full),
-    ],
+    ("exponential", "expected", "count", "tolerance"), [(False, 0.5, 16_000, 0.1), (True, 1.0, 12_000, 0.12)]
 )
-def test_queues_of_the_textbook(load: float, exponential: bool, expected: float, count: int, tolerance: float) -> None:
+def test_queues_of_the_textbook(exponential: bool, expected: float, count: int, tolerance: float) -> None:
     """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less, slower service more."""
-    assert mean_wait(Gaps(rate=load), count, exponential=exponential) == pytest.approx(expected, rel=tolerance)
-    few = count // 4
-    assert mean_wait(Gaps(rate=load, cv=0), few, exponential=exponential) < (1 - 2 * tolerance) * expected
-    assert load > 0.8 or mean_wait(Gaps(rate=load), few, exponential=exponential, more=0.5) > 2 * expected
+    half, few = Gaps(rate=0.5), count // 4
+    assert mean_wait(half, count, exponential=exponential) == pytest.approx(expected, rel=tolerance)
+    assert mean_wait(replace(half, cv=0), few, exponential=exponential) < (1 - 2 * tolerance) * expected
+    assert mean_wait(half, few, exponential=exponential, more=0.5) > 2 * expected
 
 
 def test_moments_of_requests_one_by_one() -> None:
@@ -145,15 +139,12 @@ def test_moments_of_requests_one_by_one() -> None:
     np.testing.assert_allclose(found, [[0, 3, 2 / 3, 5], [4, 7, 2 / 3, 9], [1, 4, np.nan, 4]], atol=1e-6)
 
 
-@pytest.mark.parametrize("users", [1, 3])
-def test_a_user_asks_again_after_the_answer_and_some_thought(users: int) -> None:
-    thinks = [0.0] * users + [0.5] * 9
-    run = driven(thinks, lambda number: [(1.0, 1)], loop=CLOSED, users=users)
+def test_a_user_asks_again_after_the_answer_and_some_thought() -> None:
+    run = driven([0.0] * 3 + [0.5] * 9, lambda number: [(1.0, 1)], loop=CLOSED, users=3)
     arrived, finished = run.requests.arrived.to_numpy(), run.requests.finished.to_numpy()
-    assert (arrived[:users] == 0).all()
-    np.testing.assert_allclose(np.sort(arrived[users:]), np.sort(finished)[:9] + 0.5)
+    np.testing.assert_allclose(np.sort(arrived), [0, 0, 0, *np.sort(finished)[:9] + 0.5])
     inside = [(run.requests.arrived <= at).sum() - (run.requests.finished < at).sum() for at in arrived]
-    assert max(inside) <= users and run.loop == CLOSED and len(run.requests) == users + 9
+    assert max(inside) <= 3 and run.loop == CLOSED and len(run.requests) == 12
 
 
 @pytest.mark.parametrize(
@@ -176,7 +167,7 @@ def test_what_is_dropped(overload: Overload, outcomes: list[str]) -> None:
     assert len(closed.requests) == 6 and closed.facts["complete"], "a user asks again after a request that was dropped"
 
 
-@pytest.mark.parametrize(("late", "warned"), [(0.0, False), (0.004, False), (0.02, True)])
+@pytest.mark.parametrize(("late", "warned"), [(0.004, False), (0.02, True)])
 def test_a_generator_that_is_late_says_so(late: float, warned: bool) -> None:
     run = driven(np.arange(1, 40) * 0.5, lambda number: [(0.01, 1)], late=late)
     assert run.late == pytest.approx(late, abs=1e-9) and (late > LATE) == warned
@@ -197,55 +188,25 @@ def figures(run: LoadRun, terms: Terms = LIMITS) -> Any:
     return figures_of([run], terms, BOOTSTRAP).iloc[0]
 
 
-def test_a_request_lasts_its_first_token_and_the_others() -> None:
-    """e2e = TTFT + (N - 1) · TPOT, exactly; the mutant with N tokens is not."""
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 5, (300, 3))
-    run = driven(Gaps(rate=0.3).times(rng, 300), lambda number: [(0.3 * (1 + n), int(n)) for n in sizes[number] if n])
-    found = latencies(run)
-    others = found.output_tokens - 1
-    np.testing.assert_allclose(found.ttft + others * found.tpot.fillna(0), found.e2e, rtol=1e-12)
-    assert not np.allclose(found.ttft + found.output_tokens * found.tpot.fillna(0), found.e2e, rtol=1e-3)
-
-
-def ten(late: int) -> LoadRun:
-    """Ten requests, 5 s apart, of which so many come 3 s late with their first token."""
-    return driven(5.0 * np.arange(10), lambda number: [(4.0 if number < late else 1.0, 1)])
-
-
-def test_goodput_counts_what_keeps_every_limit() -> None:
-    found = figures(ten(late=3))
-    assert found.attained == 0.7
-    assert found.goodput == pytest.approx(0.7 * found.requests_per_second)
-    assert found.requests_per_second == pytest.approx(10 / 46)
-    assert figures(ten(late=3), Terms(limits=Limits(ttft=4.5))).attained == 1.0
-    assert figures(ten(late=0), Terms(limits=Limits(e2e=0.9))).attained == 0.0
-    assert "goodput" not in figures(ten(late=0), Terms())
-    assert (found["ttft.p50"], found["ttft.p99"]) == pytest.approx((1.0, 4.0))
-    assert (found["ttft.p90_low"], found["ttft.p90_high"]) == pytest.approx((1.0, 4.0)), "over requests"
+def ten() -> LoadRun:
+    """Ten requests, 5 s apart, that take 1 s each."""
+    return driven(5.0 * np.arange(10), lambda number: [(1.0, 1)])
 
 
 def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -> None:
-    run = ten(late=0)
+    run = ten()
     for number, outcome in enumerate((DROPPED, FAILED, UNFINISHED)):
         run.requests.loc[number, "outcome"] = outcome
     found = figures(run)
     assert (found.done, found.dropped, found.failed, found.unfinished, found.arrived) == (7, 1, 1, 1, 10)
+    assert found.goodput == found.requests_per_second == pytest.approx(7 / 46)
     assert found.attained == 0.7 and found["ttft.p99"] == pytest.approx(1.0)
     assert found.output_tokens_per_second == pytest.approx(7 / run.seconds) and found.dropped_tokens == 3
 
 
 def test_running_and_waiting_are_averages_over_time() -> None:
-    """Both together are what Little's law expects of the requests' stays."""
-    rng = np.random.default_rng(2)
-    seconds = rng.exponential(1.0, 400)
-    run = driven(Gaps(rate=0.7).times(rng, 400), lambda number: [(float(seconds[number]), 1)])
-    found, arrived = figures(run), run.requests.arrived
-    ends = np.append(0.0, run.turns.begin + run.turns.seconds)
-    stays = run.requests.finished - np.maximum(arrived, ends[np.searchsorted(run.turns.begin, arrived)])
-    assert found.running + found.waiting == pytest.approx(stays.sum() / run.seconds, rel=1e-6)
-    assert found.running == pytest.approx(seconds.sum() / run.seconds, rel=1e-6)
-    assert not warnings_of(run) and found.unused == pytest.approx(1 - found.running)
+    found = figures(driven([0.0, 0.0, 8.0], lambda number: [(2.0, 1)]))
+    assert (found.running, found.waiting, found.unused) == pytest.approx((0.6, 0.2, 0.4))
 
 
 def test_classes_are_told_apart() -> None:
@@ -282,7 +243,7 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
     report = LoadReport(folder=tmp_path, terms=terms, bootstrap=BOOTSTRAP, title="T", notes=["A note."], spare=0.5)
     found, written = report_load(loads(OPEN, 1.0, 4.0), report)
     assert {"load.md", "load.png"} < {path.name for path in written}
-    assert all(path.is_file() and path.stat().st_size > 500 for path in written)
+    assert all(path.stat().st_size > 500 for path in written)
     text = (tmp_path / "load.md").read_text()
     assert text.count("open loop: ") == text.count("## ") == 4, "under every table"
     assert all(part in text for part in ("TTFT ≤ 500 ms, TPOT ≤ 100 ms", "A note.", "of slots and time were unused"))
@@ -296,7 +257,7 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
 def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     runs = loads(CLOSED, 3.0)
     _, written = report_load(runs, LoadReport(folder=tmp_path, terms=Terms(), bootstrap=BOOTSTRAP, title="T"))
-    assert not {path.name for path in written} & {"load.png"}, "one rate is no line"
+    assert "load.png" not in {path.name for path in written}, "one rate is no line"
     text = (tmp_path / "load.md").read_text()
     assert "no limits were given" in text and "closed loop: " in text and "open loop" not in text
     runs[0].save(tmp_path / "run")
@@ -305,7 +266,7 @@ def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_
 
 
 def test_preemption_and_swap_stand_beside_goodput() -> None:
-    run = ten(late=0)
+    run = ten()
     totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
     frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9])
     found = figures(replace(run, totals=totals, requests=frame))

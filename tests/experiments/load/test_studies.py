@@ -192,13 +192,12 @@ VLLM = {
 }  # fmt: skip
 
 
-def written(content: Any, path: Path) -> Path:
-    path.write_text(json.dumps(content))
-    return path
-
-
 def test_moments_and_tokens_of_vllm(tmp_path: Path) -> None:
-    files = [written(VLLM, tmp_path / name) for name in ("a.json", "b.json")]
+    files = [tmp_path / name for name in ("a.json", "b.json", "x.json")]
+    for path, content in zip(files, (VLLM, VLLM, {**VLLM, "ttfts": [1.0]}), strict=True):
+        path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"x\.json is no result of another load generator .*: give the JSON of vllm"):
+        import_results(files[2], tmp_path / "none")
     (run,) = load_runs(imported := import_results(files[1], tmp_path / "study"))
     found = latencies(run)
     assert (run.method, run.rate, run.loop, run.seconds) == ("b", 2.0, "open", 1.25)
@@ -208,9 +207,3 @@ def test_moments_and_tokens_of_vllm(tmp_path: Path) -> None:
     assert found.prompt_tokens.tolist() == [7, 8, 9]
     text = "\n".join(_compared(files[0], imported, tmp_path / "out"))
     assert "| a" in text and "| b" in text and "another load generator" in text
-
-
-@pytest.mark.parametrize("told", [[], {}, {**VLLM, "ttfts": [1.0]}])
-def test_other_files_are_refused(told: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"x\.json is no result of another load generator .*: give the JSON of vllm"):
-        import_results(written(told, tmp_path / "x.json"), tmp_path / "study")
