@@ -10,8 +10,7 @@ import pytest
 from experiments.commands.load import load
 from experiments.commands.run import run
 from experiments.load.arrivals import Gaps
-from experiments.load.driver import Overload
-from experiments.load.run import CLOSED, DONE, DROPPED, OPEN
+from experiments.load.run import DONE, OPEN
 from experiments.load.virtual import Accepted, VirtualEngine, _Play
 from experiments.load.workloads import Asked, Planned, ask
 from experiments.tracing.trace import read_trace
@@ -97,15 +96,6 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler: Sched
     entered = np.maximum(table.arrived, ends[np.searchsorted(run.turns.begin, table.arrived)])
     stays = float((table.finished - entered).sum())  # Little's law
     assert float(((run.turns.running + run.turns.waiting) * run.turns.seconds).sum()) == pytest.approx(stays, rel=0.05)
-
-
-def test_overload_is_dropped_and_users_wait_for_answers() -> None:
-    asked, engine = requests([4] * 50, [20] * 50), VirtualEngine(costs=COSTS, slots=2, max_length=64)
-    impatient = engine.play(asked, np.zeros(50), loop=OPEN, overload=Overload(patience=0.4))
-    assert {DONE, DROPPED} == set(impatient.requests.outcome)
-    closed = engine.play(asked, np.zeros(50), loop=CLOSED, users=2)
-    assert (closed.requests.outcome == DONE).all()
-    assert (closed.turns.running.max(), closed.turns.waiting.max()) == (2, 0)
 
 
 def test_no_policy_beats_the_oracle_by_much_and_it_beats_them() -> None:
