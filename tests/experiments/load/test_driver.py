@@ -102,7 +102,7 @@ def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float 
 
 
 @pytest.mark.parametrize(
-    ("exponential", "expected", "count", "tolerance"), [(False, 0.5, 16_000, 0.1), (True, 1.0, 12_000, 0.12)]
+    ("exponential", "expected", "count", "tolerance"), [(False, 0.5, 8_000, 0.1), (True, 1.0, 8_000, 0.12)]
 )
 def test_queues_of_the_textbook(exponential: bool, expected: float, count: int, tolerance: float) -> None:
     """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less, slower service more."""
