@@ -43,16 +43,6 @@ def with_weights(head: Any) -> None:
         torch.nn.init.normal_(up, std=0.3)
 
 
-def learns(head: Any, logits: torch.Tensor) -> None:
-    """All that is trained gets a gradient, and nothing else. That the loss falls: test_every_head.py."""
-    assert {name.partition(".")[2].partition(".")[0] for name in head.state_dict()} == {"down", "up"}
-    logits.tanh().sum().backward()
-    assert all(each.grad is not None and each.grad.any() for each in head.parameters() if each.requires_grad)
-    assert {id(each) for each in head.parameters() if each.requires_grad} == {
-        id(each) for each in head.head.parameters()
-    }
-
-
 # Uno
 
 
@@ -72,7 +62,10 @@ def rounds(model: Any, drafter: UnoDrafter) -> tuple[list[tuple[Round, list[Any]
 def test_every_depth_says_what_the_adapted_model_says_behind_noise(model: Any) -> None:
     """The reference is one row and one forward by peft's own rule: a token through the adapter, or not."""
     adapter = noisy_adapter(model, 0.5)
-    seen, noise = rounds(model, UnoDrafter(adapter, DEPTH))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    seen, noise = rounds(model, UnoDrafter(adapter, DEPTH, noise_below=9))
+    assert all((fill >= 1).all() and (fill < 9).all() for fill in noise)
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
     twin = twin_of(model)
     adapters = Adapters(twin, {"uno": adapter})
     tried = 0
@@ -103,14 +96,6 @@ def test_noise_through_the_base_weights_is_noticed(model: Any, monkeypatch: pyte
     torch.testing.assert_close(right[:, 0], wrong[:, 0])
 
 
-def test_noise_is_below_its_limit_and_the_target_stays_as_it_is(model: Any) -> None:
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    _, noise = rounds(model, UnoDrafter(noisy_adapter(model, 0.5), DEPTH, noise_below=9))
-    assert all((fill >= 1).all() and (fill < 9).all() for fill in noise)
-    assert {name for name, _ in model.named_parameters()} == before.keys()
-    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
-
-
 def test_uno_is_trained_as_it_is_served(model: Any, tmp_path: Path) -> None:
     """A draft of the root at position 5."""
     head = TrainedUno(depths=DEPTH, rank=4, keeps=1.0)
@@ -125,7 +110,8 @@ def test_uno_is_trained_as_it_is_served(model: Any, tmp_path: Path) -> None:
     trained = torch.stack(
         [head.logits(states[depth][at : at + 1], anchors.index[at : at + 1], depth + 1)[0] for depth in range(DEPTH)]
     )
-    learns(head, trained)
+    trained.tanh().sum().backward()
+    assert all(each.grad is not None and each.grad.any() for each in head.parameters() if each.requires_grad)
     assert all(each.grad is None for each in model.parameters())
     noise = torch.randint(
         1, VOCAB, (1, int(anchors.valid[:, 1:].sum())), generator=torch.Generator().manual_seed(head._seed)
@@ -165,8 +151,6 @@ def test_a_published_folder_loads_and_others_are_refused(model: Any, tmp_path: P
         UnoDrafter.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"noise_below={VOCAB + 1}: the target .* has {VOCAB} tokens"):
         Engine(Target(model), UnoDrafter(noisy_adapter(model, 0.5), noise_below=VOCAB + 1), RejectionVerifier())
-    with pytest.raises(ValueError, match="no linear layers named nothing"):
-        TrainedUno(layers=["nothing"]).begin(Target(model), None)
 
 
 # LoRA
@@ -197,9 +181,7 @@ def test_a_lora_is_trained_as_it_is_served(base: str, tmp_path: Path) -> None:
     batch, states = packed(), TargetStates({}, lambda given: given)
     prediction = head(batch, states, head.anchors(batch, torch.Generator()))
     # The first document, where it has a successor.
-    wanted = head.logits(prediction.states[0][:8], batch.tokens[0, :8], 1)
-    learns(head, wanted)
-    wanted = wanted.detach()
+    wanted = head.logits(prediction.states[0][:8], batch.tokens[0, :8], 1).detach()
     served: Any = head.drafter()
     torch.testing.assert_close(served.model(ALONE).logits[0, :8], wanted, rtol=1e-4, atol=1e-4)
     without = AutoModelForCausalLM.from_pretrained(base)
@@ -222,8 +204,6 @@ def test_what_cannot_be_adapted_is_refused(base: str) -> None:
     target = Target(tiny_model(vocab_size=VOCAB), name="tiny")
     with pytest.raises(ValueError, match=r"the model .*base has no linear layers named lm_head: give layers"):
         TrainedLora(name=base, layers=["lm_head"]).begin(target, None)
-    with pytest.raises(ValueError, match=r"head\.rank=0"):
-        TrainedLora(name=base, rank=0)
     words = Tokenizer(models.WordLevel({str(token): token for token in range(VOCAB)}))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(base)
     letters = Tokenizer(models.WordLevel({chr(97 + token): token for token in range(VOCAB)}))

@@ -147,12 +147,10 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         ({}, "grouped"),
         ({}, "eager"),
         ({"causal": True}, "grouped"),
-        ({"layer_kind": "llama"}, "grouped"),
-        ({"layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
+        ({"layer_kind": "llama", "layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
         ({"layer_types": ["sliding_attention", "sliding_attention"], **WINDOW, "causal": True}, "eager"),
         (MIXED, "grouped"),
         ({"conv_kernel_size": 3, "conv_group_size": 8}, "grouped"),
-        ({**MIXED, "sliding_window": 3, "window_from_root": True}, "grouped"),
         ({**MIXED, "sliding_window": 3, "window_from_root": True}, "eager"),
         ({**MIXED, "sliding_window": 3, "window_from_root": True, "causal_in_windows": False}, "dense"),
         ({"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0}, "grouped"),
@@ -194,11 +192,10 @@ def test_passes_over_a_block_are_made_before_anything_is_drafted(target: Target)
         bound(target, head_for(target), passes=2)
     with pytest.raises(ValueError, match="block_size=6: the head mixes 5 places"):
         bound(target, head_for(target, xpress_rank=6), block_size=6)
-
-
-def test_a_head_has_one_of_these_parts(target: Target) -> None:
     with pytest.raises(ValueError, match="not several"):
         head_for(target, xpress_rank=6, selector_rank=6)
+    with pytest.raises(ValueError, match=r"head\.config\.markov_rank='abc'"):
+        TrainedBlock(config={"markov_rank": "abc"})
 
 
 def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> ScoredSession:
@@ -307,9 +304,3 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     plain.observe(committed(states))
     drafted(plain, slots)
     assert plain.scorer.confidence(tokens, 1) is None
-
-
-@pytest.mark.parametrize(("key", "value"), [("markov_rank", "abc"), ("markov_rank", -1), ("xpress_rank", 1.5)])
-def test_numbers_of_a_head_are_refused_by_name(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"head\.config\.{key}={value!r}"):
-        TrainedBlock(config={key: value})

@@ -24,9 +24,8 @@ LARGER = {
 TREE = ExpansionTree(12, 4, 4)
 MARKOV = {"shifted": True, "markov_rank": 6, "confidence": True}
 BLOCKS: dict[str, dict[str, Any]] = {
-    "block": {}, "vanilla": MARKOV, "gated": MARKOV | {"markov_head_type": "gated"},
-    "rnn": MARKOV | {"markov_head_type": "rnn"}, "selector": {"selector_rank": 6},
-    "domino": {"gru_hidden_dim": 5, "emb_dim": 6}, "xpress": {"xpress_rank": 6},
+    "gated": MARKOV | {"markov_head_type": "gated"}, "rnn": MARKOV | {"markov_head_type": "rnn"},
+    "selector": {"selector_rank": 6}, "domino": {"gru_hidden_dim": 5, "emb_dim": 6}, "xpress": {"xpress_rank": 6},
 }  # fmt: skip
 
 
@@ -39,7 +38,6 @@ def block(model: Any, **parts: Any) -> Drafter:
 
 DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
     "eagle3": lambda model: EagleDrafter(eagle3_head(model), TREE),
-    "hydra": lambda model: HydraDrafter(hydra_heads(model), [4, 2]),
     "hydra_plus": lambda model: HydraDrafter(hydra_heads(model, num_layers=2, prefix=True), [4, 2]),
     "medusa": lambda model: MedusaDrafter(medusa_heads(model), [4, 2]),
 } | {name: partial(block, **parts) for name, parts in BLOCKS.items()}

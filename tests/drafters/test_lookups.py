@@ -145,8 +145,8 @@ def successors(drafter: RecyclingSession, tokens: list[int]) -> list[list[int]]:
     return [row[1:][known[1:]].tolist() for row, known in zip(tree.tokens, tree.valid, strict=True)]
 
 
-@pytest.mark.parametrize(("scope", "slots"), [("request", 3), ("shared", 3), ("shared", 1)])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("scope", "slots"), [("request", 3), ("shared", 3)])
+@pytest.mark.parametrize("seed", range(4))
 def test_tables_are_those_that_are_written_node_by_node(scope: str, slots: int, seed: int) -> None:
     """Random rounds and admissions, against dictionaries that every node is written into in its order, as upstream.
 

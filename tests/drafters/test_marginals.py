@@ -49,16 +49,10 @@ def estimated(
         runner, samples=SAMPLES, depth=DEPTH, knows_root=knows_root, temperature=temperature, max_batch_size=2
     )
     slots = slots_of(SEQUENCES, vocab_size=VOCAB, max_length=20)
-    tell(scorer)
+    widest, counts = max(map(len, SEQUENCES)) - 1, [len(sequence) - 1 for sequence in SEQUENCES]
+    prompts = [[*s[:-1], *[0] * (widest + 1 - len(s))] for s in SEQUENCES]
+    scorer.observe(outcome_of(prompts, counts, next_tokens=[s[-1] for s in SEQUENCES]), None)
     return scorer.all_logits(slots, DEPTH).double().exp()
-
-
-def tell(scorer: MarginalScorer) -> None:
-    """Report the prompts, all but their last tokens."""
-    widest = max(map(len, SEQUENCES)) - 1
-    counts = [len(sequence) - 1 for sequence in SEQUENCES]
-    tokens = [[*s[:-1], *[0] * (widest + 1 - len(s))] for s in SEQUENCES]
-    scorer.observe(outcome_of(tokens, counts, next_tokens=[s[-1] for s in SEQUENCES]), None)
 
 
 def refuted(target: Target, laws: Tensor, knows_root: bool, temperature: float = 1.0) -> bool:

@@ -71,7 +71,7 @@ def in_shards(tensors: Written, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-OURS = ((1, 1), (5, 1), (3, 2), (2, 0))
+OURS = ((5, 1), (2, 0))
 """Heads and blocks of each in our own layout."""
 
 
@@ -223,11 +223,10 @@ def expected(heads: MedusaHeads, hidden: Tensor, shape: TreeShape) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype) -> None:
+def test_the_caller_s_heads_stay_as_they_are(target: Target) -> None:
     """They may be in training, and a second target may want them in another dtype."""
-    heads = random_heads().to(dtype).train()
-    heads(torch.randn(1, HIDDEN, dtype=dtype)).sum().backward()
+    heads = random_heads().double().train()
+    heads(torch.randn(1, HIDDEN).double()).sum().backward()
     before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in heads.parameters()]
     drafter = bound(target, heads=heads)
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
@@ -235,16 +234,15 @@ def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype)
     assert heads.training and all(module.training for module in heads.modules())
     for now, (parameter, value, gradient) in zip(heads.parameters(), before, strict=True):
         assert now is parameter and now.requires_grad and now.grad is gradient is not None
-        assert now.dtype is dtype and torch.equal(now, value)
+        assert now.dtype is torch.float64 and torch.equal(now, value)
     assert all(p.grad is None and not p.requires_grad for p in drafter.models[0].parameters())
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
-def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target, sampling: str) -> None:
+def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target) -> None:
     heads = random_heads()
-    drafter = MedusaDrafter(heads, [2, 1], sampling=sampling)
-    assert drafter.laws == {DraftSampling[sampling.upper()]} and drafter.has_leaf_probs
+    drafter = MedusaDrafter(heads, [2, 1], sampling="without_replacement")
+    assert drafter.laws == {DraftSampling.WITHOUT_REPLACEMENT} and drafter.has_leaf_probs
     drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50, leaf_probs=True))
     hidden = torch.randn(3, 4, HIDDEN)
     drafter.observe(committed(hidden, [4, 1, 2]))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters import BlockDrafter, ChoiceDrafter, EagleDrafter, MarginalDrafter, MergedDrafter, ModelDrafter, MTPDrafter
@@ -17,7 +16,7 @@ from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
 from drafters.heads.mtp import MTPHead, load_mtp, save_mtp
-from drafters.hydra import PREFIX, HydraHeads, TrainedHydra
+from drafters.hydra import HydraHeads, TrainedHydra
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
@@ -26,12 +25,11 @@ from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from specdec import Sizes, Target
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree
-from tests.components import block_head, eagle3_head, eagle_head, hydra_heads, markov_head, medusa_heads, recurrent_head
+from tests.components import block_head, eagle_head, hydra_heads, markov_head, medusa_heads, recurrent_head
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from verifiers import LenientVerifier, RejectionVerifier, SharedNoiseVerifier
+from verifiers import LenientVerifier, RejectionVerifier
 
-NAN = float("nan")
 MODEL = tiny_model(vocab_size=16, layers=2)
 BEST = ExpansionTree(4, 2, 4)
 NEAR, LOOKUP, RULE = ModelDrafter(MODEL, 5), NGramDrafter(4, branches=1), RejectionVerifier()
@@ -39,44 +37,27 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (NGramDrafter, (), {"max_draft_tokens": 0}, "max_draft_tokens=0"),
     (NGramDrafter, (), {"max_ngram": 2, "min_ngram": 3}, "max_ngram=2 .* min_ngram=3"),
     (SuffixDrafter, (), {"mode": "graph"}, "mode='graph'"),
-    (SuffixDrafter, (), {"tree_depth": 1}, "tree_depth=1"),
     (SuffixDrafter, (), {"factor": 0.01}, "factor=0.01"),
-    (SuffixDrafter, (), {"min_probability": 0.0}, "min_probability=0.0"),
-    (SuffixDrafter, (), {"shared": 1}, "shared=1"),
     (MarginalDrafter, (), {"samples": 2000}, "samples=2000"),
-    (MarginalDrafter, (), {"text_temperature": NAN}, "text_temperature=nan"),
     (TokenRecyclingDrafter, ("large",), {}, "shape='large'"),
-    (TokenRecyclingDrafter, (), {"scope": "batch"}, "scope='batch'"),
     (ModelDrafter, (MODEL, 2), {"sampling": "gumbel"}, "sampling='gumbel'"),
     (ChoiceDrafter, (NGramDrafter(), SuffixDrafter()), {}, "lookup is a NGramDrafter"),
-    (ChoiceDrafter, (SuffixDrafter(), NGramDrafter()), {"start": -1}, "start=-1"),
-    (ChoiceDrafter, (SuffixDrafter(), NGramDrafter()), {"memory": 0}, "memory=0"),
     (MergedDrafter, (ModelDrafter(MODEL, 2), NGramDrafter()), {}, "lookup=ModelDrafter"),
-    (MergedDrafter, (SuffixDrafter(), None), {}, "model is None"),
     (MedusaDrafter, (medusa_heads(MODEL), 4), {}, "4 deep and there are 3 Medusa heads"),
     (MedusaDrafter, (medusa_heads(MODEL), [17]), {}, "17 most probable tokens of a vocabulary of 16"),
     (TrainedHydra, (), {"dropout": 0.1}, r"head\.dropout=0\.1"),
-    (BeamSearchTree, (0,), {}, "width=0"),
     (BeamSearchTree, (8,), {"among": 4}, "among=4"),
     (ReDrafter, (recurrent_head(MODEL),), {"sampling": "iid"}, "sampling=iid"),
-    (RecurrentHead, (), {"exit_size": 0, "hidden_size": 4, "vocab_size": 4}, "exit_size=0"),
     (EagleDrafter, ("there",), {}, r"EagleDrafter\.from_pretrained"),
-    (EagleDrafter, (eagle3_head(MODEL), BEST), {"sampling": "iid"}, "sampling=iid"),
     (BlockDrafter, (block_head(MODEL), 4), {}, "4 deep and a block of 4 places predicts 3 tokens"),
-    (BlockDrafter, (block_head(MODEL),), {"block_size": 1}, "block_size=1"),
     (BlockDrafter, (block_head(MODEL), BEST), {"sampling": "iid"}, "ExpansionTree cannot be drawn"),
     (MTPDrafter.from_pretrained, (), {"hidden_state": "pre"}, "hidden_state='pre'"),
-    (MTPDrafter.from_pretrained, (), {"module": -1}, "module=-1"),
     (MTPHead.for_target, (tiny_model("gpt2", vocab_size=16),), {}, "gpt2"),
     (StagedDrafter, (LOOKUP, LOOKUP, RULE), {}, "model is a NGramDrafter: give a drafter with a causal LM"),
     (StagedDrafter, (NEAR, SuffixDrafter(), RULE), {}, "helper is a SuffixDrafter: give a ModelDrafter"),
-    (StagedDrafter, (NEAR, MedusaDrafter(medusa_heads(MODEL)), RULE), {}, "helper is a MedusaDrafter: give"),
     (StagedDrafter, (NEAR, NGramDrafter(), RULE), {}, "helper: NGramDrafter drafts trees, and stages"),
-    (StagedDrafter, (ModelDrafter(MODEL, [2, 1]), LOOKUP, RULE), {}, "model: ModelDrafter drafts trees"),
     (StagedDrafter, (ModelDrafter(MODEL, 2, temperature=0), LOOKUP, RULE), {}, "does not draw token by token: give"),
     (StagedDrafter, (NEAR, LOOKUP, LenientVerifier()), {}, "rule=LenientVerifier: the chain would not"),
-    (StagedDrafter, (NEAR, LOOKUP, SharedNoiseVerifier()), {}, "rule=SharedNoiseVerifier: the chain would not"),
-    (StagedDrafter, (NEAR, LOOKUP, None), {}, "rule is None: give an acceptance rule"),
 ]
 
 
@@ -103,10 +84,6 @@ def block(model: PreTrainedModel, folder: Path, layout: str, **options: Any) -> 
 SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[..., object]]] = {
     "eagle": (lambda model, folder: save_eagle(eagle_head(model), folder), EagleDrafter.from_pretrained),
     "eagle3": (lambda model, folder: save_eagle(eagle3(model), folder), EagleDrafter.from_pretrained),
-    "eagle3.1": (
-        lambda model, folder: save_eagle(eagle3(model, norm_each=True, draft_ids=None), folder),
-        EagleDrafter.from_pretrained,
-    ),
     "own": (lambda model, folder: block(model, folder, "own", draft_ids=IDS), BlockDrafter.from_pretrained),
     "z-lab": (lambda model, folder: block(model, folder, "z-lab"), load_block),
     "speculators": (lambda model, folder: block(model, folder, "speculators", draft_ids=IDS), load_block),
@@ -120,11 +97,6 @@ SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[..., 
     ),
     "mtp": (lambda model, folder: save_mtp(MTPHead.for_target(model), folder), load_mtp),
 }  # fmt: skip
-
-
-def spoilt(name: str, value: float = torch.nan) -> Callable[..., object]:
-    """Makes one of a tensor's weights something else."""
-    return lambda c, t: t[name].view(-1)[-1:].fill_(value)
 
 
 def cut(name: str) -> Callable[..., object]:
@@ -149,65 +121,36 @@ def dflash(**settings: Any) -> Callable[..., object]:
     return lambda c, t: c["dflash_config"].update(settings)
 
 
-def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The names without midlayer, and the norm missing that tells EAGLE-3 from EAGLE-1."""
-    for name in [name for name in tensors if name.startswith("midlayer.")]:
-        tensors["layers.0." + name.removeprefix("midlayer.")] = tensors.pop(name)
-    del tensors["layers.0.hidden_norm.weight"]
-
-
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
         ("eagle", without("layers.0.mlp.up_proj.weight"), r"layers\.0\.mlp\.up_proj\.weight"),
         ("eagle", cut("layers.0.self_attn.o_proj.weight"), r"o_proj\.weight .* 31, .*gate_proj\.weight reads 32"),
-        ("eagle", has("fc.weight", 32, 96), r"fc\.weight has the shape \[32, 96\]"),
-        ("eagle3.1", without("fc_norm.1.weight"), r"fc_norm\.1\.weight is missing$"),
         ("eagle3", lambda c, t: [t.pop(name) for name in list(t) if name != "t2d"], "is no EAGLE head"),
         ("eagle3", without("lm_head.weight"), "32 tokens .* no lm_head.weight"),
         ("eagle3", has("midlayer.self_attn.kv_a_proj_with_mqa.weight", 4, 64), r"holds .*kv_a_proj_with_mqa"),
-        ("eagle3", has("parallel_draft_heads.0.medusa_layers.0.linear.weight", 32, 32), r"parallel_draft_heads\.0"),
-        ("eagle3", as_deepspec, r"layers\.0\.hidden_norm\.weight is missing$"),
         ("eagle3", cut("lm_head.weight"), "31 columns, and d2t or t2d names 32 tokens"),
         ("eagle3", lambda c, t: t["d2t"].add_(torch.arange(len(t["d2t"]))), "d2t must hold differences"),
-        ("eagle3", spoilt("fc.weight", -torch.inf), r"fc\.weight holds NaN or infinity"),
+        ("eagle3", lambda c, t: t["fc.weight"].view(-1)[-1:].fill_(-torch.inf), r"fc\.weight holds NaN or infinity"),
         ("eagle3", says(head_dim=7), "correct head_dim"),
-        ("eagle3", says(target_hidden_size=36), "hidden states of width 36 would be 2.67"),
         ("eagle3", says(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3]}), r"where 2 are named"),
-        (
-            "eagle3",
-            says(eagle_config={"eagle_aux_hidden_state_layer_ids": "2, 16"}),
-            r"config\.json has eagle_aux_hidden_state_layer_ids='2, 16'",
-        ),
         ("eagle3", says(eagle_config="x"), "eagle_config='x'"),
-        ("eagle3", says(num_attention_heads="x", head_dim=None), "num_attention_heads='x'"),
-        ("eagle3", says(rms_norm_eps="x"), "'rms_norm_eps'"),
         ("eagle3", says(rope_parameters={"rope_type": "odd", "rope_theta": 1e4}), "rope_type .odd."),
         ("own", has("odd.weight", 2), r"odd\.weight"),
         ("own", says(block_size="x"), r"config\.json has block_size='x'"),
         ("z-lab", dflash(mask_token_id=64), "mask token 64 .* 64 tokens: give mask_token_id"),
         ("z-lab", dflash(target_layer_ids=[0, 1, 2]), r"fc\.weight reads 32 channels, and 3 hidden states"),
-        ("z-lab", dflash(target_layer_ids=[-2]), r"it says \[-1\]"),
         ("z-lab", lambda c, t: [c.pop("block_size", 0), c["dflash_config"].pop("block_size", 0)], "block_size"),
-        ("z-lab", has("layers.0.attention_conv.base_kernel", 2, 2, 32), r"attention_conv\.kernel_projection\.weight"),
         ("z-lab", dflash(projector_type="other"), "the kind 'other'"),
         ("z-lab", lambda c, t: [c.pop("dflash_config"), c.update(architectures=["Llama"])], "is no block drafter"),
-        ("speculators", says(speculators_model_type="other"), "'other'"),
         ("speculators", lambda c, t: c.pop("aux_hidden_state_layer_ids"), "give hidden_layers"),
         ("speculators", without("d2t", "t2d"), "d2t"),
-        ("speculators", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
-        ("speculators", lambda c, t: t["d2t"].zero_().sub_(1), "distinct tokens"),
         ("medusa", without("0.1.weight", "2.1.weight"), r"0\.1\.weight, 2\.1\.weight are missing"),
-        ("medusa", has("0.0.linear.weight_scale", 1), r"the tensor 0\.0\.linear\.weight_scale, which"),
-        ("medusa", has("3.0.linear.bias", 1), r"3\.0\.linear\.weight"),
         ("medusa", has("blocks.0.layers.0.weight", 4, 4), r"holds the tensors 0\.0\.linear\.bias"),
         ("hydra", has("prefix_embeding_layer.norm.weight", 1), r"hydra_lm_head\.0\.1\.weight is missing"),
         ("hydra++", says(hidden_state_offset=1), "hidden_state_offset"),
-        ("hydra++", has("hydra_mlp.0.1.linear.weight", 32, 32), r"hydra_mlp\.0\.1\.linear\.weight has the shape"),
-        ("hydra++", without(f"{PREFIX}layers.0.mlp.up_proj.weight"), r"layers\.0\.mlp\.up_proj\.weight is missing$"),
         ("redrafter", without("lm_head.1.weight"), r"lm_head\.1\.weight is missing$"),
         ("mtp", without("mtp.layers.0.mlp.up_proj.weight"), r"mtp\.layers\.0\.mlp\.up_proj\.weight is missing$"),
-        ("mtp", cut("mtp.norm.weight"), r"mtp\.norm\.weight has the shape \[31\]"),
     ],
 )
 def test_files_that_contradict_themselves(
@@ -246,17 +189,10 @@ def test_a_key_that_nothing_reads_is_named(
 
 def test_settings_of_the_wrong_type(model: PreTrainedModel, tmp_path: Path) -> None:
     SAVED["eagle3"][0](model, tmp_path)
-    SAVED["own"][0](model, tmp_path / "block")
-    SAVED["eagle"][0](model, tmp_path / "first")
     with shapes_unchecked():  # the annotations' check would refuse them, too
-        for load, folder in ((BlockDrafter.from_pretrained, "block"), (EagleDrafter.from_pretrained, "")):
-            for value in (("a",), 3):
-                with pytest.raises(ValueError, match=r"^hidden_layers="):
-                    load(tmp_path / folder, hidden_layers=value)
-        with pytest.raises(ValueError, match="EAGLE-1"):
-            load_eagle(tmp_path / "first", hidden_layers=(1, 2, 3))
-        with pytest.raises(ValueError, match="mask_token_id='x'"):
-            BlockDrafter.from_pretrained(tmp_path / "block", mask_token_id="x")
+        for value in (("a",), 3):
+            with pytest.raises(ValueError, match=r"^hidden_layers="):
+                EagleDrafter.from_pretrained(tmp_path, hidden_layers=value)
         own = tmp_path / "specdec.json"
         own.write_text(json.dumps(json.loads(own.read_text()) | {"hidden_layers": "abc"}))
         with pytest.raises(ValueError, match=r"specdec\.json has hidden_layers='abc'"):
@@ -266,29 +202,24 @@ def test_settings_of_the_wrong_type(model: PreTrainedModel, tmp_path: Path) -> N
             load_eagle(tmp_path)
 
 
-@pytest.mark.parametrize(("load", "file"), [(load_eagle, "model"), (MedusaHeads.from_pretrained, "medusa_lm_head")])
-def test_a_folder_without_a_head(load: Callable[[Path], object], file: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_head(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such folder"):
-        load(tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=rf"has no weights: .*{file}\.safetensors"):
-        load(tmp_path)
-    (tmp_path / f"{file}.safetensors").write_text("no tensors")
-    with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
-        load(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    if load is load_eagle:
-        with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-            load(tmp_path)
-        (tmp_path / "config.json").unlink()
-        with pytest.raises(ValueError, match=r"there is no config\.json"):
-            load(tmp_path)
-    else:
-        (tmp_path / "config.json").write_text("{}")
-        (tmp_path / f"{file}.safetensors").unlink()
-        torch.save([1, 2], tmp_path / f"{file}.pt")
-        with pytest.raises(ValueError, match="is not a dict of tensors"):
-            load(tmp_path)
+        load_eagle(tmp_path / "nowhere")
+    for file, content, words in (
+        ("config.json", "{}", r"has no weights: .*model\.safetensors"),
+        ("model.safetensors", "no tensors", "cannot be read as a checkpoint"),
+        ("config.json", "{", r"config\.json is not JSON"),
+    ):
+        (tmp_path / file).write_text(content)
+        with pytest.raises(ValueError, match=words):
+            load_eagle(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"there is no config\.json"):
+        load_eagle(tmp_path)
+    (tmp_path / "medusa").mkdir()
+    torch.save([1, 2], tmp_path / "medusa" / "medusa_lm_head.pt")
+    with pytest.raises(ValueError, match="is not a dict of tensors"):
+        MedusaHeads.from_pretrained(tmp_path / "medusa")
 
 
 def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -298,36 +229,25 @@ def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel, tmp_path:
     def drafting(head: EagleHead | Eagle3Head, **options: Any) -> EagleDrafter:
         return EagleDrafter(head, 2, name="H", **options)
 
-    deep = drafting(eagle3(model, hidden_layers=(0, 1, 3)))
-    narrow = drafting(Eagle3Head(config, hidden_layers=(0, 1, -1), captured_width=32))
     module = MTPHead.for_target(
         type(model)(type(model.config)(**{**model.config.to_dict(), "hidden_size": 16, "head_dim": 4}))
     )
-    save_mtp(MTPHead.for_target(model), tmp_path / "module")
     save_mtp(module, tmp_path)  # files do not name the module's own target
     cases: list[tuple[Any, PreTrainedModel, str]] = [
         (drafting(eagle3(model)), wider, "the head H reads .* width 32 and those .* have 40"),
-        (deep, model, "reads the input of layer 3 and the target .* 0 to 1"),
         (drafting(eagle3(model)), tiny_model(vocab_size=24, layers=2), "token 62 .* 24 tokens"),
         (drafting(eagle3(model, draft_ids=None)), more, "output layer .* 64 tokens .* 664"),
-        (drafting(eagle3(model, owns_embeddings=True)), more, "embeddings .* 64 tokens .* 664"),
         (drafting(eagle3(model), hidden_layers=(1,)), model, r"hidden_layers=\[1\] are 1: give 3"),
-        (narrow, model, "40 wide and has no embeddings"),
-        (MedusaDrafter(medusa_heads(model), 2), wider, "width 32 and those of the target .* have 40"),
         (MedusaDrafter(medusa_heads(model), 2), tiny_model(vocab_size=24, layers=2), "64 tokens and the target .* 24"),
         (MTPDrafter(module, 2), model, "width 16 and those of the target .* have 32"),
-        (MTPDrafter(MTPHead.for_target(model), 2), more, "64 tokens and the target .* has 664"),
         (BlockDrafter(markov_head(model)), more, "64 tokens and the target .* 664"),
-        (BlockDrafter(block_head(MODEL), mask_token_id=16), MODEL, "mask token 16"),
         (BlockDrafter(block_head(MODEL), hidden_layers=(4,)), MODEL, "the input of layer 4"),
-        (BlockDrafter(block_head(MODEL), hidden_layers=(0, 1)), MODEL, "are 2: give 1"),
+        (BlockDrafter(block_head(MODEL), mask_token_id=16), MODEL, "mask token 16"),
         (BlockDrafter(block_head(MODEL, target_layers=9)), MODEL, "9 layers"),
-        (BlockDrafter(block_head(MODEL, target_hidden_size=16)), MODEL, "hidden states of width 16"),
         (BlockDrafter(block_head(MODEL, hidden_size=16)), MODEL, "16 wide"),
         (TokenRecyclingDrafter([17]), MODEL, "17 most probable tokens of a vocabulary of 16"),
         (MTPDrafter.from_pretrained(), MODEL, "not loaded from files"),
         (MTPDrafter.from_pretrained(tmp_path), model, "16 wide .* 32 wide"),
-        (MTPDrafter.from_pretrained(tmp_path / "module"), more, "64 tokens .* 664"),
     ]
     for drafter, target, words in cases:
         with pytest.raises(ValueError, match=words):
@@ -338,16 +258,9 @@ def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel, tmp_path:
 def test_heads_that_borrow_from_a_target_of_another_vocabulary(
     model: PreTrainedModel, kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """No tensor contradicts the target: only what the files say of the vocabulary, or the length of t2d."""
+    """No tensor contradicts the target: only what the files say of the vocabulary."""
     save, load = SAVED[kind]
     save(model, tmp_path)
     larger = Target(tiny_model(vocab_size=VOCAB + 2000, layers=2), name="larger")
     with pytest.raises(ValueError, match="64 tokens and the target larger has 2064"):
         load(tmp_path, **options).bind(larger, SIZES)
-    if kind == "eagle3":  # the marks of a larger vocabulary, and the same tokens marked
-        tensors = load_file(tmp_path / "model.safetensors")
-        tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(2000, dtype=torch.bool)])
-        for more in ({}, {"embed_tokens.weight": torch.ones(VOCAB, 32)}):
-            save_file(tensors | more, tmp_path / "model.safetensors")
-            with pytest.raises(ValueError, match="2064"):
-                load(tmp_path).bind(Target(model), SIZES)

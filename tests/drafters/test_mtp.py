@@ -53,7 +53,6 @@ def deepseek() -> PreTrainedModel:
 
 TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: tiny_model("llama", vocab_size=VOCAB),
-    "qwen3": lambda: tiny_model("qwen3", vocab_size=VOCAB),
     "gemma3": lambda: tiny_model("gemma3", vocab_size=VOCAB),  # norms of 1 + weight, sliding layers
     "deepseek": deepseek,
     # recurrent layers between the attention layers, of whose kind the module is; norms of 1 + weight
@@ -99,7 +98,7 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "hidden_first"),
-    [("llama", True), ("qwen3", False), ("gemma3", True), ("deepseek", False), ("qwen3_next", False)],
+    [("gemma3", True), ("deepseek", False), ("qwen3_next", False)],
 )
 def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: Path) -> None:
     target = TARGETS[name]()
@@ -110,10 +109,9 @@ def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: 
     torch.testing.assert_close(logits(again, target), logits(head, target))
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek"])
-def test_a_module_is_found_in_the_targets_own_shards(name: str, tmp_path: Path) -> None:
+def test_a_module_is_found_in_the_targets_own_shards(tmp_path: Path) -> None:
     """Under DeepSeek's names, behind the target's last layer, in the second place of two."""
-    target = TARGETS[name]()
+    target = deepseek()
     layers = target.config.num_hidden_layers
     heads = [head_of(target) for _ in range(2)]
     heads[1].model.proj.weight.data.mul_(-1.0)  # type: ignore[union-attr]
@@ -151,15 +149,9 @@ def test_a_hybrids_module_is_found_beside_it_under_qwens_names(tmp_path: Path) -
     loaded = Target(load_model(str(tmp_path), dtype="float32"))
     read = MTPDrafter.from_pretrained().head_for(loaded)
     torch.testing.assert_close(logits(read, target), logits(head, target))
-    shape = MTPDrafter(read, [2, 1])
-    prompts = [[1, 2, 3, 4, 5], [5, 9]]
-    with Engine(loaded, shape, RejectionVerifier(), max_batch_size=2, max_length=32) as engine:
-        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=8))
-    assert all(len(output.token_ids) == 8 for output in outputs)
-    assert sum(step.proposed_nodes for output in outputs for step in output.steps) > 0
 
 
-@pytest.mark.parametrize("name", ["gemma3", "deepseek", "qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["gemma3", "deepseek", "qwen3_5_text"])
 def test_greedy_outputs_are_the_targets(name: str) -> None:
     """With experts and latent attention, and with layers of another reach than the module's."""
     target = TARGETS[name]()
@@ -200,7 +192,6 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
         torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["jamba", "nanochat", "zaya"])
-def test_layers_of_other_kinds_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"a {kind} model's layers fit no MTP module .*: use another drafter"):
-        MTPHead(tiny(kind))
+def test_layers_of_other_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a jamba model's layers fit no MTP module .*: use another drafter"):
+        MTPHead(tiny("jamba"))

@@ -22,7 +22,6 @@ from tests.drafters import pairs
 from tests.drafters.agreeing import agreements, compared
 from tests.drafters.folders import assert_same
 from tests.forwards import drafted, inner_paths, node_paths, outcome_of, slots_of
-from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
 HIDDEN, VOCAB = 32, 64
@@ -132,15 +131,6 @@ def test_a_hydra_checkpoint_comes_back_as_it_was(target: Target, prefix: bool, t
             engine.generate([[1, 2, 3, 4, 5]], SamplingParams(max_new_tokens=12))
         drafts.append(seen)
     assert drafts[0] == drafts[-1]
-    if not prefix:
-        return
-    tensors[turns] = 5e3 ** -(torch.arange(4) / 4)
-    save_file(tensors, file)
-    own: Any = HydraDrafter.from_pretrained(tmp_path).heads.prefix
-    assert own.stated_for(target).config.rope_parameters["rope_theta"] == pytest.approx(5e3)
-    wider = Target(tiny_model("qwen3", vocab_size=VOCAB), name="other")
-    with pytest.raises(ValueError, match=r"q_proj has 32 channels and the configuration of other calls for 64"):
-        HydraDrafter.from_pretrained(tmp_path).bind(wider, Sizes(max_batch_size=1, max_length=32))
 
 
 @torch.no_grad()
@@ -236,15 +226,12 @@ def test_the_tree_is_what_a_beam_search_ends_with(target: Target) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shape", "sampling"), [(3, "iid"), ([2, 2, 1], "without_replacement")])
-def test_every_node_is_drawn_from_the_law_of_its_own_path(
-    target: Target, kind: dict[str, object], shape: object, sampling: str
-) -> None:
+def test_every_node_is_drawn_from_the_law_of_its_own_path(target: Target, kind: dict[str, object]) -> None:
     head = recurrent_head(target.model, **kind)
     weights, embeddings = head.state_dict(), target.model.get_input_embeddings().weight
     hidden = torch.randn(2, 3, HIDDEN, generator=torch.Generator().manual_seed(0))
-    drafter = ReDrafter(head, shape, sampling=sampling)  # type: ignore[arg-type]
-    assert drafter.laws == {DraftSampling[sampling.upper()]}
+    drafter = ReDrafter(head, [2, 2, 1], sampling="without_replacement")
+    assert drafter.laws == {DraftSampling.WITHOUT_REPLACEMENT}
     params = [SamplingParams(temperature=0.7)] * 2
     batch = slots_of([[0, 5], [0, 6]], vocab_size=VOCAB, max_length=50, params=params)
     tree = drafted(begun(target, drafter, hidden, [3, 1]), batch)
@@ -279,13 +266,10 @@ def test_a_checkpoint_comes_back_as_it_was(target: Target, kind: dict[str, objec
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS[:2])
-def test_it_is_trained_as_it_is_served(target: Target, kind: dict[str, object]) -> None:
-    head = TrainedRecurrent(depths=3, **kind)  # type: ignore[arg-type]
+def test_it_is_trained_as_it_is_served(target: Target) -> None:
+    head = TrainedRecurrent(depths=3)
     head.begin(target, None)
-    head.head.load_state_dict(recurrent_head(target.model, **kind).state_dict())
+    head.head.load_state_dict(recurrent_head(target.model).state_dict())
     weights, embeddings = head.head.state_dict(), target.model.get_input_embeddings().weight
-    assert (
-        compared(head, lambda states, tokens: recurrent_law(weights, states[-1], embeddings, tokens).log_softmax(-1))
-        > 20
-    )
+    law = lambda states, tokens: recurrent_law(weights, states[-1], embeddings, tokens).log_softmax(-1)  # noqa: E731
+    assert compared(head, law) > 20

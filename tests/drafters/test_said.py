@@ -130,35 +130,21 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", ["EAGLE", "EAGLE-3", "block"])
-@pytest.mark.parametrize(
-    ("rope", "theta"),
-    [
-        (NESTED, 1e6),
-        ({"full_attention": NESTED["full_attention"]}, 1e6),
-        ({"rope_theta": 5e5, "rope_type": "default"}, 5e5),
-        (NESTED["sliding_attention"], 1e4),
-    ],
-)
-def test_rotary_embeddings_are_those_of_the_layers_kind(kind: str, rope: dict, theta: float, tmp_path: Path) -> None:
-    model = tiny_model(layers=8)
-    head = HEADS[kind](model)
-    (save_block if kind == "block" else save_eagle)(head, tmp_path, layout="native")
-    changed(tmp_path, rope_parameters=rope)
-    found = (load_block if kind == "block" else load_eagle)(tmp_path)
-    assert found.config.rope_parameters["rope_theta"] == theta
+def test_rotary_embeddings_are_those_of_the_layers_kind(kind: str, tmp_path: Path) -> None:
+    save, load = (save_block, load_block) if kind == "block" else (save_eagle, load_eagle)
+    save(HEADS[kind](tiny_model(layers=8)), tmp_path, layout="native")
+    for rope, theta in ((NESTED, 1e6), ({"rope_theta": 5e5, "rope_type": "default"}, 5e5)):
+        changed(tmp_path, rope_parameters=rope)
+        assert load(tmp_path).config.rope_parameters["rope_theta"] == theta
+    if kind == "EAGLE-3":
+        changed(tmp_path, rope_parameters=NESTED, layer_types=[*NESTED])
+        with pytest.raises(ValueError, match="rotary embeddings of their own"):
+            load(tmp_path)
 
 
-def test_two_rotary_embeddings_in_one_head_are_refused(tmp_path: Path) -> None:
-    save_eagle(Eagle3Head.for_target(tiny_model(layers=8)), tmp_path)
-    changed(tmp_path, rope_parameters=NESTED, layer_types=[*NESTED])
-    with pytest.raises(ValueError, match="rotary embeddings of their own"):
-        load_eagle(tmp_path)
-
-
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
-def test_heads_begin_as_a_quantized_output_layer_and_borrow_it(scheme: str) -> None:
+def test_heads_begin_as_a_quantized_output_layer_and_borrow_it() -> None:
     model = tiny_model(layers=8).requires_grad_(False)
-    quantize(model, scheme, check=False)
+    quantize(model, "int4", check=False)
     output: Any = model.get_output_embeddings()
     head = Eagle3Head.for_target(model)
     take_output(head, Target(model))

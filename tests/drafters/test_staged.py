@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from drafters import ChoiceDrafter, ModelDrafter, NGramDrafter, SelfDrafter, StagedDrafter, SuffixDrafter
+from drafters import ModelDrafter, NGramDrafter, SelfDrafter, StagedDrafter
 from drafters.staged import _Stage
 from specdec import Drafter, Engine, SamplingParams, Target
-from specdec.interfaces import Round
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import perturbed
 from tests.drafters.agreeing import agreements
@@ -23,9 +22,6 @@ VOCAB = 16
 RULE = RejectionVerifier()
 LOOKUP = NGramDrafter(4, branches=1)
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2], [7], [9, 8], [2, 2, 3, 1, 2, 2, 3, 5, 6, 1, 4]]
-GREEDY = [
-    SamplingParams(max_new_tokens=22, repetition_penalty=penalty, ignore_eos=True) for penalty in (1.0, 1.3, 1.0, 1.1)
-]
 DRAWN = SamplingParams(max_new_tokens=22, temperature=1.0, ignore_eos=True, seed=2)
 
 
@@ -41,17 +37,6 @@ HELPERS: dict[str, Callable[[Any], Drafter]] = {
         SelfDrafter(["1.mlp"], 5, temperature=0.8), StagedDrafter(near(model, 3, 0.6), LOOKUP, RULE), BlockVerifier()
     ),
 }
-
-
-def rounds(model: Any, drafter: Drafter) -> list[tuple[Round, list[Any]]]:
-    """All rounds of requests of different lengths, refilled and in chunks, with the tokens of each row so far."""
-    seen = []
-    with Engine(Target(model), drafter, RULE, max_batch_size=3, max_length=40, prefill_chunk=3, check=True) as engine:
-        engine.on_round = lambda found: seen.append((found, [each and list(each.tokens) for each in found.requests]))
-        done = engine.generate(PROMPTS, GREEDY)
-    assert [each.error for each in done] == [None] * len(PROMPTS)
-    assert max(len(each.token_ids) for each in done) == 22
-    return seen
 
 
 def agreeing(model: Any, helper: Drafter) -> list[tuple[int, bool]]:
@@ -82,20 +67,6 @@ def test_a_cache_that_lacks_a_token_is_noticed(model: Any, monkeypatch: pytest.M
     assert not all(same for _, same in agreeing(model, LOOKUP))
 
 
-@pytest.mark.parametrize("helper", ["look-up", "four stages"])
-def test_greedy_chains_are_those_of_the_model_alone(model: Any, helper: str) -> None:
-    """Penalties depend on the tokens that are drafted. Beside drawn rows: tests/test_lossless.py."""
-    drafters = near(model), StagedDrafter(near(model), HELPERS[helper](model), RULE)
-    alone, staged = (rounds(model, drafter) for drafter in drafters)
-    for (one, before), (other, after) in zip(alone, staged, strict=True):
-        assert before == after
-        drafting = torch.tensor([each is not None for each in before])
-        width = min(one.tree.width, other.tree.width)
-        valid = one.tree.valid & drafting[:, None]
-        assert torch.equal(valid[:, :width], (other.tree.valid & drafting[:, None])[:, :width])
-        assert torch.equal((one.tree.tokens * valid)[:, :width], (other.tree.tokens[:, :width] * valid[:, :width]))
-
-
 def test_the_model_runs_less_often_than_it_drafts(model: Any) -> None:
     """A helper like the model itself: all that it drafts is accepted, so two forwards draw five tokens."""
     runs = []
@@ -122,10 +93,3 @@ def test_a_rule_that_is_not_exact_one_stage_down_biases_the_output() -> None:
     assert p_value(model, made, RULE, SAMPLINGS["temperature 1"], samples=FEWER) < LEVEL
     honest = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), RULE)
     assert p_value(model, honest, RULE, SAMPLINGS["top-k and top-p"]) > LEVEL
-
-
-def test_beside_a_look_up_it_keeps_step(model: Any) -> None:
-    drafter = ChoiceDrafter(SuffixDrafter(4), StagedDrafter(near(model), HELPERS["three stages"](model), RULE))
-    engine = Engine(Target(model), drafter, RULE, max_batch_size=3, max_length=40)
-    outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
-    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]

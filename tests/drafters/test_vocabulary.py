@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from drafters import BlockDrafter, ModelDrafter, SelfDrafter, TLIDrafter
+from drafters import ModelDrafter, TLIDrafter
 from drafters.reduced import DraftVocabulary
-from specdec import Engine, SamplingParams, Sizes, Target
-from specdec.checks.reference import reference_decode
+from specdec import SamplingParams, Sizes, Target
 from specdec.drafting import vocabulary
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.quantization import quantize
-from tests.components import DRAFTERS, block_head, lettered, reduced
+from tests.components import DRAFTERS, lettered, reduced
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, p_value
@@ -26,20 +25,16 @@ SAMPLED, SIZES = SamplingParams(temperature=1.0), Sizes(max_batch_size=1, max_le
 shared_tokens: Any = vocabulary.shared_tokens
 
 
-def words(*names: str) -> Any:
-    return lettered([*names])
-
-
 def test_ids_that_spell_alike_are_shared(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(tiny_model(vocab_size=700, layers=2), words("a", "b", "c", "d", "ab"), name="t")
-    assert shared_tokens("d", words("a", "b", "c", "d", "ab"), 1400, target) is None, "padding is no other vocabulary"
+    target = Target(tiny_model(vocab_size=700, layers=2), lettered([*"abcd", "ab"]), name="t")
+    assert shared_tokens("d", lettered([*"abcd", "ab"]), 1400, target) is None, "padding is no other vocabulary"
     assert shared_tokens("d", None, 600, target) is None
     with caplog.at_level(logging.WARNING):
-        assert shared_tokens("d", words("a", "b", "c", "d"), 4, target).tolist() == [0, 1, 2, 3]
+        assert shared_tokens("d", lettered([*"abcd"]), 4, target).tolist() == [0, 1, 2, 3]
     assert caplog.messages == [
         "the drafter d never drafts 1 of the 5 tokens of t: it lacks them, or spells others there"
     ]
-    other = words("a", "b", "d", "c", "dc", "ba")
+    other = lettered([*"abdc", "dc", "ba"])
     with pytest.raises(ValueError, match=r"another vocabulary .*: 3 ids are spelled differently, as 2: 'd' and 'c'"):
         shared_tokens("d", other, 6, target)
     monkeypatch.setattr(vocabulary, "MOST_RESPELLED", 0.7)
@@ -126,7 +121,7 @@ def test_a_quantized_layer_keeps_its_integers_and_a_tied_table_all_its_rows() ->
 
 
 def test_the_most_frequent_tokens_of_a_text_and_all_ends_are_kept(tmp_path: Path) -> None:
-    tokenizer = words(*"abcdefgh")
+    tokenizer = lettered([*"abcdefgh"])
     tokenizer.eos_token = "h"
     target = Target(tiny_model(vocab_size=10, layers=2), tokenizer)
     (tmp_path / "text").write_text("feefeef d")
@@ -140,10 +135,8 @@ def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_text("a")
     for given, words in {
-        "vocabulary=0: give at least 1": {"vocabulary": 0},
         "vocabulary=2: give at least 3, the most children": {"vocabulary": 2, "shape": [3, 1]},
         "vocabulary_corpus chooses the tokens of a vocabulary": {"vocabulary_corpus": str(file)},
-        "vocabulary_corpus=nowhere: there is no such file": {"vocabulary": 3, "vocabulary_corpus": ["nowhere"]},
         "vocabulary=33: the drafter llama has 32 tokens": {"vocabulary": 33},
         "the target llama has no tokenizer to count": {"vocabulary": 3, "vocabulary_corpus": file},
     }.items():
@@ -151,14 +144,3 @@ def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
             ModelDrafter(model, **{"shape": 2, **words}).bind(target, SIZES)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keeps what both have in common: leave it out"):
         TLIDrafter(model, vocabulary=4, tokenizer=lettered(["a"]), target_tokenizer=lettered(["a"])).bind(target, SIZES)
-
-
-def test_drafts_have_no_other_tokens() -> None:
-    model = tiny_model(vocab_size=32, layers=2)
-    block: Any = reduced(BlockDrafter(block_head(model, selector_rank=4, selector_top_k=3), vocabulary=9))
-    itself: Any = reduced(SelfDrafter(quantization="int4", shape=3, vocabulary=9))
-    for made in (block, itself):
-        engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=1, max_length=40)
-        (output,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))
-        assert list(output.token_ids) == reference_decode(model, [1, 2, 3], SamplingParams(max_new_tokens=12))
-        assert made.bind(Target(model), SIZES).vocabulary.ids.tolist() == list(range(23, 32))

@@ -97,8 +97,6 @@ SHAPES = {
     "2x2": TreeShape.branching(2, 2),
     "2x1x1": TreeShape.branching(2, 1, 1),
     "uneven": TreeShape.from_paths([(0,), (1,), (0, 0)]),
-    "chain below the second child": TreeShape.from_paths([(0,), (1,), (1, 0), (1, 0, 0)]),
-    "three children, one of which has two": TreeShape.from_paths([(0,), (1,), (2,), (1, 0), (1, 1)]),
 }
 LAWS: list[DraftSampling | tuple[DraftSampling, ...]] = [
     TOP,

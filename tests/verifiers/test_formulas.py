@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import verifiers.greedy_multipath
 import verifiers.kseq
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
-from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
+from specdec.checks.drafts import enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.tables import Tables
 from tests.verifiers.cases import (
@@ -25,7 +24,6 @@ from tests.verifiers.cases import (
     RULES,
     SWOR,
     TOP,
-    complete,
     coupled_acceptance,
     expected_coupled,
     needs_tables,
@@ -118,26 +116,6 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
                 assert outcome(rule, tables, made).expected_accepted < bound + EXACT
 
 
-@pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(4)])
-def test_one_level_is_transport(seed: int) -> None:
-    tables = Tables.random(4, 1, seed=seed, kinds=("dense", "zeros"))
-    pairs, program = RULES["weighted transport"], RULES["weighted transport, program"]
-
-    def stop_of(rule: Verifier, made: WeightedDrafts) -> Tensor:
-        return rule.laws(made.tree, made.target_probs).stop
-
-    for law, ours, level in (
-        (IID, pairs, RULES["two drafts"]),
-        (IID, program, RULES["transport"]),
-        (SWOR, program, RULES["transport"]),
-        (SWOR, pairs, RULES["rejection"]),
-        (TOP, pairs, RULES["rejection"]),
-        (TOP, program, RULES["rejection"]),
-    ):
-        made = enumerate_drafts(tables, TreeShape.branching(2), law)
-        torch.testing.assert_close(stop_of(ours, made), stop_of(level, made))
-
-
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0), st.just(0.5), st.just(1e-30)), min_size=7, max_size=7)
 
 
@@ -169,16 +147,11 @@ def test_sharing_out_scales_and_halving_the_interval_finds_the_same_rho(monkeypa
     p, q = logits.softmax(-1), (logits + torch.randn(20_000, generator=generator)).softmax(-1)
     first, second = torch.multinomial(q, 40, replacement=True, generator=generator).view(2, 20)
     p, q = p.expand(20, -1), q.expand(20, -1)
-    of_first, of_second, left = share_out(p, q, first, second)
+    left = share_out(p, q, first, second)[2]
     mass, drafted = (table[0].double() / table[0].double().sum() for table in (p, q))
     order = (drafted / mass).argsort(descending=True)  # the best sets of tokens
     bound = 1 + float((mass[order].cumsum(0) - drafted[order].cumsum(0) ** 2).min())
     assert 1 - float(left[0].sum()) == pytest.approx(bound, abs=1e-5)
-    swapped = share_out(p, q, second, first)
-    different = first != second
-    torch.testing.assert_close(of_first[different], swapped[1][different])
-    torch.testing.assert_close(of_second[different], swapped[0][different])
-    assert 0.2 < float((of_first + of_second).mean()) < 1
     tables = Tables.random(4, 2, seed=21)
     p, q = tables.p[1], tables.p[1].roll(1, -1)
     three = torch.full((len(p),), 3)
@@ -224,20 +197,17 @@ ACCEPTED: list[tuple[str, tuple[tuple[int, ...], ...], str, DraftSampling, tuple
     # Nobody has published any of weighted transport. Two paths beat the best of two (2.023354).
     ("A", TREES, "weighted transport", IID, (2.136358, 1.741998, 2.120921)),
     ("A", TREES, "weighted transport", SWOR, (2.136358, 1.609099, 1.970944)),
-    ("A", CHAINS, "rejection", IID, (0.756923, 1.258243, 1.593150)),
     ("A", CHAINS, "block", IID, (0.756923, 1.356389, 1.792092, 2.136358)),
     ("A", CHAINS, "greedy multi-path", IID, (0.756923, 1.356389, 1.792092, 2.136358)),
     ("A", CHAINS, "weighted transport, program", IID, (0.756923, 1.356389)),
-    ("A", ((2, 1), (2, 1, 1)), "greedy multi-path", IID, (1.502657, 2.023354)),
-    ("L", LEVELS, "rejection", TOP, (0.074955, 0.299749, 0.319652)),
-    ("L", LEVELS, "target walk", SWOR, (0.135435, 0.271444, 0.408035)),
     ("L", LEVELS, "rejection", IID, (0.698887, 0.796539, 0.843709)),
     ("L", LEVELS, "rejection", SWOR, (0.698887, 0.811749, 0.858172)),
     ("L", LEVELS, "k-seq", IID, (0.698887, 0.828275, 0.874394)),
     ("L", LEVELS, "two drafts", IID, (0.698887, 0.889817)),
     ("L", LEVELS, "transport", IID, (0.698887, 0.889817, 0.985087)),
+    ("L", LEVELS, "weighted transport", IID, (0.698887, 0.889817)),
+    ("L", LEVELS, "weighted transport, program", SWOR, (0.698887, 0.908264)),
     ("L", LEVELS, "transport", SWOR, (0.698887, 0.908264, 1.000000)),
-    ("B", PATHS, "target walk", TOP, (0.221353, 0.577097, 0.577097)),
     ("B", PATHS, "k-seq", IID, (0.755097, 0.892822, 0.937179)),
     ("B", PATHS, "two drafts", IID, (0.755097, 0.892822, 0.937179)),
     ("B", PATHS, "traversal", IID, (0.845347, 0.957977, 0.961121)),

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import DraftTree, Laws, TreeShape, Verdict, Verifier
 from specdec.acceptance import accept, certain
-from specdec.engine.read_back import Decision
 from specdec.engine.round import Mode, judge
 from specdec.host import without_looking
 from specdec.sampling import one_hot
@@ -140,55 +139,6 @@ class Spelled(TargetWalkVerifier):
 
     def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
         return super().laws(tree, target_probs)
-
-
-def played(rule: Verifier, tree: DraftTree, logits: Tensor, *, observed: bool = False) -> Decision:
-    batch = slots_of([[0, int(root)] for root in tree.tokens[:, 0]], vocab_size=logits.shape[2])
-    return judge(Mode(verifier=rule), batch, Agreement(), observed, tree, logits)
-
-
-@pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(3, 2, 1)], ids=repr)
-@pytest.mark.parametrize("per_row", [False, True])
-def test_a_greedy_round_is_what_the_laws_make_of_it(shape: TreeShape, per_row: bool) -> None:
-    """With ties of logits, of which the lower id wins, and with rows that went wrong on their path or beside it."""
-    generator = torch.Generator().manual_seed(3)
-    nodes, vocab = shape.num_nodes + 1, 7
-    tokens = torch.randint(0, 3, (6, nodes), generator=generator)
-    logits = torch.randint(0, 3, (6, nodes, vocab), generator=generator).float()
-    logits[..., 3:] -= 2
-    logits[0, 0, 5] = logits[1, -1, 5] = torch.nan
-    logits[2, 0, 5] = torch.inf
-    tokens[5], logits[5] = 0, 0.0
-    tree = DraftTree.from_shape(shape, tokens)
-    if per_row:
-        tree = DraftTree.build(tokens, tree.parents.clone())
-    seen, expected = (
-        played(TargetWalkVerifier(), tree, logits, observed=True),
-        played(Spelled(), tree, logits, observed=True),
-    )
-    unseen = played(TargetWalkVerifier(), tree, logits)
-    assert unseen.evidence is None and seen.evidence is not None and expected.evidence is not None
-    assert torch.equal(seen.evidence, expected.evidence)
-    assert expected.valid.tolist()[:3] == [False, True, False] and expected.verdict.num_accepted[5] == shape.max_depth
-    for judged in (seen, unseen):
-        assert torch.equal(judged.valid, expected.valid) and torch.equal(judged.tokens, expected.tokens)
-        right = expected.valid
-        assert differing_rows(judged, expected, right) == []
-
-
-def differing_rows(one: Decision, other: Decision, rows: Tensor) -> list[str]:
-    wrong = []
-    for each in fields(Verdict):
-        a, b = getattr(one.verdict, each.name)[rows], getattr(other.verdict, each.name)[rows]
-        if not torch.equal(a, b):
-            wrong.append(each.name)
-    depth = other.verdict.path.shape[1]
-    emitted = torch.arange(depth + 1) <= other.verdict.num_accepted[:, None]
-    for name, table in (("tokens", slice(0, depth + 1)), ("logprobs", slice(-depth - 1, None))):
-        a, b = (each.packed[:, table].where(emitted, 0.0)[rows] for each in (one, other))
-        if not torch.equal(a, b):
-            wrong.append(name)
-    return wrong
 
 
 def test_a_greedy_round_makes_no_table_over_the_vocabulary() -> None:
