@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import verifiers.greedy_multipath
 import verifiers.kseq
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
-from specdec.checks.drafts import enumerate_drafts, sample_drafts
+from specdec.checks.drafts import enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.tables import Tables
 from tests.verifiers.cases import (
@@ -31,43 +31,7 @@ from tests.verifiers.cases import (
 )
 from tests.verifiers.test_mutants import UNCAPPED
 from verifiers import CascadeVerifier, LenientVerifier, ThresholdVerifier, TypicalVerifier
-from verifiers.thresholds import has_thresholds
 from verifiers.two_draft import share_out
-from verifiers.walk import leaf_to_root, top_down, try_in_turn
-
-# All nodes of a static shape at once
-
-
-UNEVEN = TreeShape.from_paths(
-    [(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0,) * 4, (0,) * 5]
-)
-
-
-@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("rule", ["rejection", "traversal"])
-def test_all_nodes_at_once_are_as_one_by_one(rule: str, law: DraftSampling) -> None:
-    """With zeros in the tables, and nodes that are left out, whose siblings took nothing away."""
-    for shape in (TreeShape.branching(3, 2, 1), UNEVEN, TreeShape.branching(5), TreeShape.branching(4, 1, 1, 1)):
-        tables = Tables.random(6 if shape.max_depth < 4 else 4, shape.max_depth, seed=3, kinds=KINDS["every kind"])
-        for grows in (None, lambda node, prefix: (prefix * 7 + node * 5) % 4 > 0):
-            made = sample_drafts(tables, shape, law, 12, seed=1, grows=grows)
-            tree, p = made.tree, made.target_probs
-            other = DraftTree.build(  # the host knows neither the shape nor the law
-                tree.tokens,
-                tree.parents.clone(),
-                valid=tree.valid,
-                sampling=torch.full_like(tree.tokens, int(law), dtype=torch.int8),
-                draft_probs=tree.draft_probs,
-            )
-            assert has_thresholds(tree) and not has_thresholds(other)
-            fast, walk = RULES[rule].laws(tree, p), leaf_to_root if rule == "traversal" else top_down
-            # As on a GPU, where nodes of one depth are tried together.
-            for slow in (RULES[rule].laws(other, p), walk(other, p, lambda *given: try_in_turn(*given))):
-                torch.testing.assert_close(fast.stop, slow.stop, atol=1e-12, rtol=0)
-                for node in range(0, tree.width, 2):
-                    at = torch.full_like(tree.tokens[:, 0], node)
-                    reached = fast.stop[:, node] > 1e-12  # what would follow where no path ends is nobody's business
-                    torch.testing.assert_close(fast.after(at)[reached], slow.after(at)[reached], atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)

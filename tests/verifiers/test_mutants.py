@@ -23,7 +23,7 @@ from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, WalkedRule, emit_p
 from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, RULES, SLOW, SWOR, TOP
 from verifiers.transport import try_by_program
 from verifiers.two_draft import try_in_pairs
-from verifiers.walk import Family, Tried, TryChildren, leaf_to_root, try_in_turn
+from verifiers.walk import Family, Tried, TryChildren, leaf_to_root, top_down, try_in_turn
 
 
 def rejected(result: Outcome) -> None:
@@ -274,17 +274,22 @@ def test_mistakes_of_one_function(place, mistake, rule: Verifier, factors, law, 
 
 
 @pytest.mark.parametrize("law", [IID, SWOR, (TOP, SWOR, SWOR)], ids=str)
-def test_a_walk_node_by_node_that_accepts_less_than_it_takes_from_p(law, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees whose shape the host does not know."""
+@pytest.mark.parametrize(("rule", "walk"), [("rejection", top_down), ("traversal", leaf_to_root)])
+def test_walks_node_by_node(rule: str, walk: Callable[..., Laws], law: Samplings, monkeypatch) -> None:
+    """Trees whose shape the host does not know have the same laws; the mutant accepts less than it takes from p."""
     tables = Tables.random(4, 2, seed=3)
-    drafts = enumerate_drafts(tables, TreeShape.branching(3, 1), law)
-    tree = drafts.tree
-    laws, named = tree.law, {"draft_probs": tree.draft_probs, "max_depth": 2, "max_children": 3}
-    drafts = replace(drafts, tree=DraftTree.build(tree.tokens, tree.parents.clone(), sampling=laws, **named))
-    assert outcome(RULES["traversal"], tables, drafts).tv < EXACT
+    for grows in (None, lambda node, prefix: (prefix * 7 + node * 5) % 4 > 0):
+        static = enumerate_drafts(tables, TreeShape.branching(3, 1), law, grows=grows)
+        tree, wanted = static.tree, outcome(RULES[rule], tables, static).expected_accepted
+        given = {"draft_probs": tree.draft_probs, "valid": tree.valid, "max_depth": 2, "max_children": 3}
+        drafts = replace(static, tree=DraftTree.build(tree.tokens, tree.parents.clone(), sampling=tree.law, **given))
+        # As on a CPU, and as on a GPU, where nodes of one depth are tried together.
+        for judge in (RULES[rule], WalkedRule(walk, lambda *given: try_in_turn(*given))):
+            found = outcome(judge, tables, drafts)
+            assert found.tv < EXACT and found.expected_accepted == pytest.approx(wanted, abs=EXACT)
     chance = verifiers.walk.chance_of
     monkeypatch.setattr("verifiers.walk.chance_of", lambda mass, drawn: 0.8 * chance(mass, drawn))
-    rejected(outcome(RULES["traversal"], tables, drafts))
+    rejected(outcome(RULES[rule], tables, drafts))
 
 
 def merged(drafts: WeightedDrafts) -> WeightedDrafts:
