@@ -52,20 +52,6 @@ def leaves(tree: DraftTree, row: int) -> list[list[int]]:
     return [path[1:] for node, path in node_paths(tree, row).items() if node and node not in inner]
 
 
-def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int], drafting: list[bool]) -> None:
-    tree = drafter.propose(slots_of(sequences, max_depth=max_depth, drafting=drafting))
-    wanted = [
-        reference(sequence, drafter, depth) if wants else []
-        for sequence, depth, wants in zip(sequences, max_depth, drafting, strict=True)
-    ]
-    assert [leaves(tree, row) for row in range(len(sequences))] == wanted
-    prefixes = [{tuple(b[:i]) for b in branches for i in range(1, len(b) + 1)} for branches in wanted]
-    assert tree.width == 1 + max(len(p) for p in prefixes), "as few columns as the fullest row needs"
-    assert tree.max_depth == max((len(b) for branches in wanted for b in branches), default=0)
-    fanouts = [sum(p[:-1] == above for p in row) for row in prefixes for above in [(), *row]]
-    assert tree.max_children == max(fanouts)
-
-
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_agrees_with_the_reference_on_ragged_batches(data: st.DataObject) -> None:
@@ -82,7 +68,17 @@ def test_agrees_with_the_reference_on_ragged_batches(data: st.DataObject) -> Non
     )
     max_depth = draw(st.lists(st.integers(0, 8), min_size=batch, max_size=batch))
     drafting = draw(st.lists(st.booleans(), min_size=batch, max_size=batch))
-    check(sequences, drafter, max_depth, drafting)
+    tree = drafter.propose(slots_of(sequences, max_depth=max_depth, drafting=drafting))
+    wanted = [
+        reference(sequence, drafter, depth) if wants else []
+        for sequence, depth, wants in zip(sequences, max_depth, drafting, strict=True)
+    ]
+    assert [leaves(tree, row) for row in range(batch)] == wanted
+    prefixes = [{tuple(b[:i]) for b in branches for i in range(1, len(b) + 1)} for branches in wanted]
+    assert tree.width == 1 + max(len(p) for p in prefixes), "as few columns as the fullest row needs"
+    assert tree.max_depth == max((len(b) for branches in wanted for b in branches), default=0)
+    fanouts = [sum(p[:-1] == above for p in row) for row in prefixes for above in [(), *row]]
+    assert tree.max_children == max(fanouts)
 
 
 # Token recycling: how the table is filled and unrolled
@@ -112,49 +108,25 @@ def tell(drafter: RecyclingSession, nodes: list[list[int]], told: list[bool], va
     return orders
 
 
-@pytest.mark.parametrize("scope", ["request", "shared"])
-def test_a_tree_is_the_table_unrolled(scope: str) -> None:
-    drafter = bound(scope=scope)
-    every = [[True] * 4] * 2
-    found = tell(drafter, [[3, 4, 5, 4], [6, 7, 7, 8]], [True] * 2, every)  # of equal tokens the last one counts
-    table = {
-        slot: {token: found[slot, node].tolist() for node, token in enumerate(tokens)}
-        for slot, tokens in enumerate([[3, 4, 5, 4], [6, 7, 7, 8]])
-    }
-    if scope == "shared":
-        table = dict.fromkeys(table, table[0] | table[1])
-    shape = TreeShape.of(SHAPE)
-    sequences = [[1, 3], [1, 7]]
-    with shapes_unchecked():
-        tree = drafter.propose(slots_of(sequences))
-    for row, sequence in enumerate(sequences):
-        tokens: list[int | None] = [sequence[-1]]
-        for node in range(1, shape.num_nodes + 1):
-            above = tokens[shape.parents[node]]
-            tokens.append(table[row][above][shape.ranks[node]] if above in table[row] else None)
-        assert tree.valid[row].tolist() == [token is not None for token in tokens]
-        drafted = [token for token in tokens if token is not None]
-        assert tree.tokens[row][tree.valid[row]].tolist() == drafted
-        assert (tree.tokens[row][~tree.valid[row]] == sequence[-1]).all()
-
-
-def successors(drafter: RecyclingSession, tokens: list[int]) -> list[list[int]]:
-    """What each row drafts behind such a root; empty where nothing is known."""
-    with shapes_unchecked():
-        tree = drafter.propose(slots_of([[1, token] for token in tokens]))
-    return [row[1:][known[1:]].tolist() for row, known in zip(tree.tokens, tree.valid, strict=True)]
+def unrolled(table: dict[int, list[int]], root: int) -> list[int | None]:
+    """The tokens of ``SHAPE``, node by node, from what follows every token; None where nothing is known."""
+    shape, tokens = TreeShape.of(SHAPE), list[int | None]([root])
+    for node in range(1, shape.num_nodes + 1):
+        above = tokens[shape.parents[node]]
+        tokens.append(table[above][shape.ranks[node]] if above in table else None)
+    return tokens
 
 
 @pytest.mark.parametrize(("scope", "slots"), [("request", 3), ("shared", 3)])
 @pytest.mark.parametrize("seed", range(4))
-def test_tables_are_those_that_are_written_node_by_node(scope: str, slots: int, seed: int) -> None:
+def test_trees_are_unrolled_from_tables_that_are_written_node_by_node(scope: str, slots: int, seed: int) -> None:
     """Random rounds and admissions, against dictionaries that every node is written into in its order, as upstream.
 
     Invalid nodes carry the root's token, and rows that are not told write nothing. A request looks up its own table
     first, which begins empty, and behind it the shared one.
     """
     rng = random.Random(seed)
-    drafter = bound([2], slots=slots, scope=scope)
+    drafter = bound(SHAPE, slots=slots, scope=scope)
     own: list[dict[int, list[int]]] = [{} for _ in range(slots)]
     shared: dict[int, list[int]] = {}
     for _ in range(6):
@@ -175,8 +147,12 @@ def test_tables_are_those_that_are_written_node_by_node(scope: str, slots: int, 
                     own[row][nodes[row][node]] = shared[nodes[row][node]] = said[row, node].tolist()
         for token in range(4):
             behind = shared if scope == "shared" else {}
-            wanted = [table.get(token, behind.get(token, [])) for table in own]
-            assert successors(drafter, [token] * slots) == wanted
+            with shapes_unchecked():
+                tree = drafter.propose(slots_of([[1, token]] * slots))
+            for row, table in enumerate(own):
+                wanted = unrolled(behind | table, token)
+                assert tree.valid[row].tolist() == [each is not None for each in wanted]
+                assert tree.tokens[row].tolist() == [token if each is None else each for each in wanted]
 
 
 # Lookahead decoding against the same played with lists and plain forwards, one node at a time

@@ -220,15 +220,9 @@ def test_every_depth_has_the_law_of_a_plain_forward_over_masks(model: Any, shape
     sampling = SamplingParams(temperature=1.0, max_new_tokens=24 if seldom else 14)
     nodes, accepted = agreements(Target(model), drafter, masked_law(own, MASK), sampling=sampling, atol=1e-4)
     assert all(same for _, same in nodes) and len(nodes) > 8 and accepted > 2
-
-
-def test_the_reference_tells_a_wrong_mask(model: Any) -> None:
-    """The mutant: only the first depth, which needs no mask, is what it should be."""
-    own = perturbed(model, 0.3)
-    drafter = PARDDrafter(own, 3, sampling="iid", mask_token_id=MASK)
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=14)
+    # The mutant: only the first depth, which needs no mask, is what it should be.
     nodes, _ = agreements(Target(model), drafter, masked_law(own, MASK + 1), prompts=PROMPTS[:1], sampling=sampling)
-    assert all(same == (depth == 0) for depth, same in nodes) and len(nodes) > 8
+    assert all(same == (depth == 0) for depth, same in nodes) and (seldom or len(nodes) > 8)
 
 
 def test_a_folder_of_pards_authors_loads(model: Any, tmp_path: Path) -> None:
@@ -251,32 +245,23 @@ def test_a_folder_of_pards_authors_loads(model: Any, tmp_path: Path) -> None:
             loaded(**more)
 
 
-def published(folder: Path, head: PEagleHead, **more: Any) -> Path:
-    """A P-EAGLE head as ``speculators`` writes it."""
-    save_eagle(head, folder)
-    return speculators(folder, "peagle", **more)
-
-
-def test_how_far_a_folder_of_p_eagle_drafts(model: Any, tmp_path: Path) -> None:
-    """As far as it was trained, where that is known; without ``mask_hidden``, vLLM takes zeros."""
+def test_a_folder_of_p_eagle_s_authors_loads(model: Any, tmp_path: Path) -> None:
+    """It drafts as far as it was trained, where that is known; without ``mask_hidden``, vLLM takes zeros."""
     head = parallel(model)
-    assert PEagleDrafter.from_pretrained(published(tmp_path / "a", head)).max_depth == 3
+    save_eagle(head, tmp_path / "a")
+    folder = speculators(tmp_path / "a", "peagle")
+    assert PEagleDrafter.from_pretrained(folder).max_depth == 3
     save_eagle(head, tmp_path)
     again = load_eagle(rewritten(tmp_path, lambda tensors: tensors.pop("mask_hidden")), kind=PEagleHead)
     assert isinstance(again, PEagleHead) and not again.model.mask_hidden.any()  # type: ignore[union-attr]
     assert PEagleDrafter(again).max_depth == 5
-
-
-def test_what_is_no_p_eagle_head_is_refused(model: Any, tmp_path: Path) -> None:
-    head = parallel(model)
-    folder = published(tmp_path / "a", head)
     for load in (lambda: EagleDrafter.from_pretrained(folder), lambda: EagleDrafter(head)):
         with pytest.raises(ValueError, match=r"fills masks,? and was not trained to read its own output: give the "):
             load()
     with shapes_unchecked(), pytest.raises(ValueError, match=r"head is .*: give a P-EAGLE head"):
         PEagleDrafter(eagle3_head(model))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="names no mask token, so it is not P-EAGLE's: add mask_token_id"):
-        PEagleDrafter.from_pretrained(published(tmp_path / "b", head, mask_token_id=None))
+        PEagleDrafter.from_pretrained(speculators(tmp_path, "peagle", mask_token_id=None))
     wrong = peagle_head(model)
     wrong.mask_token_id = VOCAB
     with pytest.raises(ValueError, match=f"has the mask token {VOCAB}, and the embeddings have {VOCAB} rows"):

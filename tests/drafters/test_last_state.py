@@ -1,4 +1,4 @@
-"""Hydra, Hydra++ and ReDrafter: drafts by each node's own path, the public layouts, and the training."""
+"""Medusa, Hydra, Hydra++ and ReDrafter: the public layouts, drafts from the last hidden state, and the training."""
 
 import json
 from collections.abc import Callable
@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.heads.assemble import named
+from drafters.heads.last_state import LastStateDrafter
 from drafters.hydra import NAMES, HydraDrafter, HydraHeads, TrainedHydra
+from drafters.medusa import MedusaDrafter, MedusaHeads, TrainedMedusa
 from drafters.redrafter import ReDrafter, TrainedRecurrent
-from specdec import DraftSampling, Engine, SamplingParams, Sizes, Target
+from specdec import Batch, DraftSampling, Engine, SamplingParams, Sizes, Target, TreeShape
 from specdec.drafting.builders import BeamSearchTree
 from specdec.drafting.scored import ScoredSession
 from tests.components import hydra_heads, recurrent_head
@@ -22,9 +24,248 @@ from tests.drafters import pairs
 from tests.drafters.agreeing import agreements, compared
 from tests.drafters.folders import assert_same
 from tests.forwards import drafted, inner_paths, node_paths, outcome_of, slots_of
+from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
 HIDDEN, VOCAB = 32, 64
+
+
+def begun(
+    target: Target, drafter: LastStateDrafter, hidden: Tensor, counts: list[int], **options: bool
+) -> ScoredSession:
+    """A session that was told of committed tokens, with these hidden states."""
+    session = drafter.bind(target, Sizes(max_batch_size=len(hidden), max_length=50, **options))
+    tokens = torch.zeros(hidden.shape[:2], dtype=torch.long)
+    session.observe(outcome_of(tokens, counts, hidden_states={-1: hidden}))
+    return session
+
+
+# Medusa
+
+
+def random_heads(num_heads: int = 3, *, vocab_size: int = VOCAB, **settings: Any) -> MedusaHeads:
+    heads = MedusaHeads(
+        num_heads=num_heads, hidden_size=HIDDEN, vocab_size=vocab_size, base_model="some/base", **settings
+    )
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return heads.eval()
+
+
+def distinct(num_layers: int = 2, **settings: Any) -> MedusaHeads:
+    """Heads whose blocks differ."""
+    return random_heads(num_layers=num_layers, shared=False, **settings)
+
+
+Written = dict[str, Tensor]
+
+
+def as_native(heads: MedusaHeads, prefix: str = "") -> Written:
+    return {prefix + name.removeprefix("heads."): tensor.clone() for name, tensor in heads.state_dict().items()}
+
+
+def written(heads: MedusaHeads, block: str, output: str) -> Written:
+    """Tensors by the names that two patterns say."""
+    made: Written = {}
+    for name, tensor in heads.state_dict().items():
+        _, head, layer, *rest = name.split(".")
+        pattern = block if rest[0] == "linear" else output
+        made[pattern.format(head=head, layer=layer, part=rest[-1])] = tensor.clone()
+    return made
+
+
+def as_tensorrt(heads: MedusaHeads) -> Written:
+    begin = "medusa_heads.{head}."
+    made = written(heads, begin + "medusa_layers.{layer}.linear.{part}", begin + "lm_head.weight")
+    return made | {"transformer.vocab_embedding.weight": torch.zeros(VOCAB, HIDDEN)}
+
+
+def as_vllm(heads: MedusaHeads, prefix: str = "") -> Written:
+    return written(heads, prefix + "blocks.{head}.layers.{layer}.{part}", prefix + "lm_heads.{head}.weight")
+
+
+def in_shards(tensors: Written, folder: Path) -> None:
+    """Two files and their index, with the target's tensors among them."""
+    tensors = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(4, 4)} | tensors
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, some in parts.items():
+        save_file({name: tensors[name] for name in some}, folder / file)
+    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+OURS = ((5, 1), (2, 0))
+"""Heads and blocks of each in our own layout."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "write"),
+    [
+        (distinct(), lambda heads, to: save_file(as_native(heads), to / "medusa_lm_head.safetensors")),
+        (random_heads(), lambda heads, to: in_shards(as_native(heads, "medusa_heads."), to)),  # modelopt
+        (random_heads(), lambda heads, to: in_shards(as_native(heads, "medusa_head."), to)),  # trained as a whole
+        (distinct(), lambda heads, to: save_file(as_tensorrt(heads), to / "rank0.safetensors")),
+        (distinct(), lambda heads, to: save_file(as_vllm(heads), to / "model.safetensors")),
+        (distinct(bias=False), lambda heads, to: save_file(as_vllm(heads, "medusa_heads."), to / "model.safetensors")),
+        (random_heads(2, num_layers=2), lambda heads, to: heads.save_pretrained(to, layout="vllm")),
+        *((random_heads(count, num_layers=layers), MedusaHeads.save_pretrained) for count, layers in OURS),
+    ],
+    ids=[
+        "distinct", "modelopt", "whole", "tensorrt-llm", "vllm", "vllm with a prefix", "our vllm",
+        *(f"our own, {count} of {layers}" for count, layers in OURS),
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_every_layout_gives_the_heads_that_were_written(
+    heads: MedusaHeads, write: Callable[[MedusaHeads, Path], object], tmp_path: Path
+) -> None:
+    write(heads, tmp_path)
+    loaded, hidden = MedusaHeads.from_pretrained(tmp_path), torch.randn(4, HIDDEN)
+    assert torch.equal(loaded(hidden), heads(hidden)) and torch.equal(loaded(hidden, 1), heads(hidden)[:1])
+    sizes = ("num_heads", "num_layers", "hidden_size", "vocab_size")
+    assert all(getattr(loaded, name) == getattr(heads, name) for name in sizes)
+    for head in loaded.heads:  # the paper's formula, with a block that layers may share
+        wanted = hidden
+        for block in list(head)[:-1]:
+            bias = block.linear.bias if heads.bias else 0
+            wanted = wanted + torch.nn.functional.silu(wanted @ block.linear.weight.T + bias)
+        assert not loaded.shared or len({id(block) for block in list(head)[:-1]}) <= 1
+        torch.testing.assert_close(head(hidden), wanted @ head[-1].weight.T)
+    assert loaded.shared == (heads.shared or heads.num_layers < 2) and loaded.bias == heads.bias
+
+
+NATIVE = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "some/base"}
+VLLM = {
+    "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": 2, "num_hidden_layers": 2,
+    "medusa_fc_bias": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "named", "settings"),
+    [("native", "medusa_lm_head", as_native, NATIVE), ("vllm", "model", as_vllm, VLLM)],
+)
+def test_layouts_are_written_with_their_names_and_settings(
+    layout: str, file: str, named: Callable[[MedusaHeads], Written], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    heads = random_heads(2, num_layers=2)
+    heads.save_pretrained(tmp_path, layout=layout)
+    stored, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / f"{file}.safetensors")
+    wanted = named(heads)
+    assert tensors.keys() == wanted.keys() and all(tensors[name].shape == wanted[name].shape for name in wanted)
+    assert stored == {"hidden_size": HIDDEN, "vocab_size": VOCAB} | settings
+    assert layout != "native" or MedusaHeads.from_pretrained(tmp_path).base_model == "some/base"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", ["those of the map", "all"])
+def test_a_reduced_vocabulary_drafts_its_tokens_alone(target: Target, rows: str, tmp_path: Path) -> None:
+    heads, chosen = distinct(1), torch.tensor([40, 3, 17, 60, 9])
+    tensors = as_vllm(heads) | {"token_map": chosen}
+    if rows != "all":
+        tensors |= {name: each[chosen].clone() for name, each in tensors.items() if name.startswith("lm_heads.")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "truncated_vocab_size": 5}))
+    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=2, sampling="iid")
+    hidden = torch.randn(3, 1, HIDDEN)
+    session = begun(target, drafter, hidden, [1, 1, 1])
+    params = [SamplingParams(temperature=1.0)] * 3
+    tree = drafted(session, slots_of([[0, 1]] * 3, vocab_size=VOCAB, params=params, max_length=50))
+    for row in range(3):
+        wanted = torch.zeros(VOCAB)
+        wanted[chosen] = heads.heads[0](hidden[row, 0])[chosen].softmax(-1)
+        torch.testing.assert_close(tree.draft_probs[row, 0], wanted, rtol=1e-4, atol=1e-6)
+    drafter.heads.save_pretrained(tmp_path / "again", layout="vllm")
+    again = MedusaHeads.from_pretrained(tmp_path / "again")
+    assert again.draft_ids.tolist() == sorted(chosen.tolist())
+    torch.testing.assert_close(again(hidden), drafter.heads(hidden))
+    with pytest.raises(ValueError, match="give layout='vllm'"):
+        drafter.heads.save_pretrained(tmp_path / "native")
+    with pytest.raises(ValueError, match="heads have 61 tokens and the target small has 48"):
+        drafter.bind(Target(tiny_model(vocab_size=48), name="small"), Sizes(max_batch_size=1, max_length=32))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["version 2", "lm_head", "lm_heads.0"])
+def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path: Path) -> None:
+    """The target's, in version 2; stored once where vLLM's ``original_lm_head`` says so."""
+    weight = target.model.get_output_embeddings().weight
+    heads = random_heads(num_layers=2)
+    for head in heads.heads:
+        head[-1].weight.copy_(weight)
+    if layout == "version 2":
+        tensors = {name: tensor for name, tensor in as_native(heads).items() if "linear" in name}
+        save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"version": "2"}))
+    else:
+        tensors = {name: tensor for name, tensor in as_vllm(heads).items() if not name.startswith("lm_heads.")}
+        save_file(tensors | {f"{layout}.weight": weight.clone()}, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"original_lm_head": True}))
+    shape = [(0,), (1,), (0, 0), (0, 3), (0, 3, 1)]
+    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=shape)
+    assert drafter.heads.vocab_size == (0 if layout == "version 2" else VOCAB)
+    hidden = torch.randn(3, 1, HIDDEN)
+    session = begun(target, drafter, hidden, [1, 1, 1])
+    tree = drafted(session, running())
+    wanted = [expected(heads, state[0], TreeShape.of(shape)) for state in hidden]
+    assert tree.tokens.tolist() == [[10 + row, *tokens] for row, tokens in enumerate(wanted)]
+    assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
+    assert not target.model.get_output_embeddings().weight.grad and heads.heads[0][-1].weight.requires_grad
+    if layout == "version 2":
+        drafter.heads.save_pretrained(tmp_path / "again")
+        assert set(load_file(tmp_path / "again" / "medusa_lm_head.safetensors")) == set(tensors)
+        assert json.loads((tmp_path / "again" / "config.json").read_text())["version"] == "2"
+        trained = TrainedMedusa(name=str(tmp_path), depths=3)
+        trained.begin(target, None)
+        trained.head.heads[0][-1].weight.add_(1.0)
+        assert torch.equal(target.model.get_output_embeddings().weight, weight), "training leaves the target alone"
+        with pytest.raises(ValueError, match="which is quantized here"):
+            drafter.heads.completed(torch.nn.Identity())
+
+
+def running() -> Batch:
+    return slots_of([[0, row + 10] for row in range(3)], vocab_size=VOCAB, max_depth=10, max_length=50)
+
+
+def expected(heads: MedusaHeads, hidden: Tensor, shape: TreeShape) -> list[int]:
+    """The drafted tokens from one hidden state, choice by choice."""
+    tokens = []
+    for path in shape.paths:
+        ranking = heads.heads[len(path) - 1](hidden).argsort(descending=True)
+        tokens.append(int(ranking[path[-1]]))
+    return tokens
+
+
+def test_the_caller_s_heads_stay_as_they_are(target: Target) -> None:
+    """They may be in training, and a second target may want them in another dtype."""
+    heads = random_heads().double().train()
+    heads(torch.randn(1, HIDDEN).double()).sum().backward()
+    before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in heads.parameters()]
+    session = begun(target, MedusaDrafter(heads, (2, 2)), torch.randn(3, 1, HIDDEN), [1, 1, 1])
+    assert drafted(session, running()).width > 1
+    assert heads.training and all(module.training for module in heads.modules())
+    for now, (parameter, value, gradient) in zip(heads.parameters(), before, strict=True):
+        assert now is parameter and now.requires_grad and now.grad is gradient is not None
+        assert now.dtype is torch.float64 and torch.equal(now, value)
+    assert all(p.grad is None and not p.requires_grad for p in session.models[0].parameters())
+
+
+@torch.no_grad()
+def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target) -> None:
+    heads = random_heads()
+    drafter = MedusaDrafter(heads, [2, 1], sampling="without_replacement")
+    assert drafter.laws == {DraftSampling.WITHOUT_REPLACEMENT} and drafter.has_leaf_probs
+    hidden = torch.randn(3, 4, HIDDEN)
+    session = begun(target, drafter, hidden, [4, 1, 2], leaf_probs=True)
+    params = [SamplingParams(temperature=t) for t in (0.5, 1.0, 2.0)]
+    tree = drafted(session, slots_of([[0, 10], [0, 11], [0, 12]], vocab_size=VOCAB, params=params, max_length=50))
+    depths = [0, 1, 1, 2, 2]
+    for row, (last, temperature) in enumerate(((3, 0.5), (0, 1.0), (1, 2.0))):
+        for node, depth in enumerate(depths):  # leaves included
+            wanted = (heads.heads[depth](hidden[row, last]) / temperature).softmax(-1)
+            torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
+
 
 # Hydra and Hydra++
 
@@ -186,13 +427,6 @@ def beams(score: Callable[[list[int]], Tensor], root: int, width: int, depth: in
             offers += [((*path, token), worth + float(logs[token])) for token in range(VOCAB)]
         found = sorted(offers, key=lambda offer: -offer[1])[:width]
     return {path[1:end] for path, _ in found for end in range(2, len(path) + 1)}
-
-
-def begun(target: Target, drafter: ReDrafter, hidden: Tensor, counts: list[int]) -> ScoredSession:
-    session = drafter.bind(target, Sizes(max_batch_size=len(hidden), max_length=50))
-    tokens = torch.zeros(hidden.shape[:2], dtype=torch.long)
-    session.observe(outcome_of(tokens, counts, hidden_states={-1: hidden}))
-    return session
 
 
 @torch.no_grad()
