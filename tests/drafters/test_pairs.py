@@ -121,7 +121,6 @@ HEADS = {
     "eagle": eagle_head,
     "eagle3": eagle3,
     "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True),
-    "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
     "peagle": lambda model: wide(PEagleHead.for_target(model, hidden_layers=LAYERS, mask_token_id=VOCAB - 1), 1.5),
     "mtp": mtp_head,
     "mtp before the norm": lambda model: wide(MTPHead.for_target(model, hidden_first=True, before_norm=True), 1.5),

@@ -82,13 +82,9 @@ def test_the_model_runs_less_often_than_it_drafts(model: Any) -> None:
     assert staged == sum(-(-depth // 4) for depth in depths)
 
 
-def few() -> Any:
-    return tiny_model(vocab_size=FEW, scale=1.5, layers=2)
-
-
 def test_a_rule_that_is_not_exact_one_stage_down_biases_the_output() -> None:
     """Mutant: the model's chain takes the next token from p after a rejection, so that it does not follow q."""
-    model, biased = few(), ChangedRule(RULE, after=emit_p)
+    model, biased = tiny_model(vocab_size=FEW, scale=1.5, layers=2), ChangedRule(RULE, after=emit_p)
     made = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), biased)
     assert p_value(model, made, RULE, SAMPLINGS["temperature 1"], samples=FEWER) < LEVEL
     honest = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), RULE)

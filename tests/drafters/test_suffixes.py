@@ -16,7 +16,7 @@ from drafters.corpus import Corpus, tokenizer_hash
 from drafters.rest import most_frequent
 from drafters.suffix import SuffixDrafter, SuffixSession
 from drafters.suffix_tree import Node, SuffixTree, Text
-from specdec import Batch, Drafter, DraftSampling, DraftTree, Outcome, SamplingParams, Sizes, Target
+from specdec import Batch, Drafter, DraftSampling, DraftTree, SamplingParams, Sizes, Target
 from specdec.drafting.lookup import RatedDrafter
 from tests.experiments.conftest import byte_tokenizer
 from tests.forwards import outcome_of, slots_of
@@ -422,19 +422,14 @@ def test_trees_hold_the_most_probable_paths(sequence, most, deepest) -> None:
     assert tree.only_law is DraftSampling.DETERMINISTIC and tree.draft_probs is None
 
 
-def committed(slot: int, start: int, tokens: list[int]) -> Outcome:
-    path = [[1] * (len(tokens) - 1)]
-    padded = [[*tokens[1:], 1, 7]]  # 7 is padding
-    return outcome_of([tokens], [len(tokens)], slots=[slot], starts=[start], path=path, emitted=padded)
-
-
 def test_outputs_are_shared_and_prompts_are_not() -> None:
     drafter = bound(slots=2, shared=True)
     drafter.admit(0, [7, 1, 2, 3, 7, 5], SamplingParams())
     slots = slots_of([[7, 1, 2, 3, 7, 5, 6, 4]])
     with shapes_unchecked():
         drafter.propose(slots)  # the output so far is 6 4; both stand in the trees before the round
-        drafter.observe(committed(0, 7, [4, 3, 2]))  # the root and two accepted tokens
+        # The root and two accepted tokens; 7 is padding.
+        drafter.observe(outcome_of([[4, 3, 2]], [3], starts=[7], path=[[1, 1]], emitted=[[3, 2, 1, 7]]))
     drafter.release(0)
     assert path_of(drafted(drafter, [[1]])[0]) == []  # 1 has been followed by nothing but in the prompt
     tree, slots = drafted(drafter, [[0, 6, 4]])

@@ -26,7 +26,6 @@ from tests.verifiers.cases import (
     drafts,
     takes,
 )
-from verifiers import GreedyMultiPathVerifier, TargetWalkVerifier
 
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]
 # Looked-up branches beside drawn ones (None): before them, behind them, and around them.
@@ -64,6 +63,8 @@ def test_the_output_law_is_the_targets(rule: str) -> None:
             for places in BESIDE
             for law in (IID, SWOR)
         ]
+    elif kind_of(exact) == "paths":  # a looked-up path beside a drawn one
+        cases.append((TreeShape.branching(2, 1), {(0,): TOP, (0, 0): TOP, (1,): IID, (1, 0): IID}, "dense"))
     for shape, laws, kinds in cases:
         drawn = {laws} if isinstance(laws, DraftSampling) else set(laws.values() if isinstance(laws, dict) else laws)
         if drawn <= exact.samplings:
@@ -106,17 +107,6 @@ def test_random_trees_are_exact(rule: str, examples: int) -> None:
             return (prefix * 7 + place * 5 + salt) % 4 > 0
 
         assert enumerate_outcome(verifier, tables, shape, laws, grows=grows if salt else None).tv < EXACT
-
-
-def test_paths_that_are_certain_are_walked() -> None:
-    """A row of paths with a looked-up one among them: exact, as the walk is for any draft."""
-    tables, shape = Tables.random(3, 2, seed=4), TreeShape.branching(2, 1)
-    laws = {(0,): TOP, (0, 0): TOP, (1,): IID, (1, 0): IID}
-    mixed, walk = (
-        enumerate_outcome(rule, tables, shape, laws) for rule in (GreedyMultiPathVerifier(), TargetWalkVerifier())
-    )
-    assert mixed.tv < EXACT
-    assert mixed.expected_accepted == pytest.approx(walk.expected_accepted, abs=EXACT)
 
 
 @pytest.mark.parametrize("rule", RULES)

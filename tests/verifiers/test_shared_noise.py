@@ -80,19 +80,10 @@ SAMPLING = (
 )
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model("llama", vocab_size=24, layers=2)
-
-
-@pytest.fixture(scope="module")
-def expected(model) -> list[list[int]]:
-    pairs = enumerate(zip(PROMPTS, SAMPLING, strict=True))
-    return [reference_decode(model, prompt, s.seeded(i), noise=Noise.SHARED) for i, (prompt, s) in pairs]
-
-
-def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]], monkeypatch) -> None:
+def test_noise_of_the_round_breaks_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: keyed by the position of the round's root alone, as fresh noise is keyed by the round."""
+    model, pairs = tiny_model("llama", vocab_size=24, layers=2), enumerate(zip(PROMPTS, SAMPLING, strict=True))
+    expected = [reference_decode(model, prompt, s.seeded(i), noise=Noise.SHARED) for i, (prompt, s) in pairs]
 
     def by_root(target_probs: Tensor, tree: DraftTree, keys: Tensor, lengths: Tensor) -> Tensor:
         return winners(target_probs, shared_noise(keys, lengths[:, None] + 1, target_probs.shape[2]))
