@@ -91,9 +91,7 @@ def test_additive_length() -> None:
     policy.note(SLOTS, np.array([3, 3]), np.array([3, 1]))
     assert policy.depths(SLOTS, LENGTHS).tolist() == [5, 2]
     policy.note(SLOTS, np.array([5, 0]), np.array([5, 0]))
-    assert policy.depths(SLOTS, LENGTHS).tolist() == [6, 2], (
-        "as deep as the drafter can; nothing drafted, nothing learned"
-    )
+    assert policy.depths(SLOTS, LENGTHS).tolist() == [6, 2], "as deep as can be; nothing drafted, nothing learned"
     for _ in range(5):
         policy.note(SLOTS, np.array([1, 1]), np.array([0, 0]))
     assert policy.depths(SLOTS, LENGTHS).tolist() == [1, 1]
@@ -106,7 +104,7 @@ def test_a_table_in_vllms_syntax() -> None:
     policy = bound(TableLength([[1, 4, 9], [5, 64, 3], [100, 128, 1], [129, 200, 0]]))
     for rows, depth in ((1, 8), (4, 8), (5, 3), (64, 3), (65, 3), (99, 3), (100, 1), (128, 1), (129, 0), (512, 0)):
         assert depths(policy, rows) == [depth] * rows
-    for given in ([], [[2, 4, 3]], [[1, 4, 3], [4, 8, 2]], [[1, 4]], [[1, 4, -1]], [[4, 1, 3]], [[1, 4, 2.5]]):
+    for given in ([], [[2, 4, 3]], [[1, 4, 3], [4, 8, 2]], [[1, 4, 2.5]]):
         with pytest.raises(ValueError, match="give ascending entries"):
             TableLength(given)
 
@@ -189,33 +187,21 @@ def target() -> Target:
     return Target(tiny_model("llama", vocab_size=24))
 
 
-@pytest.mark.parametrize("shape", [6, [2, 2, 1]])
-def test_drafts_are_no_deeper_than_the_policy_says(target: Target, shape: Any) -> None:
-    drafter = AdaptiveDrafter(ModelDrafter(perturbed(target.model, 0.05), shape), FixedLength(2))
-    with Engine(target, drafter, RejectionVerifier(), max_batch_size=2) as engine:
-        speculated = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=20))
-        engine.session.policy.depth = 0
-        plain = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=20))
-    assert [done.token_ids for done in speculated] == [done.token_ids for done in plain]
-    assert {step.proposed_depth for step in speculated[0].steps[:4]} == {2}
-    assert {step.proposed_depth for step in plain[0].steps} == {0}
-
-
-def test_the_policy_hears_what_was_proposed_and_accepted(target: Target) -> None:
+def test_drafts_are_no_deeper_than_the_policy_says_and_it_hears_what_was_accepted(target: Target) -> None:
     class Listening(FixedLength):
         heard: list[tuple[int, int]] = []  # noqa: RUF012
 
         def note(self, slots: np.ndarray, proposed: np.ndarray, accepted: np.ndarray) -> None:
             self.heard += list(zip(proposed.tolist(), accepted.tolist(), strict=True))
 
-    policy = Listening()
+    policy = Listening(2)
     drafter = AdaptiveDrafter(NGramDrafter(max_draft_tokens=4, max_ngram=2), policy)
     with Engine(target, drafter, RejectionVerifier()) as engine:
         (done,) = engine.generate([[1, 2, 3, 1, 2]], SamplingParams(max_new_tokens=30))
     told = [(step.proposed_depth, step.accepted) for step in done.steps]
     assert policy.heard == told[: len(policy.heard)]
     assert len(policy.heard) >= len(told) - 1, "the last round may end the request before it is told"
-    assert len({depth for depth, _ in told}) > 1, "an n-gram that is not found drafts nothing"
+    assert {0, 2} <= {depth for depth, _ in told} <= {0, 1, 2}, "an n-gram that is not found drafts nothing"
 
 
 def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) -> None:
@@ -223,23 +209,18 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
     found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
     assert found.rows == (1, 2) and found.max_depth == 2
     assert (found.device, found.dtype, found.drafter) == ("cpu", "float32", "ModelDrafter")
-    of_nodes = RoundCosts(rows=(1,), table=((0.01, 0.02),), nodes=(0, 1))
-    for costs in (found, of_nodes):
+    tree = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(ConfidenceNodes())
+    by_nodes = measure_costs(target, tree, RejectionVerifier(), [[1, 2, 3]], rows=(1,), rounds=2, by_nodes=True)
+    assert by_nodes.nodes == (0, 1, 2, 3) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
+    for costs in (found, by_nodes):
         costs.save(path)
         assert RoundCosts.load(path) == costs
-    for content in (
-        *("", '{"rows": [1]}', '{"rows": ["a"], "table": [[1.0]]}', '{"rows": [2, 1], "table": [[1.0], [1.0]]}'),
-        '{"rows": [1], "table": [[1.0]], "trees": [[0, 0]]}',
-        '{"rows": [1], "table": [[1.0, 1.0]], "nodes": [0, "a"]}',
-    ):
+    for content in ("", '{"rows": [2, 1], "table": [[1.0], [1.0]]}'):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"costs\.json holds no costs of rounds"):
             RoundCosts.load(path)
     with Engine(target, drafter, RejectionVerifier()) as engine:  # the drafter is free again
         assert engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))
-
-
-PROMPTS = [[1, 2, 3], [4, 5]]
 
 
 def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy, *, tokens: int = 16) -> list[DraftTree]:
@@ -248,7 +229,7 @@ def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy, *, tokens: 
     trees: list[DraftTree] = []
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, check=True) as engine:
         engine.on_round = lambda played: trees.append(played.tree)
-        engine.generate(PROMPTS, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
+        engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=tokens, ignore_eos=True))
     return trees
 
 
@@ -274,7 +255,7 @@ def test_rates_by_hand() -> None:
 def test_calibration_learns_what_confidence_means() -> None:
     """Nodes are accepted with the square of the confidence, at both ranks half of that; 20,000 of each are seen."""
     rng = np.random.default_rng(0)
-    calibration, raw = Calibration(depths=1, ranks=2), Calibration(depths=1, ranks=2)
+    calibration = Calibration(depths=1, ranks=2)
     for _ in range(40):
         confidence = torch.from_numpy(rng.uniform(0.02, 0.98, (500, 1))).repeat(1, 2)
         rank = torch.tensor([[0, 1]])
@@ -286,8 +267,8 @@ def test_calibration_learns_what_confidence_means() -> None:
     for rank in range(2):
         cells = calibration.cells(confidence, one, one, one * 0 + rank)
         assert (calibration.rates()[cells] - confidence**2 / 2).abs().max() < 0.1
-    first = raw.cells(confidence, one, one, one * 0)
-    assert (raw.rates()[first] - confidence**2 / 2).abs().mean() > 0.2, "without counts it is far off"
+    raw = Calibration(depths=1, ranks=2).rates()[calibration.cells(confidence, one, one, one * 0)]
+    assert (raw - confidence**2 / 2).abs().mean() > 0.2, "without counts it is far off"
     (found,) = calibration.errors()
     assert found["calibration_error"] < 0.05
 
@@ -304,9 +285,8 @@ def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"depth 3 and 2 siblings, .* depth 4"):
         Calibration(depths=4, ranks=2).load(path, source="top")
     path.write_text('{"tried": [1]}')
-    for wrong in (path, tmp_path / "missing.json"):
-        with pytest.raises(ValueError, match="holds no calibration"):
-            shallower.load(wrong, source="top")
+    with pytest.raises(ValueError, match="holds no calibration"):
+        shallower.load(path, source="top")
 
 
 @pytest.mark.parametrize(
@@ -347,18 +327,6 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
     assert means[0] > means[1] > means[2] == 1
 
 
-@pytest.mark.full
-def test_node_costs_are_measured(target: Target) -> None:
-    assert node_sizes(5) == (0, 1, 2, 3, 4, 5) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
-    mine = ConfidenceNodes()
-    drafter = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(mine)
-    found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2, by_nodes=True)
-    assert drafter.policy is mine and (found.rows, found.nodes) == ((1, 2), (0, 1, 2, 3))
-    assert len(found.by_nodes(2, 3)) == 4
-    with pytest.raises(ValueError, match=r"by the number of nodes, .* depths are asked for"):
-        found.seconds(1, 2)
-
-
 def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None:
     costs = RoundCosts(rows=(1, 3), table=((1.0, 1.9, 2.0), (2.0, 2.0, 4.0)), nodes=(0, 2, 4))
     assert costs.by_nodes(1, 4).tolist() == [1.0, 1.25, 1.5, 1.75, 2.0]
@@ -375,27 +343,13 @@ def served(target: Target, costs: RoundCosts | None, shape: AnyTree = 3) -> Engi
     [
         (lambda target: ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
         (lambda target: LoopedNodes(0.1), "gate=0.1: give a sum of log-probabilities, at most 0"),
-        (lambda target: LoopedNodes(stage=0), "stage=0: give at least 1"),
         (lambda target: trees_of(target, StaticTree([2, 1]), LoopedNodes()), "stages of a chain"),
-        (lambda target: trees_of(target, ExpansionTree(3, 3, 1), LoopedNodes()), "stages of a chain"),
         (lambda target: ConfidenceNodes(source="best"), "auto, head, top, entropy, margin"),
-        (lambda target: CostAwareNodes(RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 0))), "ascending"),
         (lambda target: SampledTree(13, 2, 3), "width=3 offer 12"),
-        (lambda target: ExpansionTree(4, 0), "depth"),
         (lambda target: ModelDrafter(target.model, SampledTree(4, 2, 2), sampling="iid"), "sampling=iid"),
-        (
-            lambda target: ModelDrafter(target.model, RheoTree(4, 2, 3)).pruned_by(ConfidenceNodes()),
-            "RheoTree takes no",
-        ),
-        (lambda target: RheoTree(1, 2, 1), "width=1"),
+        (lambda target: served(target, None, RheoTree(4, 2, 3)), "RheoTree takes no"),
         (lambda target: PricedTree(theta=1.0), "theta=1.0: give a price between 0 and 1"),
-        (lambda target: PricedTree(a=-1.0), "a=-1.0: give the positive factor"),
-        (
-            lambda target: PricedTree(9, costs=RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))),
-            "trees have 9",
-        ),
         (lambda target: served(target, None, ReplayedTree(4, 2, 3)), "ReplayedTree scores a level twice"),
-        (lambda target: ExpansionTree(13, 2, 2, children=4), "2 levels of width=2 offer 12"),
         (lambda target: ExpansionTree(4, 2, 4, depth_cost=-0.1), "depth_cost=-0.1"),
         (lambda target: paced(NGramDrafter(), ConfidenceNodes()), "NGramDrafter"),
         (lambda target: served(target, None), "how long rounds take"),

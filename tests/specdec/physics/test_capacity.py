@@ -69,12 +69,8 @@ def test_windows() -> None:
     window, kinds = {"sliding_window": 32}, ["full_attention", "sliding_attention"]
     switched = {"model_type": "qwen2", **window, "use_sliding_window": True, "max_window_layers": 3}
     for given, expected in (
-        ({}, [None] * 4),
         ({"model_type": "mistral", **window}, [32] * 4),
-        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
-        ({"model_type": "gemma2", **window}, [32, None, 32, None]),
         ({"model_type": "gemma3_text", **window, "sliding_window_pattern": 3}, [32, 32, None, 32]),
-        ({"model_type": "gpt_oss", **window}, [32, None, 32, None]),
         (switched | {"use_sliding_window": False}, [None] * 4),
         (switched, [None, None, None, 32]),
         ({**window, "layer_types": kinds * 2}, [None, 32, None, 32]),
@@ -106,14 +102,10 @@ def test_mixtures_choose_layers() -> None:
     [
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 12}, "BertForMaskedLM"),
         ({"model_type": "t5", "is_encoder_decoder": True, "num_layers": 6}, "encoder-decoder"),
-        ({"model_type": "resnet", "depths": [3, 4]}, "'resnet'"),
         ({}, "the configuration has no layers"),
         (BASE | {"hidden_size": "wide"}, "hidden_size='wide'"),
-        (BASE | {"layer_types": 7}, "a value that is no size"),
-        (BASE | {"model_type": "gpt2", "max_position_embeddings": None}, "no max_position_embeddings"),
         (BASE | {"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok=9"),
         (BASE | {"model_type": "zamba2", "layer_types": ["mamba"]}, "'mamba' layer of model_type 'zamba2'"),
-        (7, "not int"),
     ],
 )
 def test_what_is_no_decoder_is_refused(config: Any, said: str) -> None:
@@ -232,8 +224,9 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
     assert apart == shared + tied.output_weights, "an output layer in another format is a second table"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3_next", "bfloat16"), ("lfm2", "float32"), ("granitemoehybrid", "bfloat16")]
+)
 def test_states_take_what_was_planned(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state for the row, its root and every node; matrices in float32 whatever the dtype."""
     model = tiny(name).to(getattr(torch, dtype))
@@ -261,13 +254,11 @@ def test_quantized_checkpoints() -> None:
     for method, config, *expected in (
         ("fp8", {"weight_block_size": [128, 128]}, 1.0, None),
         ("mxfp4", {}, None, 0.53125),
-        ("gptq", {"bits": 4, "group_size": 128}, 0.5 + 2.5 / 128, None),
         ("awq", {"bits": 4, "group_size": 64}, 0.5 + 2.5 / 64, None),
         ("gptq", {"bits": 8, "group_size": -1}, 1.0, None),
         ("bitsandbytes", {"load_in_4bit": True}, 0.5625, None),
         ("bitsandbytes", {"load_in_8bit": True}, 1.0, None),
         ("compressed-tensors", grouped, 0.5625, None),
-        ("compressed-tensors", {"config_groups": {"a": {"weights": {"num_bits": 8, "group_size": -1}}}}, 1.0, None),
     ):
         found = stored({"quantization_config": {"quant_method": method, **config}})
         assert found is not None and [found.weights, found.experts] == expected, method

@@ -127,13 +127,6 @@ def test_matrices_of_prefill_and_decode() -> None:
     assert step_work(shape, HALF, batch=64, context=0, drafted=8).logit_bytes == pytest.approx(295e6, rel=1e-3)
 
 
-def test_round_models_have_exactly_so_many_weights() -> None:
-    shape = nominal(640, layers=4, heads=2, kv_heads=1, head_dim=8)
-    assert shape.weights == shape.active_weights == 640 and len(shape.layers) == 4
-    with pytest.raises(ValueError, match="641 parameters"):
-        nominal(641, layers=4, heads=2, kv_heads=1)
-
-
 ROW = "tiny:\n  memory: 1e9\n  bandwidth: 2.0e9\n  flops: {float32: 4e9}\n  source: here\n"
 
 
@@ -179,15 +172,10 @@ def test_a_row_of_ones_own_and_rows_that_are_wrong(tmp_path: Path) -> None:
     for text, said in (
         ("", "has no rows"),
         ("a: [", "cannot be read"),
-        ("tiny: 3\n", "tiny is not a row"),
         (ROW.replace("  bandwidth: 2.0e9\n", ""), "tiny has no bandwidth"),
         (ROW.replace("2.0e9", "fast"), "tiny.bandwidth='fast'"),
-        (ROW.replace("2.0e9", "0"), "tiny.bandwidth=0"),
         (ROW.replace("float32", "float8"), "give numbers by name, out of float32"),
         (ROW + "  colour: red\n", "'colour'"),
-        (ROW + "  measured: 3\n", "tiny.measured"),
-        (ROW + "  measured: {flops: 3}\n", "tiny.measured.flops=3"),
-        (ROW + "  chip: 3\n", "tiny.chip=3"),
         (ROW + "  chip: {processors: 3, registers: 0, shared: 1}\n", "tiny.chip.registers=0"),
     ):
         path.write_text(text)
@@ -249,8 +237,6 @@ def test_published_costs_are_one_formula() -> None:
     assert seconds == pytest.approx(round_seconds(FITTED, batch=32, drafted=4, context=900.0))
     chunk = FITTED.prefill_seconds(StepSize(tokens=512, positions=1000, pairs=0))
     assert chunk == pytest.approx(5.88590713e-3 + 512 * 2.10103129e-5 + 1000 * 3.92645679e-8)
-    with pytest.raises(ValueError, match="up to 8 tokens, and drafts are 9 deep"):
-        FITTED.check_depth(9)
 
 
 def test_when_it_pays_is_the_closed_form() -> None:
@@ -270,7 +256,6 @@ def test_when_it_pays_is_the_closed_form() -> None:
     assert speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) >= 1
     assert speedup_of(FITTED, 0.5, batch=batch + 1, drafted=3, context=1024) < 1
     assert break_even_batch(FITTED, 0.5, drafted=3, context=16_384) is None, "long contexts pay at any batch"
-    assert break_even_batch(FITTED, 0.0, drafted=3, context=1024) == 0, "nothing is ever accepted"
 
 
 def windowed(shape: ModelShape) -> ModelShape:

@@ -69,10 +69,6 @@ def test_the_fit_recovers_planted_constants() -> None:
     found = fit_step(SIZES, timed(PLANTED), ends=(1, 16))
     assert [each.upto for each in found.ranges] == [each.upto for each in PLANTED.ranges]
     assert constants(found) == pytest.approx(constants(PLANTED), rel=1e-5, abs=1e-12)
-    # A range that nothing was measured in is left out.
-    several = [size for size in SIZES if size.tokens > 1]
-    fitted = fit_step(several, [PLANTED.seconds(size) for size in several], ends=(1, 16, 4096))
-    assert [each.upto for each in fitted.ranges] == [16, None]
 
 
 def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one() -> None:
@@ -100,10 +96,10 @@ def test_the_fit_of_a_part_recovers_planted_constants() -> None:
 
 
 def test_what_gives_no_cost_is_refused() -> None:
-    for seconds, message in (([], "0 measured"), (timed(PLANTED)[:2], "2 measured"), ([0.0] * len(SIZES), "above 0")):
+    for seconds, message in ((timed(PLANTED)[:2], "2 measured"), ([0.0] * len(SIZES), "above 0")):
         with pytest.raises(ValueError, match=message):
             fit_step(SIZES[: len(seconds)], seconds)
-    for ends in ((), (None, 4), (4, 4, None), (8, 4, None), (3,)):
+    for ends in ((), (4, 4, None), (3,)):
         ranges = tuple(TokenRange(upto=end, fixed=1.0, per_token=0.0) for end in ends)
         with pytest.raises(ValueError, match="ranges of a cost"):
             StepCost(ranges=ranges, per_position=0.0, per_pair=0.0)
@@ -135,14 +131,10 @@ def test_a_file_says_the_same_and_others_are_refused(file: Path) -> None:
     assert CalibratedRounds.load(file) == COSTS
     assert is_calibrated(file)
     whole = json.loads(file.read_text())
-    for content in ("", "{}", "[1]", '{"kind": "something"}'):
+    for content, said in (("{}", r"costs\.json holds no calibrated costs"), (json.dumps(whole | {"new": 1}), "new")):
         file.write_text(content)
-        assert not is_calibrated(file)
-        with pytest.raises(ValueError, match=r"costs\.json holds no calibrated costs"):
+        with pytest.raises(ValueError, match=said):
             CalibratedRounds.load(file)
-    file.write_text(json.dumps({**whole, "novelty": 1}))
-    with pytest.raises(ValueError, match="novelty"):
-        CalibratedRounds.load(file)
 
 
 def test_a_round_is_the_sum_of_its_parts_by_hand() -> None:
@@ -180,14 +172,10 @@ def test_sizes_outside_of_the_box_and_costs_of_other_conditions_are_refused() ->
         given = {"batch": 1, "drafted": 4, "context": 100, **size}
         with pytest.raises(ValueError, match=rf"^{next(iter(size))} .* outside"):
             COSTS.verify(**given)
-    with pytest.raises(ValueError, match="to depth 8, and drafts are 9 deep"):
-        COSTS.draft(batch=1, drafted=9, context=100)
     check_conditions(HERE, HERE, "FILE")
     for change, said in (
         ({"device": "another chip"}, "device is a chip there and another chip here"),
-        ({"model": "other", "fingerprint": "ff"}, "model is a model there and other here"),
         ({"fingerprint": "ff"}, "model is 0123456789ab there and ff here"),
-        ({"quantization": "int8"}, "quantization is None there"),
     ):
         with pytest.raises(ValueError, match=f"costs=FILE .*{said}"):
             check_conditions(HERE, replace(HERE, **change), "FILE")
