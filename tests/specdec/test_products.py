@@ -219,19 +219,11 @@ def test_tiles_sum_as_the_manual_says(mutant: bool, tiles: Path, monkeypatch: py
 @needs_compiler
 def test_tiles_are_compiled_for_a_processor_that_has_them(tmp_path: Path) -> None:
     """They are not run here."""
-    for_it = [
-        "-O1",
-        "-march=x86-64-v4",
-        "-mavx512bf16",
-        "-mamx-tile",
-        "-mamx-bf16",
-        "-S",
-        "-o",
-        str(tmp_path / "made.s"),
-    ]
+    made_file = tmp_path / "made.s"
+    for_it = ("-O1", "-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-S", "-o", str(made_file))
     flags = [each for each in native._FLAGS if not each.startswith(("-O", "-march"))]
     subprocess.run([*native._compiler(), *flags, *for_it, str(native.FOLDER / "products.c")], check=True)
-    made = (tmp_path / "made.s").read_text()
+    made = made_file.read_text()
     assert all(name in made for name in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"))
 
 
@@ -313,13 +305,10 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
     target = Target(model if scheme is None else quantize(model, scheme))
     linears = sum(isinstance(each, nn.Linear) or hasattr(each, "panels") for each in model.modules())
-    sampling = SamplingParams(max_new_tokens=14, ignore_eos=True)
-    found = {}
-    for way in ("off", "decisions", "rounds"):
+    for way in ("off", "rounds"):
         engine = Engine(target, max_length=64, recording=way)
-        found[way] = engine.generate([[1, 2, 3]], sampling)[0].token_ids
-        engine.submit([4, 5, 6], sampling)
-        for _ in range(10):
+        engine.submit([4, 5, 6], SamplingParams(max_new_tokens=20, ignore_eos=True))
+        for _ in range(14):
             engine.step()
         with counted() as work:
             engine.step()
@@ -328,5 +317,3 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
         fewer = 2 * (1 if model.model.layers[0].self_attn.k_proj.out_features % module.panel_channels() else 3)
         joined = {linears, linears - fewer} if scheme is None else {linears}
         assert work.operations["panels"] in joined, way
-    assert found["decisions"] == found["rounds"] == found["off"]
-    assert len(PackedLinears(model).layers) == (0 if scheme else linears)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from drafters.model import ModelDrafter
 from drafters.reduced import cut
-from specdec import Engine, ModelRunner, SamplingParams, Target
+from specdec import ModelRunner, Target
 from specdec.execution import frozen
 from specdec.execution.packing import plain_weights
 from specdec.native import native_library
@@ -24,9 +24,8 @@ from specdec.quantization.int4 import Int4Linear
 from specdec.quantization.int8 import Int8Linear, from_int8
 from specdec.target.loading import load_model, load_tokenizer
 from tests.models import tiny_model
-from tests.specdec.test_quantization import PROMPTS, dequantized, quantized, small
+from tests.specdec.test_quantization import dequantized, quantized, small
 from tests.verifiers.cases import complete
-from verifiers.rejection import RejectionVerifier
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -44,7 +43,7 @@ def test_all_linear_layers_are_quantized(name: str) -> None:
     [
         *((name, "llama_mqa_tied") for name in METHODS),
         ("int4", "gpt2"),
-        *(complete("int8", name, strong=False) for name in ("llama", "qwen2", "qwen3", "gemma3", "phi3")),
+        *(complete("int8", name, strong=False) for name in ("qwen3", "gemma3", "phi3")),
     ],
 )
 @torch.inference_mode()
@@ -63,24 +62,8 @@ def test_models_are_their_dequantized_selves(architecture: str, name: str) -> No
     assert rounded_to(model) is torch.bfloat16 and rounded_to(tiny_model(architecture)) is None
 
 
-def test_speculation_with_a_quantized_target_is_plain_decoding_with_it() -> None:
-    target = Target(quantized(tiny_model().double(), "int4"))
-    draft = ModelDrafter(tiny_model().double(), [2, 2, 1], sampling="deterministic")  # what the target was before
-    engine = Engine(target, draft, RejectionVerifier(), max_batch_size=2, max_length=64)
-    sampling = SamplingParams(max_new_tokens=16)
-    plain = engine.generate(PROMPTS, sampling, speculate=False)
-    assert [c.token_ids for c in engine.generate(PROMPTS, sampling)] == [c.token_ids for c in plain]
-    # It is the quantized model's own greedy decoding, and not the original's.
-    whole = torch.tensor([[*PROMPTS[0], *plain[0].token_ids]])
-    with torch.inference_mode():
-        own, other = (each(whole).logits[0].argmax(-1) for each in (dequantized(target.model), draft.model))
-    start = len(PROMPTS[0]) - 1
-    assert tuple(own[start:-1].tolist()) == plain[0].token_ids != tuple(other[start:-1].tolist())
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_bytes_are_counted(tied: bool) -> None:
-    model = small(tied=tied)
+def test_bytes_are_counted() -> None:
+    model = small()
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     norms = 5 * 32
     before = weights_read(model)
@@ -92,18 +75,15 @@ def test_bytes_are_counted(tied: bool) -> None:
     few = linear + 2 * outputs + 2 * norms
     assert runner.weights_read().bytes == few
     assert target.bytes_per_weight == pytest.approx(few / (linear + norms))
-    heads = 1 if tied else 2  # of the models that ``small`` takes
     # Layers x (K and V) x kv heads x head_dim x bfloat16.
-    assert runner.cache.bytes_per_position == 2 * 2 * heads * 8 * 2
-
-
-def test_two_int4_weights_are_in_a_byte() -> None:
-    before, model = small(), quantize(small(), "int4")
-    assert num_weights(model) == Target(model).num_parameters == before.num_parameters()
-    read, layers = weights_read(model), [module for module in model.modules() if isinstance(module, Int4Linear)]
-    assert read.weights == weights_read(before).weights
-    scales = sum(2 * 2 * layer.scale.numel() for layer in layers)  # the C reads them in float32
-    assert read.bytes == sum(layer.num_weights for layer in layers) / 2 + scales + 2 * 5 * 32
+    assert runner.cache.bytes_per_position == 2 * 2 * 2 * 8 * 2
+    # Two int4 weights are in a byte; the C reads their scales in float32.
+    model = quantize(small(), "int4")
+    assert num_weights(model) == Target(model).num_parameters == small().num_parameters()
+    layers = [module for module in model.modules() if isinstance(module, Int4Linear)]
+    scales = sum(2 * 2 * layer.scale.numel() for layer in layers)
+    read = weights_read(model)
+    assert (read.weights, read.bytes) == (before.weights, linear / 2 + scales + 2 * norms)
 
 
 def test_unknown_names_and_twice_are_refused(tmp_path: Path) -> None:
@@ -116,8 +96,6 @@ def test_unknown_names_and_twice_are_refused(tmp_path: Path) -> None:
     assert quantization_of(load_model(str(tmp_path), quantization="int8", device="cpu")) == "int8"
     with pytest.raises(ValueError, match="quantized already"):
         load_model(str(tmp_path), quantization="int4", device="cpu")
-    with pytest.raises(ValueError, match="stored in int8; give the checkpoint"):
-        load_model(str(tmp_path), inflate="110m", device="cpu")
     # A scheme of another version.
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"scheme": "int8"', '"scheme": "int2"'))
@@ -174,16 +152,6 @@ def test_numbers_changed_in_place() -> None:
         torch.testing.assert_close(outputs(layer)[1].double(), expected, rtol=2e-2, atol=2e-1)
 
 
-def test_other_dtypes_and_devices_get_copies_of_their_own() -> None:
-    layer = filled(1)
-    outputs(layer)
-    layer.double()
-    expected = INPUTS[1].double() @ from_int8(layer.weight, layer.scale).t() + layer.bias
-    torch.testing.assert_close(outputs(layer)[1], expected)
-    assert outputs(layer.bfloat16())[1].dtype is torch.bfloat16
-    assert layer.to("meta")(torch.empty(9, 32, dtype=torch.bfloat16, device="meta")).is_meta
-
-
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """The bytes of tensors' memory, each once."""
     return sum({each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)}.values())
@@ -227,9 +195,9 @@ def test_weights_are_in_memory_once_and_are_what_they_were_to_whoever_reads_them
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
-        *(("llama_mqa_tied", name) for name in ("int8", "int4", "fp8")),
+        *(("llama_mqa_tied", name) for name in METHODS),
         ("gpt2", "int8"),
-        *(complete(name, "int4", strong=False) for name in ("llama", "qwen2", "gemma3", "phi3")),
+        *(complete(name, "int4", strong=False) for name in ("gemma3", "phi3")),
     ],
 )
 def test_a_saved_model_is_read_back_as_it_was(architecture: str, name: str, tmp_path: Path) -> None:
