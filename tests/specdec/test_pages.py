@@ -11,7 +11,7 @@ import torch
 
 from specdec import Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
 from specdec.cache import pages as pool_module
-from specdec.cache.pages import Pool, keys_of
+from specdec.cache.pages import keys_of
 from specdec.drafting.window import FeatureScorer
 from specdec.engine.scheduler import View, Work
 from specdec.engine.scheduler.base import entering
@@ -155,20 +155,6 @@ def test_pairs_of_other_tokens_are_noticed(mutant: str, monkeypatch) -> None:
     found = [conversations(engine) for _ in range(3)]
     monkeypatch.undo()
     assert found != [conversations(engine_of("feature heads", max_batch_size=1))] * 3
-
-
-def test_the_page_that_was_left_first_is_evicted_first_and_of_a_request_the_last() -> None:
-    pool = Pool(2, count=4, size=2, shared=True)
-    first = pool.enter([1, 2, 3, 4, 5], [0, 1], positions=5, drafted=False, again=0).pages
-    pool.hold(0, np.array([1, 2, 3, 4]), drafted=False)
-    pool.leave(0)
-    taken = pool.enter([9, 9], [0, 1], positions=4, drafted=False, again=0).pages
-    assert set(taken) == {first[2], 3}, "pages that hold nothing come first"
-    assert pool.counts.evicted_pages == 0
-    pool.leave(0)
-    more = pool.enter([8, 8], [0, 1], positions=6, drafted=False, again=0).pages
-    assert first[1] in more and first[0] not in more, "the end of what was held goes before its beginning"
-    assert pool.counts.evicted_pages == 1
 
 
 def test_wrong_pages_and_a_policy_that_admits_too_much_are_refused() -> None:

@@ -10,22 +10,15 @@ import torch
 from torch import Tensor
 
 import specdec.engine.recording as recording_module
-import specdec.execution.forwards as replay_module
 from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, ModelRunner, Outcome, SamplingParams, Target
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.read_back import Fetch
 from specdec.engine.round import Rounds
-from specdec.execution.recorder import (
-    Recorder,
-    Recording,
-    Stage,
-    TapeRecorder,
-)
+from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
 from tests.gpu.dry.fake_tensors import overlaps_itself
-from tests.launches import counted
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.test_lossless import SAMPLING, VOCAB, prompts
@@ -54,14 +47,10 @@ def tensors_in(owner: object) -> list[Tensor]:
 
 
 class Comparing(Recorder):
-    """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, and so is the state.
-
-    Attributes:
-        engine: Set after the engine was made.
-        compared: The number of replays, by the name of the stage.
-    """
+    """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, state included."""
 
     engine: Engine
+    """Set after the engine was made."""
 
     def __init__(self) -> None:
         self.inner = TapeRecorder()
@@ -148,33 +137,6 @@ def test_the_comparison_notices_a_rule_that_depends_on_something_else(target) ->
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30, temperature=1.0))
 
 
-@pytest.mark.parametrize("drafter", ["model_tree_iid", complete("ngram", strong=False)])
-def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording_module, "RECORD_AFTER", 10**9)  # what would be recorded runs as it is
-    monkeypatch.setattr(replay_module, "CAPTURE_AFTER", 10**9)
-    made = DRAFTERS[drafter](target.model)
-    engine = Engine(target, made, RejectionVerifier(), max_batch_size=2, max_length=200, recording="rounds")
-    found = set()
-    for length in (3, 40, 130):
-        ids = [1, 2, 3, 1, 2] * 40
-        requests = [
-            engine.submit(ids[shift : shift + length], SamplingParams(max_new_tokens=30, temperature=1.0))
-            for shift in (0, 1)
-        ]
-        with without_looking():
-            engine.step()
-            for _ in range(4):
-                with counted() as work:
-                    engine.step()
-                waits = work.synchronizations - work.reads["equal"]  # those look whether packed weights have changed
-                found.add((work.launches, waits))
-        for request in requests:
-            engine.abort(request)
-    assert {waits for _, waits in found} == {1}
-    # The trees of n-gram lookup come in several sizes, whatever the lengths.
-    assert drafter == "ngram" or len({launches for launches, _ in found}) == 1
-
-
 def by_stage(name: str) -> str:
     """The pools of ``CudaGraphRecorder``."""
     return name
@@ -232,7 +194,7 @@ class Clobbering(Recorder):
     [
         ("model_tree_iid", by_stage),
         ("medusa", lambda stage: "mutant: one for all"),
-        *(complete(each, by_stage, strong=False) for each in ("ngram", "medusa", "eagle3_expansion")),
+        complete("eagle3_expansion", by_stage, strong=False),
     ],
 )
 def test_graphs_that_share_memory_as_far_as_they_may_change_nothing(target, drafter, pool, monkeypatch) -> None:
@@ -331,8 +293,8 @@ def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
     class Elsewhere(RejectionVerifier):
         pass
 
-    for recordable, most in ((None, 0), (True, 1000)):
+    for recordable in (None, True):
         Elsewhere.recordable = recordable
         engine, _ = recorded(target, DRAFTERS["medusa"](target.model), Elsewhere(), max_batch_size=1)
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30))
-        assert (len(engine._rounds.recorder.recordings.kept) > 0) == (most > 0)
+        assert bool(engine._rounds.recorder.recordings.kept) == bool(recordable)

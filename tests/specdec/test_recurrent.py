@@ -239,20 +239,6 @@ def test_a_mistake_is_found_when_a_runner_is_built(name: str, monkeypatch: pytes
         ModelRunner(tiny(kind), max_batch_size=1, max_length=32)
 
 
-def test_projections_run_once_for_all_nodes() -> None:
-    """And the last one once behind the levels, whatever the number of levels."""
-    model = tiny("qwen3_next")
-    runner = ModelRunner(model, max_batch_size=2, max_length=32, max_nodes=3)
-    module = model.get_submodule(runner.facts.mixers[0].name)
-    projections = [module.get_submodule(name) for name in ("in_proj_qkvz", "in_proj_ba", "out_proj")]
-    for linear in projections:
-        linear.forward = Mock(side_effect=linear.forward)
-    tree = DraftTree.build(torch.tensor([[1, 2, 3, 4]] * 2), torch.tensor([[-1, 0, 1, 2], [-1, 0, 0, 1]]))
-    verify(runner, tree, [0, 0])
-    calls = [[tuple(call.args[0].shape[:2]) for call in linear.forward.call_args_list] for linear in projections]
-    assert calls == [[(2, 4)]] * 3
-
-
 def test_layers_are_found_in_half_precision_and_quantized_and_the_model_is_left_as_it_was() -> None:
     for name in ("recurrent_gemma", "qwen3_next"):
         mixers = ModelRunner(tiny(name).bfloat16(), max_batch_size=1, max_length=32).facts.mixers

@@ -23,40 +23,28 @@ from specdec.tree import TreeShape
 from tests.models import tiny_model
 
 LAPTOP = Cpu(features=frozenset({"avx2", "fma", "f16c"}), physical_cores=4, logical_cores=8)
-AVX512 = Cpu(features=LAPTOP.features | {"avx512f", "avx512bw", "avx512_vnni"})
-ZEN4 = Cpu(features=AVX512.features | {"avx512_bf16"})
+ZEN4 = Cpu(features=LAPTOP.features | {"avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"})
 SAPPHIRE_RAPIDS = Cpu(features=ZEN4.features | {"amx_bf16", "amx_tile", "avx512_fp16"})
 GRAVITON3 = Cpu(features=frozenset({"asimd", "fphp", "asimdhp", "sve", "svebf16", "bf16"}))
-RASPBERRY = Cpu(features=frozenset({"asimd", "crc32"}))
 UNKNOWN = Cpu()
 
 
 def test_native_arithmetic_cores_that_a_process_may_use_and_the_dtype_that_is_fast() -> None:
     for facts, bfloat16, float16 in (
         (LAPTOP, False, False),
-        (AVX512, False, False),
         (ZEN4, True, False),
         (SAPPHIRE_RAPIDS, True, True),
         (GRAVITON3, True, True),
-        (RASPBERRY, False, False),
         (UNKNOWN, False, False),
         (replace(SAPPHIRE_RAPIDS, onednn=False), False, False),
-        (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE"), False, False),
         (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE_BF16"), True, False),
-        (replace(SAPPHIRE_RAPIDS, onednn_limit="AVX512_CORE_AMX"), True, True),
     ):
         native = [machine.is_native(dtype, torch.device("cpu"), facts) for dtype in (torch.bfloat16, torch.float16)]
         assert native == [bfloat16, float16], facts
         assert all(machine.is_native(dtype, torch.device("cpu"), facts) for dtype in (torch.float32, torch.float64))
-    for facts, cores in (
-        (LAPTOP, 4),
-        (Cpu(physical_cores=32, quota=4.0), 4),
-        (Cpu(physical_cores=32, quota=3.5), 3),
-        (Cpu(physical_cores=2, quota=16.0), 2),
-        (Cpu(physical_cores=8, quota=0.5), 1),
-        (UNKNOWN, 1),
-    ):
-        assert machine.usable_cores(facts) == cores, facts
+    for cores, quota, usable in ((4, None, 4), (32, 3.5, 3), (2, 16.0, 2), (8, 0.5, 1)):
+        assert machine.usable_cores(Cpu(physical_cores=cores, quota=quota)) == usable
+    assert machine.usable_cores(UNKNOWN) == 1
     for checkpoint, device, fast, dtype, lacking in (
         ("bfloat16", "cpu", True, "bfloat16", ""),
         ("bfloat16", "cpu", False, "float32", "CPU"),
@@ -141,12 +129,10 @@ SOURCES: dict[str, dict[str, object]] = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "large epsilon": {"rms_norm_eps": 0.5},
     "multi-query": {"num_key_value_heads": 1},
-    "multi-head": {"num_key_value_heads": 4},
     "llama3 rope": {"rope_parameters": LLAMA3},
 }
 GOALS = {
     "larger": LARGER,
-    "its own key-value heads": replace(LARGER, num_key_value_heads=12),
     "wider groups": replace(LARGER, num_attention_heads=24, num_key_value_heads=4),
     "four times as wide heads": replace(LARGER, head_dim=32, num_key_value_heads=12),
     "the same but for layers": sized(32, 3, 4, 4, 8, 40),
@@ -218,10 +204,8 @@ def test_named_shapes_are_llama_shapes_and_other_models_are_refused() -> None:
         ("7b", "110m, 1b, 8b"),
         ({"hidden_size": 64}, "exactly the numbers hidden_size, "),
         (replace(LARGER, hidden_size=24), "hidden_size is 32, .* 24"),
-        (replace(LARGER, num_hidden_layers=1), "num_hidden_layers is 2, .* 1"),
         (replace(LARGER, head_dim=12), "multiple of that width, not of 12"),
         (replace(LARGER, num_key_value_heads=1), "give the shape more key-value heads"),
-        (replace(LARGER, num_key_value_heads=5), "divide num_attention_heads"),
     ],
 )
 def test_what_does_not_fit_is_refused(goal: Any, words: str) -> None:
@@ -259,12 +243,9 @@ def test_an_error_is_told_from_the_deepest_line_of_the_users_own_code(tmp_path: 
     assert own_place(bare) is None
     found = place(bare)
     assert found.file.endswith("specdec/arguments.py") and found.function == "whole"
-    try:
-        raise ValueError("in other words").with_traceback(None) from raised(reads)
-    except ValueError as error:
-        outer = error.with_traceback(None)
+    error, outer = raised(reads), ValueError("in other words")
+    outer.__cause__ = error
     assert own_place(outer).function == "reads"
-    error = raised(reads)
     assert described(error).startswith("JSONDecodeError: Expecting property name")
     assert described(error).endswith(" in reads)") and "\n" not in described(error)
     assert described(RuntimeError("a\nb")) == "RuntimeError: a", "never raised, so it has no line"

