@@ -1,11 +1,8 @@
 """Packed linear weights, also in 16 bits, and captured operations: the same function, changes noticed."""
 
-import copy
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import psutil
 import pytest
@@ -14,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.itself import SelfDrafter
-from specdec import Engine, ModelRunner, SamplingParams, Target
+from specdec import ModelRunner, Target
 from specdec.execution.forwards import fuse
 from specdec.execution.packing import PackedLinears
 from specdec.execution.patterns import Graph, rotation_of, without_repetition
@@ -24,7 +20,6 @@ from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
 from tests.launches import counted
 from tests.models import COMMON
-from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 
@@ -47,35 +42,6 @@ def test_only_plain_layers_are_packed() -> None:
 
 def packed_of(runner: ModelRunner) -> PackedLinears:
     return runner.executor.packed  # type: ignore[return-value]
-
-
-def copied(*engines: Engine) -> int:
-    """The bytes of all copies; what is joined is there once, and its parts are views of it."""
-    own: list[Any] = []
-    for engine in engines:
-        for packed in map(packed_of, (engine.runner, *((engine.session and engine.session.models) or ()))):
-            own += [*(layer.packed for layer in packed.layers), *packed._joint.values()]
-    stored = [each.panels.untyped_storage() for each in own]
-    return sum({each.data_ptr(): each.nbytes() for each in stored}.values())
-
-
-def test_a_twin_shares_the_copies_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Joined ones, too, which forwards make when they are captured; the last of both drops them."""
-    monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 3)
-    target, long = Target(llama_from_16_bits()), SamplingParams(max_new_tokens=24, ignore_eos=True)
-    plain = Engine(target, max_length=64)
-    wanted, alone = plain.generate([[1, 2, 3]], long)[0].token_ids, copied(plain)
-    drafting = Engine(target, SelfDrafter(["1.mlp"], 3), RejectionVerifier(), max_length=64)
-    assert drafting.generate([[1, 2, 3]], long)[0].token_ids == wanted
-    assert copied(plain, drafting) == alone > 0
-    shared = ref(packed_of(plain.runner).layers[0].packed)
-    assert PackedLinears(copy.deepcopy(target.model)).layers[0].packed is not shared(), "other weights, equal numbers"
-    del plain
-    gc.collect()
-    assert shared() is not None and copied(drafting) == alone
-    del drafting
-    gc.collect()
-    assert shared() is None
 
 
 @pytest.mark.parametrize("change", ["in place", "data", "fused", "replaced"])

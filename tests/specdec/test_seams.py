@@ -21,14 +21,12 @@ from drafters import (
     BlockDrafter,
     BlockHead,
     ChoiceDrafter,
-    EagleDrafter,
     MarginalDrafter,
     MergedDrafter,
     NGramDrafter,
     PARDDrafter,
     SuffixDrafter,
 )
-from drafters.heads.eagle import Eagle3Head
 from specdec import Drafter, Engine, SamplingParams, Session, Step, Target
 from specdec.engine.scheduler import FirstCome
 from specdec.engine.text import Detokenizer, encode_prompt
@@ -226,15 +224,6 @@ def test_a_processor_that_fails_ends_its_own_request(target, drafter: str | None
         assert output.token_ids == fine.token_ids[: len(output.token_ids)] and len(output.token_ids) <= 5
     assert "a logits processor failed: KeyError: 'mine' (at" in str(failed.error)
     assert "not finite" in str(wrong.error)
-
-
-def test_a_hook_from_before_the_engine_stays_beside_those_of_hidden_states() -> None:
-    model = tiny_model(vocab_size=VOCAB, layers=2)
-    model.model.register_forward_pre_hook(lambda module, given: None)
-    drafter = EagleDrafter(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1)), 3)
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64)
-    first, second = (engine.generate(PROMPTS, SAMPLING) for _ in range(2))
-    assert [output.token_ids for output in first] == [output.token_ids for output in second]
 
 
 def test_work_that_cannot_be_written_down_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
