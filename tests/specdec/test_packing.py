@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec import ModelRunner, Target
 from specdec.execution.forwards import fuse
 from specdec.execution.packing import PackedLinears
-from specdec.execution.patterns import Graph, rotation_of, without_repetition
 from specdec.execution.program import noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
@@ -93,11 +92,6 @@ def test_the_bytes_that_are_read_are_those_of_the_copies() -> None:
     assert 2.0 < runner.weights_read().bytes_per_weight < 2.1
 
 
-def rotated(x: Tensor, cosines: Tensor, sines: Tensor, *, half: int = 4) -> Tensor:
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cosines + turned * sines
-
-
 KEPT = torch.arange(12.0).view(3, 4)  # at an address that stays
 FUNCTIONS_THAT_WRITE: dict[str, tuple[Callable[[Tensor], list[Tensor]], int]] = {
     "read again after a write": (lambda x: [KEPT.sum(0) + KEPT[0].add_(x).sum() + KEPT.sum(0)], 6),
@@ -136,19 +130,6 @@ def test_what_writes_to_its_tensors_is_written_down_as_it_is(case: str) -> None:
             found = recording(given)
         assert all(map(torch.equal, found, wanted)) and torch.equal(KEPT, after)
         assert work.launches == operations, work.operations
-
-
-def test_what_is_no_rotation() -> None:
-    def found(call: Callable[[Tensor], Tensor]) -> bool:
-        with torch.inference_mode(), noted() as work:
-            outputs = [call(torch.randn(3, 8))]
-        graph = Graph(without_repetition(work.steps, outputs), outputs)
-        return any(rotation_of(graph, step) for step in graph.steps)
-
-    assert found(lambda x: rotated(x, x.cos(), x.sin()))
-    assert not found(lambda x: rotated(x, x.cos(), x.sin(), half=3)), "uneven"
-    assert not found(lambda x: rotated(x, x.cos(), x.sin()[..., :1])), "by one angle"
-    assert not found(lambda x: x * x.cos() + torch.cat((x[..., 4:], -x[..., :4]), dim=-1) * x.sin()), "the other way"
 
 
 @pytest.mark.parametrize(("between", "products"), [(False, 1), (True, 2)])

@@ -153,14 +153,6 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert torch.equal(torch.cat([product("int8", row[None], weight)[0] for row in inputs[::5]]), whole[::5])
 
 
-def test_rows_of_whole_words_are_not_copied() -> None:
-    for scheme, width, copied in (("int4", 64, False), ("int8", 64, False), ("fp8", 66, True)):
-        layer = METHODS[scheme](torch.randn(8, width).bfloat16(), None)
-        words = kernels.words_of(layer.weight)
-        assert (words.data_ptr() != layer.weight.data_ptr()) == copied
-        assert words.shape == (8, -(-layer.weight.shape[1] // 4))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 9, 24, 60, 72, 300])
 @pytest.mark.parametrize("shape", [(1024, 4096), (4096, 14336), (1000, 4100)], ids=str)

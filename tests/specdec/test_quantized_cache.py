@@ -14,14 +14,7 @@ from torch import Tensor
 import specdec.cache.paged
 from drafters import ModelDrafter
 from specdec import Engine, ForwardBatch, ModelRunner, Target
-from specdec.cache.formats import (
-    FORMATS,
-    SMALLEST_SCALE,
-    EightBitIntegers,
-    Format,
-    QuantizedTensor,
-    check_device,
-)
+from specdec.cache.formats import FORMATS, SMALLEST_SCALE, EightBitIntegers, Format, QuantizedTensor, check_device
 from specdec.cache.layout import LayerShape, Segment
 from specdec.cache.storage import Cache
 from tests.models import tiny_model
@@ -100,17 +93,6 @@ class Lacking(EightBitIntegers):
 def test_a_format_that_kernels_or_a_device_cannot_convert_is_refused(wrong: type[Format], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check_device(wrong(), torch.device("cpu"))
-
-
-@pytest.mark.parametrize(("name", "finite"), [("fp8", 254), ("fp8_e5m2", 248)])
-def test_bytes_are_read_as_floats_of_eight_bits(name: str, finite: int) -> None:
-    """All codes but those of NaN and infinities."""
-    codes, format = torch.arange(-128, 128).to(torch.int8), FORMATS[name]
-    wanted = codes.view(format.dtype).float()
-    usable = wanted.isfinite()
-    assert int(usable.sum()) == finite
-    assert torch.equal((format.numbers(codes) * format.unit)[usable], wanted[usable])
-    assert torch.equal(format.codes(wanted[usable]), codes[usable])
 
 
 @formats

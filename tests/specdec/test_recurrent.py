@@ -8,7 +8,6 @@ one thing wrong must be found.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -245,34 +244,6 @@ def test_layers_are_found_in_half_precision_and_quantized_and_the_model_is_left_
         assert vars(module).keys() == attributes[name].keys()
         assert all(vars(module)[key] is value for key, value in attributes[name].items() if "state" in key)
     assert torch.equal(plain(model, [1, 2, 3]), before)
-
-
-def test_a_token_that_was_seen_is_refused_and_a_failed_piece_changes_no_state() -> None:
-    runner = ModelRunner(tiny("lfm2"), max_batch_size=2, max_length=32, max_nodes=1)
-    prefill(runner, torch.tensor([[1, 2, 3]]), np.zeros(1, dtype=np.int64))
-    root = DraftTree.root_only(torch.tensor([4]))
-    verify(runner, root, [3])
-    verify(runner, root, [3])  # nothing was committed, so this is the same forward once more
-    for length in (2, 4):
-        with pytest.raises(ValueError, match=r"a recurrent layer would see a token twice, or miss one"):
-            verify(runner, root, [length])
-    runner.cache.commit(torch.tensor([0]), torch.tensor([3]), torch.zeros(1, 0, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"after \[4\] tokens, and lengths=\[3\] was given"):
-        verify(runner, root, [3])
-    runner.cache.vacate(0)
-    verify(runner, root, [0])
-    model = tiny("qwen3_next")
-    runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
-    tokens, nothing = torch.tensor([[1, 2, 3, 4]]), np.zeros(1, dtype=np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.get_decoder().norm, "forward", Mock(side_effect=RuntimeError("no memory")))
-        with pytest.raises(RuntimeError, match="no memory"):
-            prefill(runner, tokens, nothing)
-    assert runner.cache.states.lengths.tolist() == [0]
-    prefill(runner, tokens, nothing)
-    logits = verify(runner, DraftTree.root_only(torch.tensor([5])), [4]).scores[0, 0]
-    with torch.inference_mode():
-        torch.testing.assert_close(logits, plain(model, [1, 2, 3, 4, 5])[-1], atol=1e-4, rtol=1e-5)
 
 
 def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,8 +30,6 @@ from drafters import (
 from specdec import Drafter, Engine, SamplingParams, Session, Step, Target
 from specdec.engine.scheduler import FirstCome
 from specdec.engine.text import Detokenizer, encode_prompt
-from specdec.execution import recorder
-from specdec.execution.recorder import Recordings, TapeRecorder
 from tests.architectures import tiny
 from tests.components import DRAFTERS
 from tests.models import tiny_model
@@ -224,16 +222,6 @@ def test_a_processor_that_fails_ends_its_own_request(target, drafter: str | None
         assert output.token_ids == fine.token_ids[: len(output.token_ids)] and len(output.token_ids) <= 5
     assert "a logits processor failed: KeyError: 'mine' (at" in str(failed.error)
     assert "not finite" in str(wrong.error)
-
-
-def test_work_that_cannot_be_written_down_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage moves what it reads, so a second time would move it twice."""
-    monkeypatch.setattr(recorder, "write_program", lambda *given: 1 / 0)
-    recordings, state = Recordings(TapeRecorder(), after=2, most=4), torch.zeros(1)
-    for count in range(1, 5):
-        recordings.run("commit", None, lambda given: state.add_(given) * 1, (torch.ones(1),), repeatable=False)
-        assert state.item() == count
-    assert [refused.reason for refused in recordings.refused] == ["ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize("kind", [MergedDrafter, ChoiceDrafter])

@@ -135,8 +135,6 @@ def test_what_may_be_a_stop_string_is_held_and_ends_of_prompts_and_outputs() -> 
     # A space after more special tokens than the window is long.
     ids = pieces_of("▁world", *["<s>"] * 60, "▁the")
     assert "".join(pushes(Detokenizer(sentencepiece_style(), pieces_of("hello")), ids, [1])) == " world the"
-    detokenizer = Detokenizer(None, [1, 2])
-    assert detokenizer.push([3, 4]) == "" and detokenizer.flush() == "" and detokenizer.stopped_at is None
 
 
 @given(data=st.data())

@@ -136,22 +136,6 @@ def test_quantized_models_of_16_bits_are_judged_by_their_own_passes(scheme: str)
     assert tie.bound is not None and 0 < tie.bound < 2
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
-def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32 the pieces of a sequence may all agree by chance, where other pieces move the logits by 0.01."""
-    target = Target.from_pretrained("bundled/target", dtype="float32", device="cpu")
-    sequence = torch.randint(0, target.vocab_size, (120,), generator=torch.Generator().manual_seed(0)).tolist()
-
-    def bound(name: str | None) -> float:
-        return examine(target.model, sequence, (0, 1), GREEDY, prompt_length=118, kv_cache=name).bound
-
-    raised = bound(kv_cache)
-    assert bound(None) < 1e-3 < raised < 0.5
-    monkeypatch.setattr(ties, "SHAKEN", 0)
-    assert bound(kv_cache) < raised
-
-
 IID, SWOR = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
 
