@@ -135,27 +135,11 @@ def test_every_row_is_as_in_transformers_and_as_if_it_were_alone() -> None:
         assert torch.equal(p[row : row + 1] > 0, alone > 0)
 
 
-@pytest.mark.parametrize(
-    ("params", "values", "expected"),
-    [
-        ({}, [1.0, 3.0, 3.0, 3.0], [0, 1, 0, 0]),
-        ({"top_k": 2}, [1.0, 3.0, 3.0, 3.0], [0, 1 / 2, 1 / 2, 0]),
-        # Of four quarters two reach .5 exactly.
-        ({"top_p": 0.5}, [0.0] * 4, [1 / 2, 1 / 2, 0, 0]),
-        ({"top_p": 0.51}, [0.0] * 4, [1 / 3, 1 / 3, 1 / 3, 0]),
-        # top-p counts the mass after top-k: of three thirds, two reach .6.
-        ({"top_k": 3, "top_p": 0.6}, [0.0] * 4, [1 / 2, 1 / 2, 0, 0]),
-        # min-p compares equals as equals.
-        ({"min_p": 1.0}, [2.0, 0.0, 2.0, 0.0], [1 / 2, 0, 1 / 2, 0]),
-    ],
-)
-def test_ties_keep_the_lower_id(params: dict, values: list[float], expected: list[float]) -> None:
-    """Beside another row, too."""
-    sampling = SamplingParams(temperature=1.0 if params else 0.0, **params)
-    p = probs(torch.tensor([[values]]), tensors([sampling]))
-    torch.testing.assert_close(p[0, 0], torch.tensor(expected, dtype=torch.float32))
-    mixed = probs(torch.tensor([[values], [values]]), tensors([sampling, SamplingParams(temperature=1.0)]))
-    torch.testing.assert_close(mixed[0], p[0])
+def test_ties_keep_the_lower_id_and_equals_are_equal() -> None:
+    """Top-k and top-p among ties: ``test_the_same_tokens_stay``."""
+    greedy, least = SamplingParams(), SamplingParams(temperature=1.0, min_p=1.0)
+    p = probs(torch.tensor([[[1.0, 3.0, 3.0, 3.0]], [[2.0, 0.0, 2.0, 0.0]]]), tensors([greedy, least]))
+    assert p[:, 0].tolist() == [[0, 1, 0, 0], [0.5, 0, 0.5, 0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -2,16 +2,13 @@
 
 import gc
 from dataclasses import replace
-from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 
-from specdec import DraftSampling, DraftTree, Topology, TreeShape
-from specdec.tree_parts import settled, taken_apart
+from specdec import DraftTree, Topology, TreeShape
 from tests.shapes import shapes_unchecked
-from verifiers.rejection import RejectionVerifier
 
 CPU = torch.device("cpu")
 
@@ -143,37 +140,3 @@ def test_chains_of_prompts_do_not_stay_in_memory(width: int) -> None:
     gc.collect()
     assert (made() is not None) == (width == 256)
     assert torch.equal(Topology.chain(width, CPU).ancestors[0], torch.ones(width, width).tril().bool())
-
-
-@pytest.mark.parametrize(
-    ("shape", "most", "width"),
-    [
-        (TreeShape.chain(3), 20, 17),
-        (TreeShape.chain(3), 5, 6),
-        (TreeShape.chain(18), 20, 21),
-        (TreeShape.from_paths([(0,), (1,), (0, 0)]), 5, 6),
-    ],
-)
-def test_settled_trees_are_judged_alike_and_come_in_few_kinds(shape: TreeShape, most: int, width: int) -> None:
-    """Two rows, the second without its last node, with the q that they were drawn from."""
-    generator = torch.Generator().manual_seed(0)
-    chain, nodes = shape.is_chain, shape.num_nodes + 1
-    p, q = torch.rand(2, 2, width, 4, generator=generator).softmax(-1).unbind()
-    tokens = torch.randint(4, (2, nodes), generator=generator)
-    valid = torch.ones_like(tokens, dtype=torch.bool)
-    valid[1, -1] = False
-    law = DraftSampling.IID
-    drawn = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=q[:, :nodes].contiguous(), valid=valid)
-    bounds: Any = {"max_nodes": most, "max_depth": shape.max_depth, "is_chain": chain}
-    made = settled(drawn, **bounds)
-    assert (made.width, made.in_line) == (width, chain)
-    assert torch.equal(made.valid.sum(1), valid.sum(1)) and torch.equal(made.tokens[:, :nodes], tokens)
-    before, after = (RejectionVerifier().laws(each, p[:, : each.width]).stop for each in (drawn, made))
-    torch.testing.assert_close(after[:, :nodes], before)
-    assert not after[:, nodes:].any()
-    # What a warm-up records for so many nodes is what comes later, with or without a node more.
-    roots = DraftTree.root_only(tokens[:, 0])
-    plain = DraftTree.from_shape(shape, tokens)
-    recorded, later = settled(roots, shape.num_nodes, **bounds), settled(plain, **bounds)
-    assert taken_apart(recorded, []) == taken_apart(later, [])
-    assert settled(roots, **bounds) is roots and settled(roots, 0, max_nodes=0, max_depth=0, is_chain=True) is roots
