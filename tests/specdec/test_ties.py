@@ -20,7 +20,7 @@ from specdec.wellformed import check_drafts
 from tests.changed_rule import ChangedRule
 from tests.models import tiny_model
 from tests.specdec.invariant_forwards import chain
-from tests.verifiers.cases import complete, tables_of
+from tests.verifiers.cases import tables_of
 from verifiers import RejectionVerifier
 
 GREEDY = SamplingParams(max_new_tokens=8)
@@ -92,13 +92,6 @@ def test_float32_confirms_what_16_bits_leave_open(model: PreTrainedModel, monkey
     assert {examined(halves, pair).margin for pair in pairs} == {0.0}, "without it, logits that are wrong are ties"
 
 
-@pytest.mark.parametrize("architecture", ["mistral_sliding", "gpt2", complete("gemma3", strong=False)])
-def test_models_can_be_fed_in_pieces(architecture: str) -> None:
-    """In float32 the pieces agree to a few units, also through sliding windows."""
-    model = tiny_model(architecture, vocab_size=32)
-    assert examine(model, [*SEQUENCE, *range(12)], (0, 1), GREEDY, prompt_length=6).bound < 1e-4
-
-
 def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) -> None:
     """Some models write a huge negative number where a token may never be chosen: that is no logit's size."""
     masked = tiny_model(vocab_size=32)
@@ -145,51 +138,24 @@ class ChainRule(RejectionVerifier):
     chain_only = True
 
 
-HALF = torch.full((2, 3, 2), 0.5)
-PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
-
-
-def broken(*, p: Tensor = HALF, **changes: object) -> tuple[DraftTree, Tensor]:
-    """A batch of two trees with two children, but for changes."""
-    parts = {"tokens": PARENTS * 0, "parents": PARENTS, "sampling": IID, "draft_probs": HALF}
-    return DraftTree.build(**parts | changes), p
-
-
-def changed(table: Tensor, at: tuple[int, ...], value: float) -> Tensor:
-    table = table.clone()
-    table[at] = value
-    return table
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"parents": changed(PARENTS, (1, 1), 2)}, "row 1, node 1: its parent is 2"),
-        (
-            {"valid": torch.tensor([[True] * 3, [True, False, True]]), "parents": changed(PARENTS, (1, 2), 1)},
-            "row 1, node 2: it is valid and its parent is not",
-        ),
-        ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: its token is 2"),
-        ({"p": changed(HALF, (1, 2, 0), 0.6)}, "row 1, node 2: p after it sums to 1.1"),
-        ({"p": changed(HALF, (0, 1, 0), float("nan"))}, "row 0, node 1: p after it .* not finite"),
-        ({"draft_probs": changed(HALF, (1, 0, 0), -0.5)}, "row 1, node 0: q after it has a negative"),
-        ({"draft_probs": None}, "row 0, node 1: .* no draft_probs"),
-        ({"sampling": DraftSampling.COUPLED}, "row 0, node 1: it is COUPLED"),
-    ],
-)
-def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        check_drafts(RejectionVerifier(), *broken(**changes))
-
-
-def test_rows_that_are_no_distributions_and_drafts_that_a_rule_does_not_take() -> None:
+def test_malformed_drafts_and_rows_that_are_no_distributions() -> None:
+    """What trees and q may lack besides: ``test_drafter_checks.py``."""
+    half, parents = torch.full((2, 3, 2), 0.5), torch.tensor([[-1, 0, 0]] * 2)
+    tree = DraftTree.build(parents * 0, parents, sampling=IID, draft_probs=half)
+    above, nowhere = half.clone(), half.clone()
+    above[1, 2, 0], nowhere[0, 1, 0] = 0.6, torch.nan
+    for rule, drafted, p, words in (
+        (RejectionVerifier(), replace(tree, draft_probs=None), half, "row 0, node 1: .* no draft_probs"),
+        (RejectionVerifier(), tree, above, "row 1, node 2: p after it sums to 1.1"),
+        (RejectionVerifier(), tree, nowhere, "row 0, node 1: p after it .* not finite"),
+        (ChainRule(), tree, half, "row 0, node 2: .* ChainRule takes chains only"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_drafts(rule, drafted, p)
     with pytest.raises(ValueError, match=r"p after \(1,\) sums to 0.95"):
         tables_of(COIN | {(1,): [0.25, 0.7]}, COIN)
-    with pytest.raises(ValueError, match=r"row 0, node 2: .* ChainRule takes chains only"):
-        check_drafts(ChainRule(), *broken())
-    tables = Tables.random(3, 2, seed=0)
     with pytest.raises(ValueError, match="node 1: it is WITHOUT_REPLACEMENT, and ChainRule takes IID"):
-        enumerate_outcome(ChainRule(), tables, TreeShape.chain(2), SWOR)
+        enumerate_outcome(ChainRule(), Tables.random(3, 2, seed=0), TreeShape.chain(2), SWOR)
 
 
 def test_the_joint_law_is_a_law_and_its_distance_is_counted_by_hand() -> None:
