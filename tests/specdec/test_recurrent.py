@@ -221,12 +221,10 @@ def test_a_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(model, chunk=64) > 100 * bound
 
 
-@pytest.mark.parametrize("name", ["a wrong parent's state", "a commit without the root"])
-def test_a_mistake_is_found_when_a_runner_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, mutant = MUTANTS[name]
-    mutant(monkeypatch)
+def test_a_mistake_is_found_when_a_runner_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_parent(monkeypatch)
     with pytest.raises(ValueError, match="its logits differ by"):
-        ModelRunner(tiny(kind), max_batch_size=1, max_length=32)
+        ModelRunner(tiny("qwen3_next"), max_batch_size=1, max_length=32)
 
 
 def test_layers_are_found_in_half_precision_and_quantized_and_the_model_is_left_as_it_was() -> None:

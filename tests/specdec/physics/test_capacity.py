@@ -216,9 +216,6 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
     assert memory.drafter_kv == memory.kv == 200 * 131_072
     assert memory.scratch == 2 * 4 * 2 * 131_072
     assert drafting.most_rows(80e9, length=4096) < alone.most_rows(80e9, length=4096) / 1.3
-    for room, rows in ((15e9, 0), (16e9, 0), (16e9 + 131_072, 1), (16e9 + 10.5 * 131_072, 10)):
-        assert alone.most_rows(room, length=1) == rows
-        assert rows == 0 or alone.longest(room, rows=1) == rows
     tied = read_shape(tiny_config("llama", tie_word_embeddings=True))
     shared, apart = (weight_bytes(tied, replace(Precision.of("float32"), output=each)) for each in (4.0, 1.0))
     assert apart == shared + tied.output_weights, "an output layer in another format is a second table"
@@ -227,16 +224,13 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("qwen3_next", "bfloat16"), ("lfm2", "float32"), ("granitemoehybrid", "bfloat16")]
 )
-def test_states_take_what_was_planned(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_take_what_was_planned(name: str, dtype: str) -> None:
     """A state for the row, its root and every node; matrices in float32 whatever the dtype."""
     model = tiny(name).to(getattr(torch, dtype))
     runner = ModelRunner(model, max_batch_size=2, max_length=20, max_nodes=3)
     held = sum(each.nbytes for each in (*runner.cache.tensors, *runner.cache.states.tensors))
     served = Served(shape=read_shape(model.config), precision=Precision.of(dtype), drafted=3)
     assert served.slots.bytes(rows=2, length=20) == held
-    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: held - 1)
-    again = ModelRunner(model, max_batch_size=2, max_length=20, max_nodes=3).cache
-    assert again.states.bytes + sum(each.nbytes for each in again.tensors) < held
 
 
 def test_activations_are_those_of_the_largest_forward() -> None:
