@@ -49,14 +49,7 @@ def outputs(engine: Engine) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"kv_cache": "int8"},
-        complete({"invariant": True}, strong=False),
-        # By default, test_tree_attention.py compares single calls of the kernel.
-        complete({"kv_cache": "int8", "attention": "triton"}, strong=False),
-    ],
-    ids=["int8", "invariant", "triton"],
+    "options", [{"kv_cache": "int8"}, complete({"invariant": True}, strong=False)], ids=["int8", "invariant"]
 )
 def test_other_forwards_share(options: dict[str, Any]) -> None:
     found = []

@@ -196,7 +196,7 @@ def test_the_kernel_decodes_as_the_model_itself(architecture: str, layers: int) 
     made = ModelDrafter(perturbed(model, DISTANCE), TREE, sampling="deterministic", attention="triton")
     engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=32, attention="triton")
     assert engine.runner.backend is BACKENDS["triton"]
-    sampling = SamplingParams(max_new_tokens=5)
+    sampling = SamplingParams(max_new_tokens=4)
     outputs = engine.generate(PROMPTS, sampling)
     wanted = [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
     assert [list(output.token_ids) for output in outputs] == wanted
