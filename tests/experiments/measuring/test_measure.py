@@ -49,16 +49,11 @@ class FakeEngine:
         for prompt in prompts:
             if speculate and prompt[0] in self.raise_at:
                 raise self.raise_at[prompt[0]]
-            tokens = tuple(self.outputs[speculate])
-            accepted = 1 if speculate else 0
+            tokens, accepted = tuple(self.outputs[speculate]), int(speculate)
             steps = tuple(
-                Step(
-                    request=0, round=number, token_ids=(token,), accepted=accepted, proposed_depth=2 * accepted,
-                    proposed_nodes=3 * accepted, expected_accepted=0.75 * accepted, seconds={"verify": 0.5},
-                    finish_reason="length" if number == len(tokens) - 1 else None,
-                )
-                for number, token in enumerate(tokens)
-            )  # fmt: skip
+                Step(request=0, round=n, token_ids=(token,), accepted=accepted, proposed_depth=2 * accepted)
+                for n, token in enumerate(tokens)
+            )
             shown: dict[str, Any] = {"text": text_of(tokens), "finish_reason": "length", "steps": steps}
             done.append(Completion(prompt_ids=tuple(prompt), token_ids=tokens, **shown))
         return done
@@ -81,12 +76,11 @@ def measured(engine: FakeEngine, count: int, *, sampling: SamplingParams = GREED
     return records
 
 
-def test_methods_alternate_prompt_by_prompt_and_take_turns_at_going_first() -> None:
+def test_methods_take_turns_at_going_first_after_a_warm_up_that_is_not_recorded() -> None:
     engine = FakeEngine()
-    records = measured(engine, 3)
-    assert engine.asked == [
-        (False, [1]), (True, [1]), (True, [2]), (False, [2]), (False, [3]), (True, [3]),
-    ]  # fmt: skip
+    records = measured(engine, 3, warmup=[[91]])
+    assert engine.asked[:2] == [(False, [91]), (True, [91])]
+    assert engine.asked[2:] == [(False, [1]), (True, [1]), (True, [2]), (False, [2]), (False, [3]), (True, [3])]
     # Whichever went first, plain decoding is written first.
     assert [(r.prompt, r.method) for r in records] == [(f"p{n}", m) for n in range(3) for m in (PLAIN, "fast")]
 
@@ -105,15 +99,6 @@ def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
     records: list[Record] = []
     list(measure(made, jobs(2), write=records.append))
     assert [record.equals_plain for record in records] == 2 * [None, None, True, True]
-
-
-def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
-    engine = FakeEngine(max_batch_size=2)
-    records = measured(engine, 2, warmup=[[91], [92], [93]])
-    assert engine.asked[:4] == [
-        (False, [91, 92]), (False, [93]), (True, [91, 92]), (True, [93]),
-    ]  # fmt: skip
-    assert len(records) == 4
 
 
 def test_divergences() -> None:
@@ -258,19 +243,6 @@ def fitted(*prompts: Prompt, policy: str, room: int = 60) -> tuple[list[Prompt],
     return found.prompts, found.sentence
 
 
-def test_one_token_too_many_is_too_long() -> None:
-    prompts, sentence = fitted(SHORT, LONG, policy="skip", room=109)
-    assert prompts == [SHORT]
-    for words in ("1 of 2 prompts", "engine.max_length=109", "the longest needs 110", "1 left out", "too_long=cut"):
-        assert sentence is not None and words in sentence
-
-
-def test_a_text_keeps_its_end() -> None:
-    (prompt,), sentence = fitted(LONG, policy="cut")
-    assert byte_tokenizer().decode(list(render(prompt, byte_tokenizer()))) == ("0123456789" * 5)
-    assert sentence is not None and "1 shortened; dataset.too_long=skip leaves them out" in sentence
-
-
 def test_a_token_before_every_text_stays_in_front() -> None:
     tokenizer = byte_tokenizer()
     plain = tokenizer("wxyz")["input_ids"]
@@ -282,7 +254,14 @@ def test_a_token_before_every_text_stays_in_front() -> None:
         render(Prompt(id="a", turns=("wxyz",), last_tokens=5), byte_tokenizer())
 
 
-def test_a_conversation_loses_the_middle_of_its_longest_turn() -> None:
+def test_what_is_too_long_is_left_out_or_loses_its_beginning_or_the_middle_of_its_longest_turn() -> None:
+    prompts, sentence = fitted(SHORT, LONG, policy="skip", room=109)
+    assert prompts == [SHORT] and sentence is not None
+    for words in ("1 of 2 prompts", "engine.max_length=109", "the longest needs 110", "1 left out", "too_long=cut"):
+        assert words in sentence
+    (prompt,), sentence = fitted(LONG, policy="cut")
+    assert text_of(render(prompt, byte_tokenizer())) == "0123456789" * 5
+    assert sentence is not None and "1 shortened; dataset.too_long=skip leaves them out" in sentence
     (prompt,), _ = fitted(CHAT, policy="cut", room=90)
     long, short = prompt.turns
     assert short == "more" and long.startswith("begin x") and long.endswith("x end") and "[...]" in long
