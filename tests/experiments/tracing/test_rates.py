@@ -32,12 +32,7 @@ QUICK = Bootstrap(resamples=200)
 
 
 def followed(shape: TreeShape, ranks: np.ndarray) -> tuple[DraftTree, torch.Tensor]:
-    """Greedy rounds: which child the target follows after every node of every row, by rank.
-
-    Args:
-        shape: The tree; the child of rank r has token r.
-        ranks: The rank of the child that the target follows; one that does not exist: none of them.
-    """
+    """Greedy rounds: the rank of the child that the target follows after every node of every row; rank r has token r."""
     tokens = torch.tensor(shape.ranks).expand(len(ranks), -1)
     said = torch.from_numpy(ranks)
     return DraftTree.from_shape(shape, tokens), torch.nn.functional.one_hot(said, 8).float()
@@ -99,8 +94,6 @@ def test_a_smaller_tree_emits_what_is_predicted(tmp_path: Path) -> None:
         reached[:, node] = reached[:, parent] * (ranks[:, parent] == shape.ranks[node])
     predicted = found.rates().tokens_per_round(shape)
     assert predicted == pytest.approx(reached.sum(1).mean(), abs=0.12)
-    low, high = found.tokens_interval(shape, QUICK) or (0.0, 0.0)
-    assert low < predicted < high < low + 0.3
     mixed = TreeShape.from_paths([(0,), (1,), (2,), (1, 0), (1, 1), (2, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)])
     assert abs(found.rates().tokens_per_round(mixed) - reached.sum(1).mean()) > 0.12
 
@@ -183,10 +176,7 @@ def test_a_table_by_hand() -> None:
     assert table[0].flatten().tolist() == pytest.approx([0.25, 0, 0.6, 0.05, 0.1, 1, 0, 0, 0, 0])
     assert small.draft_probs is not None
     assert small.draft_probs[0, 0].tolist() == pytest.approx([0.05, 0.8, 0, 0.1, 0.05])
-
-
-def test_nodes_that_are_not_drafted_do_not_make_a_tree_deeper() -> None:
-    """A drafter on the host pads its trees; results have as many places as drafts are deep."""
+    # A drafter on the host pads its trees; results have as many places as drafts are deep.
     valid = torch.tensor([[True, True, False]])
     tree = DraftTree.from_shape(TreeShape.chain(2), torch.tensor([[0, 1, 2]]), sampling=TOP, valid=valid)
     small, _ = unpack(pack(tree, torch.full((1, 3, 4), 0.25)))

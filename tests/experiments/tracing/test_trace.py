@@ -55,7 +55,6 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
     (found,) = score(drafts, {"rejection": RejectionVerifier()})
     assert len(found.accepted) == sum(len(record.accepted) for record in records)
     assert found.accepted.sum() == pytest.approx(sum(sum(record.expected_accepted) for record in records), abs=1e-3)
-    assert found.accepted.sum() > 0
 
     # Accepted nodes and following tokens, one round after the other, are the output of the engine.
     outputs, notes = outputs_of(folder, records)
@@ -128,9 +127,8 @@ def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
     assert rounds[1].nodes[3].p == pytest.approx(float(p[1, 6]))
     assert rounds[1].nodes[3].q == pytest.approx(float(q[1, 6]))
     assert rounds[1].next.p == pytest.approx(float(p[1, 7]))
-    best = [odds.token for odds in rounds[1].likely[1]]
-    assert best == p[1].argsort(descending=True)[:5].tolist()
-    assert len(rounds[1].likely) == 2, "the root and one accepted node"
+    root, accepted = ([odds.token for odds in likely] for likely in rounds[1].likely)
+    assert accepted == p[1].argsort(descending=True)[:5].tolist() and len(root) == 5
 
 
 def test_sources_follow_from_the_trace_and_are_open_without_one(tmp_path: Path) -> None:
