@@ -16,11 +16,11 @@ from experiments.reporting.comparison import report_differences
 from experiments.reporting.terminal import console
 from experiments.results.comparison import METHOD, entries_of, paired_differences
 from experiments.results.frame import Frame, frame_of, rounds_of
-from experiments.results.records import PLAIN, Record, begin_records, read_records
-from experiments.results.runs import load_run
+from experiments.results.records import PLAIN, Record
+from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.results.timing import lead, noise_of
-from tests.experiments.made_runs import made
+from tests.experiments.made_runs import loaded
 from tests.experiments.results.outputs import output
 
 DEFAULT = Bootstrap()
@@ -56,11 +56,11 @@ def test_bad_settings() -> None:
 IDLE = {"cores": 4, "own": 1.0, "others": 0.1}
 
 
-def record(batch: int, per_round: float, *, method: str = PLAIN, tokens: int = 50, **more: object) -> Record:
+def record(batch: int, per_round: float, *, tokens: int = 50, **more: object) -> Record:
     """Ten rounds of so many seconds, and a prefill of 1 s."""
     fields = {"batch": batch, "prompt_tokens": tokens, "accepted": (0,) * 10, "seconds": 1 + 10 * per_round}
     fields |= {"prompt": f"p{batch}", "stage_seconds": {"prefill": 1.0}, "load": IDLE}
-    return output(**{"method": method} | fields | more)
+    return output(**{"method": PLAIN} | fields | more)
 
 
 def noise(times: Sequence[float], load: Mapping[str, float] = IDLE) -> dict[str, Any]:
@@ -80,11 +80,10 @@ def test_what_the_length_explains_is_no_noise() -> None:
     """A round takes longer after a longer prompt: 0.1 s at 100 tokens, 0.4 s at 1600."""
     lengths = [100, 400, 700, 1000, 1300, 1600]
     records = [record(n, 0.1 + 0.0002 * (size - 100), tokens=size) for n, size in enumerate(lengths)]
-    found = noise_of(records, PLAIN)
-    assert found["noise_spread"] == pytest.approx(0, abs=1e-9)
+    assert noise_of(records, PLAIN)["noise_spread"] == pytest.approx(0, abs=1e-9)
     # The mutant: the same times at one length are noise.
-    alike = noise_of([record(n, 0.1 + 0.0002 * (size - 100)) for n, size in enumerate(lengths)], PLAIN)
-    assert alike["noisy"]
+    alike = [record(n, 0.1 + 0.0002 * (size - 100)) for n, size in enumerate(lengths)]
+    assert noise_of(alike, PLAIN)["noisy"]
 
 
 def test_the_load_of_other_processes_is_a_mean_over_time_and_counts_a_batch_once() -> None:
@@ -94,34 +93,27 @@ def test_the_load_of_other_processes_is_a_mean_over_time_and_counts_a_batch_once
     slow = {"cores": 4, "own": 1.0, "others": 3.0}
     below = {"cores": 4, "own": 1.0, "others": -0.2}  # of a short time, as the system counts in steps
     records = [record(0, 0.9, load=slow), record(0, 0.9, prompt="other", load=slow), record(1, 0.0, load=below)]
-    found = noise_of(records, PLAIN)
-    assert found["other_cores"] == pytest.approx((10 * 3.0 - 1 * 0.2) / 11)
+    assert noise_of(records, PLAIN)["other_cores"] == pytest.approx((10 * 3.0 - 1 * 0.2) / 11)
 
 
 QUICK = Bootstrap(resamples=300)
 
 
-def written(folder: Path, *overrides: str, accepted: int = 2, prompts: int = 4, **facts: object) -> Path:
+def drafted(folder: Path, *overrides: str, method: str = "model", accepted: int = 2) -> Run:
     """A run whose drafter accepts one token more on every second prompt, which are of a category of their own."""
-    made(folder, *overrides, prompts=prompts, **facts)
-    changed = read_records(folder / "records.jsonl")
-    drafted = {"expected_accepted": (2.0, 0.0), "proposed_depth": (4, 4), "proposed_nodes": (4, 4)}
-    for place, each in enumerate(changed):
-        if each.method != "plain":
-            odd = place // 2 % 2
-            own = {"accepted": (accepted + odd, 0), "category": "odd" if odd else "even"}
-            changed[place] = replace(each, **drafted | own)
-    begin_records(folder / "records.jsonl", changed)
-    return folder
+    records = []
+    for number in range(4):
+        shared: dict[str, Any] = {"category": "odd" if number % 2 else "even", "batch": number}
+        records.append(output(f"p{number}", "plain", **shared))
+        drafts = {"accepted": (accepted + number % 2, 0), "proposed_depth": (4, 4)}
+        records.append(output(f"p{number}", method, **drafts, **shared))
+    return loaded(folder, *overrides, prompts=4, records=records)
 
 
 def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
-    folders = [written(tmp_path / f"{name}{k}", f"drafter={name}", f"k={k}", accepted=count) for name, k, count in (
-        ("one", 2, 0), ("one", 4, 1), ("two", 2, 2), ("two", 4, 3))]  # fmt: skip
-    for folder in folders[2:]:  # `made` calls its method "model"
-        records = read_records(folder / "records.jsonl")
-        begin_records(folder / "records.jsonl", [replace(r, method=r.method.replace("model", "two")) for r in records])
-    rows = entries_of([load_run(folder) for folder in folders])
+    made = enumerate((name, k) for name in ("model", "two") for k in (2, 4))
+    runs = [drafted(tmp_path / f"{n}", f"drafter={name}", f"k={k}", method=name, accepted=n) for n, (name, k) in made]
+    rows = entries_of(runs)
     setting, found = paired_differences(rows)
     assert setting == "drafter"
     assert [(each["k"], each["category"], (each["reference"], each["compared"])) for each in found] == [
@@ -142,7 +134,7 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
 
 
 def test_two_runs_are_compared_whatever_they_differ_in_and_other_prompts_never(tmp_path: Path) -> None:
-    first, second = (load_run(written(tmp_path / name, f"a={name}", f"b={name}")) for name in "xy")
+    first, second = (drafted(tmp_path / name, f"a={name}", f"b={name}") for name in "xy")
     setting, found = paired_differences(entries_of([first, second]))
     assert setting == METHOD and [each["difference"] for each in found if each["category"] == "all"] == [0]
     other = replace(second, manifest=second.manifest | {"prompts_hash": "other"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.reporting.run_tables import comparison_table, errors_of, print_troubles, run_table
+from experiments.reporting.run_tables import comparison_table, errors_of, run_table
 from experiments.reporting.table import Emphasis
 from experiments.reporting.verdicts import evidence, losses, print_verdicts
 from experiments.results.frame import frame_of
@@ -19,7 +19,7 @@ from experiments.results.records import Record
 from experiments.results.rows import positions
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import Lead, gain_over, noise_verdict, speedup, timed_calls, winner
+from experiments.results.timing import gain_over, noise_verdict
 from experiments.session.measurement import NotLosslessError, check_lossless
 from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
@@ -97,25 +97,18 @@ def rounds(prompt: str, method: str, expected: tuple[float, ...], **more: Any) -
     return output(prompt, method, **{"temperature": 1.0} | columns | more)
 
 
-CHAIN = [rounds("a", "chain", (1.0, 2.0)), rounds("b", "chain", (0.5,))]
-TREE = [rounds("a", "tree", (2.0,)), rounds("b", "tree", (1.0, 1.0))]
-
-
-def gain(own: list[Record], other: list[Record]) -> Lead | None:
-    return gain_over(frame_of(own), frame_of(other), QUICK)
-
-
 def test_a_gain_is_of_totals_over_the_prompts_that_both_have() -> None:
-    found = gain(TREE, CHAIN)
-    assert found is not None
+    chain = [rounds("a", "chain", (1.0, 2.0)), rounds("b", "chain", (0.5,))]
+    tree = frame_of([rounds("a", "tree", (2.0,)), rounds("b", "tree", (1.0, 1.0))])
+    failed = replace(chain[1], finish_reason="error", error="no")
+    found, alone = (gain_over(tree, frame_of(other), QUICK) for other in (chain, [chain[0], failed]))
+    assert found is not None and alone is not None
     # 3 + 2 + 2 tokens in 3 rounds, and 2 + 3 + 1.5 in 3.
     assert found.difference == pytest.approx(7 / 3 - 6.5 / 3)
     # Drawn twice, the prompts alone give 3 - 2.5 and 2 - 1.5.
     assert found.interval == pytest.approx((found.difference, 0.5))
-    failed = replace(CHAIN[1], finish_reason="error", error="no")
-    alone = gain(TREE, [CHAIN[0], failed])
-    assert alone is not None and alone.difference == pytest.approx(0.5), "what only one has finished counts for neither"
-    assert alone.interval is None and gain(TREE, [failed]) is None
+    assert alone.difference == pytest.approx(0.5), "what only one has finished counts for neither"
+    assert alone.interval is None and gain_over(tree, frame_of([failed]), QUICK) is None
 
 
 def raced(*methods: tuple[str, tuple[float, ...]], **more: Any) -> list[Record]:
@@ -133,18 +126,13 @@ CLEAR = (("first", (2.0, 2.0, 1.6, 4.0)), ("second", (2.1, 2.1, 1.68, 4.2)))
 
 
 def fastest(records: list[Record]) -> list[str]:
-    by = dict(iter(frame_of(records).groupby("method", sort=False)))
-    names = [name for name in by if name != "plain"]
-    speeds = [speedup(timed_calls(by[name], by["plain"])) for name in names]
-    entrants = [({"speedup": speed}, by[name], by["plain"]) for name, speed in zip(names, speeds, strict=True)]
-    best = winner("speedup", entrants, QUICK)
-    return [] if best is None else [names[best]]
+    return [row["method"] for row in run_of(records).rows if row["best.speedup"]]
 
 
 def test_a_winner_is_one_whose_paired_lead_leaves_out_nothing() -> None:
     found = run_of(raced(*CLEAR)).rows
     assert found[1]["speedup_low"] <= found[2]["speedup_high"]
-    assert [row["method"] for row in found if row["best.speedup"]] == ["first"]
+    assert fastest(raced(*CLEAR)) == ["first"]
     # The mutant: of the same mean lead, but carried by one prompt of four.
     assert fastest(raced(CLEAR[0], ("second", (2.0, 2.0, 1.6, 4.5)))) == []
     assert fastest(raced(CLEAR[0])) == [], "a single competitor leads nobody"
@@ -165,9 +153,8 @@ def test_only_exact_methods_compete() -> None:
         times = tuple(place * seconds for seconds in (0.1, 0.1, 0.08, 0.2))
         every += [each for each in raced((name, times), **more) if each.method == name]
     rows = run_of(raced(*CLEAR) + every).rows
-    competing = [row["method"] for row in rows if row["competes"]]
-    assert competing == ["first", "second", "declared", "tied"]
-    assert [row["method"] for row in rows if row["best.speedup"]] == ["declared"]
+    assert [row["method"] for row in rows if row["competes"]] == ["first", "second", "declared", "tied"]
+    assert fastest(raced(*CLEAR) + every) == ["declared"]
 
 
 def judged(prompt: str, method: str = "fast", **more: Any) -> Record:
@@ -192,7 +179,7 @@ def made(*records: Record) -> Run:
 
 
 def test_neither_a_tie_under_a_bound_of_zero_nor_an_early_end_is_excused() -> None:
-    """Of a bound of zero, which is an invariant engine's: equal logits are decided by the token's id in every method."""
+    """A bound of zero is an invariant engine's: equal logits are decided by the token's id in every method."""
     ends = "the end of the output instead of ' b' (token 9), where no dtype explains a difference"
     for one, said in ((parted("1", 0.0, 0.0), "margin 0 nats, bound 0"), (ENDED, ends)):
         found = judge([EQUAL, one])
@@ -249,13 +236,8 @@ def test_timings_are_noisy_by_their_spread_or_beside_a_load() -> None:
 
 def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
     ties = [parted(each, 0.1 * (each == "1"), 0.3, method="even") for each in "0123456"]
-    found = (made(EQUAL, TIE, *ties), made(EQUAL, TIE, *ties, judged("0", "odd"), parted("2", 4.0, 0.3, method="odd")))
-    shown = []
-    for each in found:
-        console = Console(record=True, width=300, file=io.StringIO())
-        print_troubles(console, each)
-        print_verdicts(console, each)
-        shown.append([line for line in console.export_text().splitlines() if "NOISY" not in line])
-    good = "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3)"
-    assert shown[0] == [good]
-    assert shown[1][0] == good and shown[1][1].startswith("odd: NOT LOSSLESS: 1 of 2") and len(shown[1]) == 2
+    console = Console(record=True, width=300, file=io.StringIO())
+    print_verdicts(console, made(EQUAL, TIE, *ties, judged("0", "odd"), parted("2", 4.0, 0.3, method="odd")))
+    good, bug = console.export_text().splitlines()
+    assert good == "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3)"
+    assert bug.startswith("odd: NOT LOSSLESS: 1 of 2")

@@ -33,7 +33,7 @@ QUICK = Bootstrap(resamples=200)
 
 
 def followed(shape: TreeShape, ranks: np.ndarray) -> tuple[DraftTree, torch.Tensor]:
-    """Greedy rounds: the rank, which is the token, of the child that the target follows after every node of every row."""
+    """Greedy rounds: which child the target follows after every node of every row, by rank, which is the token, too."""
     tokens = torch.tensor(shape.ranks).expand(len(ranks), -1)
     said = torch.from_numpy(ranks)
     return DraftTree.from_shape(shape, tokens), torch.nn.functional.one_hot(said, 8).float()
