@@ -15,7 +15,6 @@ from experiments.reporting.studies.context import CONTEXT
 from experiments.reporting.studies.two_way import two_way_table
 from experiments.reporting.table import Emphasis, Table
 from experiments.results.comparison import Entry, entries_of, grids
-from experiments.results.records import Record
 from experiments.results.rows import positions, rows_of
 from experiments.results.runs import Run
 from experiments.sweep.callbacks import Report
@@ -27,24 +26,18 @@ BATCHES = (1, 2, 4, 8)
 # emits two tokens per round, which costs 1.2 times as much at batch 1 and ever more above.
 PLAIN = {1: 0.10, 2: 0.10, 4: 0.11, 8: 0.22}
 FAST = {1: 0.12, 2: 0.13, 4: 0.17, 8: 0.44}
-TOKENS = 8
 
 
-def records(batch: int) -> list[Record]:
+def run_at(folder: Path, batch: int) -> Run:
     """Two full batches of requests of 8 tokens, without queue or prefill."""
     found = []
     for number in range(2 * batch):
         for method, per_round, emitted in (("plain", PLAIN[batch], 1), ("fast", FAST[batch], 2)):
-            seen = [(per_round * (place + 1), emitted) for place in range(TOKENS // emitted)]
+            seen = [(per_round * (place + 1), emitted) for place in range(8 // emitted)]
             fields = {"batch": number // batch, "seconds": seen[-1][0], "accepted": (emitted - 1,) * len(seen)}
             found.append(output(f"p{number}", method, **fields | moments(*seen)))
-    return found
-
-
-def run_at(folder: Path, batch: int) -> Run:
-    setting = f"engine.max_batch_size={batch}"
     facts: dict[str, Any] = {"planned": 2 * batch, "config": {"engine": {"max_batch_size": batch}}}
-    return loaded(folder / str(batch), setting, records=records(batch), **facts)
+    return loaded(folder / str(batch), f"engine.max_batch_size={batch}", records=found, **facts)
 
 
 @pytest.fixture(scope="module")
@@ -68,32 +61,25 @@ def test_curves_by_hand(runs: list[Run]) -> None:
     assert set(batch_sweep.report.frame(runs[1:]).knee) == {""}, "it may go on after batch 4"
 
 
-def points(*speeds: tuple[int, float], spread: float) -> pandas.DataFrame:
-    rows = [{BATCH: b, "speedup": s, "speedup_low": s - spread, "speedup_high": s + spread} for b, s in speeds]
-    return pandas.DataFrame(rows)
-
-
 def test_crossings_on_a_logarithmic_scale(runs: list[Run]) -> None:
     frame = batch_sweep.report.frame(runs)
     ((at, words),) = crossings(frame[frame.name == "fast"])
     # The speedup is 0.22/0.17 = 1.29 at batch 4, and exactly 1 at batch 8: that is not above 1 any more.
     assert at == pytest.approx(8.0) and words.startswith("stops to be faster than plain decoding between batch 4 and 8")
     assert words.endswith("one of them holds 1"), "the interval at batch 8"
-    down, up = crossings(points((2, 1.2), (8, 0.8), (32, 1.6), spread=0.01))
+    speeds = ((2, 1.2), (8, 0.8), (32, 1.6))
+    rows = ({BATCH: b, "speedup": s, "speedup_low": s - 0.01, "speedup_high": s + 0.01} for b, s in speeds)
+    down, up = crossings(pandas.DataFrame(rows))
     assert down[0] == pytest.approx(4.0) and down[1].startswith("stops"), "half way from 2 to 8"
     assert up[0] == pytest.approx(8 * 4 ** (1 / 4)) and up[1].startswith("begins") and "holds 1" not in up[1]
 
 
-def test_what_is_written_and_said_of_batches(
-    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_written_and_said_of_batches(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
     batch_sweep.report(runs, tmp_path)
     said = capsys.readouterr().out
     assert "plain, T=0: knee at batch 4" in said
     assert "stops to be faster than plain decoding between batch 4 and 8, at about 8.0" in said
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "batch_sweep.md", "batch_sweep.json", "batch_sweep.png", "batch_sweep.svg"
-    }  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {f"batch_sweep.{end}" for end in ("md", "json", "png", "svg")}
     with pytest.raises(ValueError, match=r"needs runs .* at two values of engine\.max_batch_size or more: give engine"):
         batch_sweep.report(runs[:1], tmp_path)
 
@@ -112,7 +98,7 @@ def of_context(folder: Path, tokens: int) -> Run:
     return loaded(folder, prompts=4, records=records, config={"dataset": {"tokens": tokens}})
 
 
-def test_contexts_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contexts_by_hand(tmp_path: Path, no_pictures: None, capsys: Any) -> None:
     of_contexts = [of_context(tmp_path / "runs" / str(tokens), tokens) for tokens in (4096, 128)]  # in any order
     short, long = rows_of(context.report.frame(of_contexts))
     assert (short[CONTEXT], long[CONTEXT]) == (128, 4096)
@@ -168,7 +154,7 @@ def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: P
     assert (tmp_path / "lengths.png").exists()
 
 
-def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, no_pictures: None, capsys: Any) -> None:
     run(tmp_path / "0", "sampling=code", "mask=true", more=1)
     run(tmp_path / "1", "sampling=code", "mask=false", "dataset.file=${dataset.category}.jsonl")  # as it was typed
     run(tmp_path / "2", "mask=maybe")
