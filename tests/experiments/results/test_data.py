@@ -17,7 +17,7 @@ from experiments.results.records import keep_record
 from experiments.results.rows import PROMPTS, ROUNDS, RUNS
 from experiments.results.runs import load_run
 from experiments.results.summary import SCHEMA
-from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of
+from experiments.results.texts import read_token_texts
 from experiments.results.timing import STAGES
 from specdec.engine import clock
 from tests.experiments.made_runs import made
@@ -161,13 +161,6 @@ def test_shipped_rules_are_exact_and_one_that_somebody_adds_to_the_package_is_de
     for name in ("Added", "RejectionVerifier"):
         added = type(name, (RejectionVerifier,), {"__module__": "verifiers.rejection"})
         assert stated_exactness(added()) == "exact (declared)"
-
-
-def test_texts_of_tokens_alone_and_in_a_row() -> None:
-    texts = {1: b" a", 3: b"\xe2", 4: b"\x86\x92"}
-    assert [text_of(token, texts) for token in (1, 3, 9)] == [" a", "\\xe2", "<9>"]
-    assert in_context([1, 3, 4, 1], texts) == [" a", INCOMPLETE, "→", " a"]
-    assert in_context([3, 1], texts) == [INCOMPLETE, "\ufffd a"], "a character that never ends"
 
 
 def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:

@@ -169,19 +169,13 @@ def test_a_table_by_hand() -> None:
 def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[Tensor, Tensor]:
     """p': like q (or evenly) on the tokens that are dropped; and how far it is from p, by node."""
     packed = pack(drafts.tree, drafts.target_probs, dropped=dropped)
-    p, q = drafts.target_probs.clone(), drafts.tree.draft_probs
-    batch, nodes, vocab = p.shape
-    start = 0
-    for row in range(batch):
-        for node in range(nodes):
-            ids = torch.from_numpy(packed.ids[start : start + packed.counts[row, node]])
-            start += len(ids)
-            rest = torch.ones(vocab, dtype=torch.bool)
-            rest[ids] = False
-            has_q = q is not None and packed.rest_q[row, node] > 0
-            weight = q[row, node] * rest if has_q and like_q and q is not None else rest.double()
-            if rest.any() and weight.sum() > 0:
-                p[row, node] = torch.where(rest, p[row, node][rest].sum() * weight / weight.sum(), p[row, node])
+    p, q = drafts.target_probs, drafts.tree.draft_probs
+    kept = torch.zeros_like(p, dtype=torch.bool)
+    kept.flatten(0, 1)[np.arange(packed.counts.size).repeat(packed.counts.ravel()), packed.ids] = True
+    weight = (~kept).double()
+    if q is not None and like_q:
+        weight = torch.where(torch.from_numpy(packed.rest_q)[..., None] > 0, q * weight, weight)
+    p = torch.where(kept, p, (p * ~kept).sum(-1, keepdim=True) * weight / weight.sum(-1, keepdim=True))
     far = 0.5 * (p - drafts.target_probs).abs().sum(-1)
     return p, far[drafts.tree.valid]
 
