@@ -116,15 +116,10 @@ def written(folder: Path, *rows: object, between: str = "\n") -> str:
 
 
 def test_turns_and_prompts(tmp_path: Path) -> None:
-    rows = [
-        {"turns": ["hello", "and then?"], "question_id": 81, "category": "writing", "reference": [1]},
-        {"prompt": "once upon", "id": "x"},
-        {"turns": ["ä ö"]},
-    ]
+    rows = [{"prompt": "once upon", "id": "x"}, {"turns": ["ä ö"]}]
     assert Jsonl(file=written(tmp_path, *rows, between="\n\n")).load() == [
-        Prompt(id="81", turns=("hello", "and then?"), category="writing", chat=True),
         Prompt(id="x", turns=("once upon",)),
-        Prompt(id="5", turns=("ä ö",), chat=True),
+        Prompt(id="3", turns=("ä ö",), chat=True),
     ]
     path = written(tmp_path, {"question": "How many {}?"}, {"turns": ["As it is"]})
     prompts = Jsonl(file=path, fields=["question"], chat=True, template="Q: {}\nA:").load()

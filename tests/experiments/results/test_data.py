@@ -87,7 +87,6 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     assert row.started == pandas.Timestamp("2026-03-01T11:00:00", tz="UTC")
     lossy = runs.loc[("outputs/sweep/0", "typical")]
     assert (lossy.divergences, lossy["stage_seconds.verify"]) == (1, 0.3)
-    assert lossy[["mbu.verify", "mfu.verify", "wasted"]].tolist() == [0.5, 0.2, 0.25]
     assert pandas.isna(row.divergences), "nothing was compared"
 
     found = results.load("outputs/sweep/0")

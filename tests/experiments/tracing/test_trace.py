@@ -1,25 +1,22 @@
 """Traces of whole runs: what they hold, that they change nothing, what is left of them, and rounds read back."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import DictConfig
 
-from experiments.results.records import Record, Source, read_records
+from experiments.results.records import Record, read_records
 from experiments.run import run
 from experiments.tracing.rounds import outputs_of, read_rounds
 from experiments.tracing.scoring import find_drafts, score
 from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.types import DraftSampling
-from tests.experiments.runs import Stop, local
-from tests.experiments.showcase import OUTPUT, ROUNDS, tables, write_run
+from tests.experiments.runs import Configure, Stop, local
+from tests.experiments.showcase import ROUNDS, tables, write_run
 from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-Configure = Callable[..., DictConfig]
 SAMPLED = ["sampling.temperature=1", "engine.max_batch_size=2"]
 TREE = ["drafter.shape=[2,1]", "drafter.sampling=without_replacement"]
 
@@ -129,15 +126,3 @@ def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
     assert rounds[1].next.p == pytest.approx(float(p[1, 7]))
     root, accepted = ([odds.token for odds in likely] for likely in rounds[1].likely)
     assert accepted == p[1].argsort(descending=True)[:5].tolist() and len(root) == 5
-
-
-def test_sources_follow_from_the_trace_and_are_open_without_one(tmp_path: Path) -> None:
-    a, r, b, e = Source.ACCEPTED, Source.RECOVERED, Source.BONUS, Source.EITHER
-    for trace, sources in ((True, [a, a, b, a, r, a, b]), (False, [a, a, b, a, e, a, e])):
-        folder = write_run(tmp_path / str(trace), trace=trace)
-        records = [record for record in read_records(folder / "records.jsonl") if record.method == "model"]
-        outputs, notes = outputs_of(folder, records)
-        assert notes == [] if trace else "trace=true" in notes[0]
-        for output in outputs:
-            assert [token.source for token in output.tokens] == sources
-            assert tuple(token.token for token in output.tokens) == OUTPUT
