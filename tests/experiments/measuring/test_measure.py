@@ -189,7 +189,7 @@ def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:
     records: list[Record] = []
     sides = [Contender(PLAIN, shared, speculate=False), Contender("beside", shared), Contender("alone", alone)]
     list(measure(sides, listed, write=records.append))
-    names = [side.name for side in sides]
+    names = [side.method for side in sides]
     found = {name: [r.memory.get("reused", 0) for r in records if r.method == name] for name in names}
     assert found[PLAIN] == found["beside"] == [0, 0, 0] and max(found["alone"]) > 0
 
