@@ -172,34 +172,30 @@ def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, no_pictures: None
     assert "'chain: none' stands twice in the column 'code': name what differs" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def made_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return loaded(tmp_path_factory.mktemp("runs") / "one")
-
-
-def rows(run: Run, *jobs: str, **facts: Any) -> list[Entry]:
+def rows(folder: Path, *jobs: str, **facts: Any) -> list[Entry]:
     """A row for each job, by its overrides."""
+    run = loaded(folder)
     manifests = [run.manifest | {"overrides": job.split()} | facts for job in jobs]
     runs = [replace(run, folder=Path(str(number)), manifest=each) for number, each in enumerate(manifests)]
     return entries_of(runs)
 
 
-def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(made_run: Run) -> None:
+def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(tmp_path: Path) -> None:
     config: dict[str, Any] = {"dataset": {"seed": 0}, "drafter": {"shape": 4, "sampling": "iid"}}
     config |= {"bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1}}
     jobs = [f"drafter.shape={shape} drafter.sampling={law}" for shape in (2, 8) for law in ("iid", "coupled")]
-    (grid,) = grids(rows(made_run, *jobs, "drafter.sampling=coupled", "", config=config))
+    (grid,) = grids(rows(tmp_path, *jobs, "drafter.sampling=coupled", "", config=config))
     assert (grid.down, grid.across) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
     assert (grid.rows, grid.columns, grid.fixed) == (("2", "4", "8"), ("iid", "coupled"), {})
     assert set(grid.cells) == {(row, column) for row in "248" for column in ("iid", "coupled")}
     assert grid.cells["4", "iid"]["mean_acceptance_length"] == pytest.approx(1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1) / 9)
     # One setting; a diagonal: three of nine cells.
     for few in (["a=1", "a=2"], ["a=1 b=1", "a=2 b=2", "a=3 b=3"]):
-        assert grids(rows(made_run, *few)) == []
+        assert grids(rows(tmp_path, *few)) == []
 
 
-def test_the_fastest_exact_method_of_a_table_stands_out_if_that_is_sure(made_run: Run) -> None:
-    found = rows(made_run, *(f"a={a} b={b}" for a in (1, 2) for b in "xy"))
+def test_the_fastest_exact_method_of_a_table_stands_out_if_that_is_sure(tmp_path: Path) -> None:
+    found = rows(tmp_path, *(f"a={a} b={b}" for a in (1, 2) for b in "xy"))
     # Put together by hand: without records, intervals that do not overlap make a winner.
     made = [entry._replace(run=replace(entry.run, outputs=entry.run.outputs[:0])) for entry in found]
 
