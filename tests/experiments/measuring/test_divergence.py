@@ -18,7 +18,7 @@ from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, find_divergence, measure
 from experiments.results.lossless import Divergence, Verdict, judge, worst
 from experiments.results.records import PLAIN, Record
-from specdec import Drafter, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
+from specdec import DraftTree, Engine, Laws, SamplingParams, Target
 from specdec.checks.ties import Tie
 from tests.experiments.test_run import WrongRoot
 from verifiers.block import TraversalVerifier
@@ -54,13 +54,11 @@ def verdict(engine: Engine, tokens: int = 16) -> tuple[dict[str, Any], Divergenc
     return found, worst(outputs)
 
 
-def engine_of(
-    setting: Setting, drafter: Drafter | None = None, rule: Verifier | None = None, *, invariant: bool = False
-) -> Engine:
-    """An engine with the bundled pair, if no other drafter is given."""
-    drafter = drafter or ModelDrafter.from_pretrained("bundled/drafter", shape=[2, 2, 1], dtype=setting[0])
-    options: Any = {"max_batch_size": 2, "max_length": 256, "invariant": invariant}
-    return Engine(target(*setting), drafter, rule or TraversalVerifier(), **options)
+def engine_of(setting: Setting, **options: Any) -> Engine:
+    """An engine with the bundled pair, if the options name no other parts."""
+    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=[2, 2, 1], dtype=setting[0])
+    usual = {"drafter": drafter, "verifier": TraversalVerifier(), "max_batch_size": 2, "max_length": 256}
+    return Engine(target(*setting), **usual | options)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +85,6 @@ class AcceptsAll(TraversalVerifier):
         return Laws(stop, lambda stop: target_probs[torch.arange(len(stop)), stop])
 
 
-def accepts_all(setting: Setting) -> Engine:
-    return engine_of(setting, rule=AcceptsAll())
-
-
 def corrupted_commit(setting: Setting) -> Engine:
     """Keys and values of an accepted path stay where the tree had them, instead of moving to their places."""
     engine = engine_of(setting)
@@ -101,7 +95,7 @@ def corrupted_commit(setting: Setting) -> Engine:
 @pytest.mark.parametrize(
     ("broken", "setting"),
     [
-        (accepts_all, ("float32", None)),
+        (lambda setting: engine_of(setting, verifier=AcceptsAll()), ("float32", None)),
         (corrupted_commit, ("float32", None)),
         pytest.param(corrupted_commit, ("bfloat16", "int8"), marks=pytest.mark.full),
     ],
@@ -120,6 +114,6 @@ def test_an_examination_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, 
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(loop, "examine", broken)
-    found, _ = verdict(engine_of(("float32", None), WrongRoot(max_draft_tokens=4)), 8)
+    found, _ = verdict(engine_of(("float32", None), drafter=WrongRoot(max_draft_tokens=4)), 8)
     assert found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] is None
     assert "could not be examined" in caplog.text and "RuntimeError: out of memory" in caplog.text
