@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
+from drafters.model import TrainedLM
 from experiments.commands.train import _rewritten
 from experiments.training.data.chat import Chat
 from experiments.training.data.document import Document, held_apart
@@ -55,7 +56,6 @@ def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) ->
     shared = [{"from": "human" if m["role"] == "user" else "gpt", "value": m["content"]} for m in TALK]
     file = lines(tmp_path / "talks.jsonl", {"messages": TALK}, {"conversations": shared})
     found = Chat(file, held_out=0.5).load(chatting)
-    assert len(found.training) == len(found.held_out) == 1
     for document in (*found.training, *found.held_out):
         assert said(document, supervised=True) == "yes!no!"
         assert said(document, supervised=False) == "U:hi;A:U:so;A:"
@@ -66,11 +66,9 @@ def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) ->
 
 def test_calls_of_tools_and_content_in_parts_are_as_the_endpoint_reads_them(chatting: Target, tmp_path: Path) -> None:
     """Arguments as JSON or objects, lists as JSON, too; the tools stay beside the target's own answers."""
-    chatting.tokenizer.chat_template = "{{ (tools or [])|map(attribute='function')|map(attribute='name')|join }};" + (
-        TEMPLATE.replace(
-            "{{ m['content'] }}!", "{{ m['content'] or m['tool_calls'][0]['function']['arguments']['x'] }}!"
-        )
-    )
+    content = "{{ m['content'] or m['tool_calls'][0]['function']['arguments']['x'] }}!"
+    names = "{{ (tools or [])|map(attribute='function')|map(attribute='name')|join }};"
+    chatting.tokenizer.chat_template = names + TEMPLATE.replace("{{ m['content'] }}!", content)
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "one"}'}}]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
@@ -92,10 +90,8 @@ def test_calls_of_tools_and_content_in_parts_are_as_the_endpoint_reads_them(chat
         ([{"messages": TALK[:1]}] * 2, TEMPLATE, "has no assistant turns, so there is nothing to learn from"),
         ([{"messages": TALK}] * 2, "{{ messages[0]['content'] }}", "the chat template has no generation markers"),
         ([{"messages": TALK}] * 2, None, "tokenizer has no chat template: give data.template=FILE"),
-        ([{"text": "a"}], TEMPLATE, "line 1 is no conversation: give"),
         ([{"messages": [{"role": "user"}]}], TEMPLATE, r"line 1: a message is \{'role': 'user'\}: give "),
         ([{"messages": "[oops"}], TEMPLATE, "line 1 is no conversation: give"),
-        ([{"messages": TALK}], TEMPLATE, "1 document is too few"),
     ],
 )
 def test_bad_conversations_are_one_sentence(rows, template, message: str, chatting: Target, tmp_path: Path) -> None:
@@ -115,6 +111,13 @@ def test_files_are_documents_and_some_are_held_out(tmp_path: Path, chatting: Tar
     found = held_apart(documents, 0.2)
     assert [d.name for d in found.held_out] == ["4", "9"] and len(found.training) == 8
     assert len(held_apart(documents[:3], 0.01).held_out) == 1
+    for message, call in (
+        (r"data\.files: no file is '.*nothing\.\*'", lambda: TextFiles("/nothing.*").check()),
+        ("1 document is too few", lambda: held_apart(documents[:1], 0.2)),
+        ("held_out=0.6", lambda: held_apart(documents, 0.6)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_rows_are_the_documents_they_are_made_of() -> None:
@@ -122,17 +125,16 @@ def test_rows_are_the_documents_they_are_made_of() -> None:
     rows = Rows(documents, length=16, batch_size=1, seed=0)
     batch = rows.batch(list(range(len(rows))))
     inside = batch.documents >= 0
-    assert sorted(batch.tokens[inside].tolist()) == sorted(
-        t for d in documents[:4] + documents[5:] for t in d.tokens.tolist()
-    )
+    known = sorted(token for d in documents if len(d.tokens) > 1 for token in d.tokens.tolist())
+    assert sorted(batch.tokens[inside].tolist()) == known, "one token teaches nothing"
     follows = (batch.positions > 0)[:, 1:] & inside[:, 1:]
     assert (batch.tokens.diff()[follows] == 1).all() and (batch.positions.diff()[follows] == 1).all()
     assert len(rows) == 5, "75 tokens do not fit into four rows: 16 + 16, 16, 9 + 5, 8 + 3"
+    assert token_counts(documents[:1], 304).tolist() == [0] * 300 + [1, 1, 1, 0]
 
 
 def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
-    documents = [Document.whole(str(n), [n] * 8) for n in range(12)]
-    rows = Rows(documents, length=8, batch_size=4, seed=1)
+    rows = Rows([Document.whole(str(n), [n] * 8) for n in range(12)], length=8, batch_size=4, seed=1)
     assert rows.steps_per_epoch == 3
     epochs = [[rows.numbers(step) for step in range(start, start + 3)] for start in (0, 3)]
     for epoch in epochs:
@@ -140,7 +142,8 @@ def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
     assert epochs[0] != epochs[1], "each epoch has an order of its own"
     halves = rows.numbers(1, 0, 2), rows.numbers(1, 1, 2)
     assert sorted(halves[0] + halves[1]) == sorted(rows.numbers(1)) and len(halves[0]) == 2
-    assert token_counts(documents[:2], 3).tolist() == [8, 8, 0]
+    with pytest.raises(ValueError, match=r"96 tokens in 12 .* make 12 rows of 8, fewer than one batch of 13"):
+        Rows([Document.whole(str(n), [n] * 8) for n in range(12)], length=8, batch_size=13, seed=0)
 
 
 def config(tmp_path: Path, **options: Any) -> RegenerateConfig:
@@ -208,30 +211,11 @@ def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> 
 
 def test_the_served_length_is_the_engines(target: Target) -> None:
     """A head that is the target itself is accepted to the last token, at every temperature."""
-    from drafters.model import TrainedLM
-
-    class Perfect(TrainedLM):
-        def begin(self, target: Target, counts: Any) -> None:
-            self.head = target.model
-
-    head = Perfect(config={"hidden_size": 8}, depths=3)
-    head.begin(target, None)
+    head: Any = TrainedLM(config={"hidden_size": 8}, depths=3)
+    head.head = target.model
     settings = ServedConfig(prompts=2, max_new_tokens=12, temperatures=(0.0, 1.0))
     figures = served(head, target, [[1, 2, 3], [4, 5]], settings, seed=0)
-    assert figures["served_length/T=0"] == figures["served_length/T=1"] == 4.0
-    assert figures["served_length"] == pytest.approx(4.0) == figures["expected_length"] and head.training
-    assert figures["expected_length/T=1"] == pytest.approx(4.0)
+    for name in ("served_length", "served_length/T=0", "served_length/T=1", "expected_length", "expected_length/T=1"):
+        assert figures[name] == pytest.approx(4.0)
     assert figures["served_length/T=0/low"] == figures["served_length/T=1/high"] == 4.0, "each prompt has this length"
-
-
-def test_texts_that_are_too_few_are_refused() -> None:
-    documents = [Document.whole(str(n), [n] * 8) for n in range(12)]
-    sizes = {"length": 8, "batch_size": 13, "seed": 0}
-    for message, call in (
-        (r"data\.files: no file is '.*nothing\.\*'", lambda: TextFiles("/nothing.*").check()),
-        ("held_out=0.0", lambda: held_apart(documents, 0.0)),
-        ("held_out=0.6", lambda: held_apart(documents, 0.6)),
-        ("96 tokens in 12 .* make 12 rows of 8, fewer than one batch of 13", lambda: Rows(documents, **sizes)),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    assert head.training
