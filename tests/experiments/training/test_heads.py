@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,14 +13,16 @@ from transformers import DynamicCache
 from drafters.block_training import TrainedBlock, packed_blocks
 from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
-from drafters.heads.block import BlockHead
 from drafters.heads.block_parts import Refinement
 from drafters.heads.mtp import MTPHead
+from drafters.heads.parallel import Masked, dropped
 from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.medusa import TrainedMedusa
 from drafters.model import TrainedLM, copy_weights
 from drafters.mtp import TrainedMTP
+from drafters.pard import TrainedPARD
+from drafters.peagle import TrainedPEagle
 from experiments.training.comparison import Comparison
 from experiments.training.losses import CrossEntropy
 from experiments.training.states import FrozenTarget
@@ -169,10 +172,9 @@ def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Targe
         assert (found - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), key
 
 
-def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: int, target: Target) -> Tensor:
-    own, at = alone(batch, root)
-    states, config, cache = frozen(own), head.config, DynamicCache()
-    bound = head.bound(target.model)
+def block_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, target: Target) -> Tensor:
+    block, states, cache = head.head.eval(), frozen(own), DynamicCache()
+    bound, config = block.bound(target.model), block.config
     context = torch.cat([states.hidden[layer][:, :at] for layer in head.hidden_layers], -1)
     bound(features=context, past_key_values=cache)
     slots = torch.full((1, config.block_size), config.mask_token_id)
@@ -187,7 +189,7 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
     embeds = target.model.get_input_embeddings()
     out = bound(inputs_embeds=embeds(slots), attention_mask=masks, past_key_values=cache, output_hidden_states=True)
     known = min(config.tokens, own.tokens.shape[1] - at)
-    found, places = out.logits[:, -config.tokens :][:, :known].clone(), head.place_head
+    found, places = out.logits[:, -config.tokens :][:, :known].clone(), block.place_head
     if places is not None:
         hidden, state = places.prepare(out.hidden_states[-1], config.tokens, own.tokens[:, at - 1])
         more = {"whole": True} if config.selector_rank else {}
@@ -196,6 +198,27 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
             note, state = places.note(token, place, hidden[:, place], state, embeds(token))
             found[:, place] = places.read(found[:, place].clone(), note, **more)
     return found[0]
+
+
+def masked_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, target: Target) -> Tensor:
+    """A draft's own document up to the root, and masks behind it."""
+    masks = torch.full((1, head.depths - 1), 7)
+    if isinstance(head, TrainedPARD):
+        return head.head(torch.cat([own.tokens[:, : at + 1], masks], 1)).logits[0, at:]
+    states = frozen(own)
+    features = head.head.fuse([states.hidden[layer][:, :at] for layer in head.hidden_layers])
+    fill = head.head.fuse([head.head.model.mask_hidden]).expand(1, head.depths - 1, -1)
+    tokens = torch.cat([own.tokens[:, 1 : at + 1], masks], 1)
+    return head.head(tokens, features=torch.cat([features, fill], 1)).logits[0, at - 1 :]
+
+
+def model_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, target: Target) -> Tensor:
+    return head.head(own.tokens).logits[0, at : at + 1]
+
+
+def medusa_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, target: Target) -> Tensor:
+    """The state before the root is what it reads."""
+    return head.head(frozen(own).hidden[-1][0, at - 1 : at])[:, 0]
 
 
 BLOCKS: dict[str, dict] = {
@@ -225,27 +248,78 @@ BLOCKS: dict[str, dict] = {
 }  # fmt: skip
 
 
+def block_of(name: str) -> TrainedBlock:
+    return TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
+
+
+RECURRENT = LM | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_key_value_heads": 2}
+MASKED: dict[str, Callable[[], Any]] = {
+    "peagle": lambda: TrainedPEagle(depths=4, layers=2, hidden_layers=[1, 2, 3], keeps=0.5, mask_token_id=7),
+    "pard": lambda: TrainedPARD(config=LM, depths=4, keeps=0.5, mask_token_id=7),
+}
+PACKED: dict[str, tuple[Callable[[], Any], Callable[..., Tensor]]] = {
+    "medusa": (lambda: TrainedMedusa(depths=3), medusa_slowly),
+    "lm": (lambda: TrainedLM(config=LM), model_slowly),
+    "lm, recurrent": (lambda: TrainedLM(architecture="qwen3_5_text", config=RECURRENT), model_slowly),
+    **{name: (make, masked_slowly) for name, make in MASKED.items()},
+    **{name: (partial(block_of, name), block_slowly) for name in BLOCKS},
+}
+"""The head, and its draft computed alone."""
+SELDOM = {"domino_in_place", "dspark_rnn", "dspark_gated"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=FULL) if each in SELDOM else each for each in PACKED])
+def test_packed_drafts_are_each_draft_alone(name: str, target: Target) -> None:
+    make, slowly = PACKED[name]
+    trained = 0.3 if name in BLOCKS or name == "medusa" else None
+    head, frozen, batch, anchors = ready(make(), target, counts=torch.arange(VOCAB_SIZE), std=trained)
+    mine = logits(head, batch, frozen, anchors)
+    check(mine, anchors, lambda root: slowly(head, *alone(batch, root), frozen, target))
+    mine.tanh().mul(anchors.valid[:, :, None]).sum().backward()
+    without = [name for name, each in head.named_parameters() if each.grad is None or not each.grad.any()]
+    assert all("confidence" in name for name in without)
+
+
+def test_a_mask_that_sees_another_draft_is_told(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: masks see those of all drafts of their row that are no deeper. In training, some are dropped."""
+    head, frozen, batch, some = ready(MASKED["pard"](), target)
+    anchors = head.eval().anchors(batch, torch.Generator())
+    assert torch.equal(some.index, anchors.index) and 0 < some.valid[:, 1:].sum() < anchors.valid[:, 1:].sum()
+    behind = Masked.behind
+
+    def leaky(*arguments: Any, **more: Any) -> Masked:
+        found = behind(*arguments, **more)
+        length = batch.tokens.shape[1]
+        found.seen[:, length:, length:] = torch.ones(found.masks, found.masks).tril().bool()
+        return found
+
+    monkeypatch.setattr(Masked, "behind", leaky)
+    mine = logits(head, batch, frozen, anchors)
+    wanted = [masked_slowly(head, *alone(batch, root), frozen, target) for root in anchors.index.tolist()]
+    far = (mine - torch.stack(wanted)).abs().amax(-1) * anchors.valid
+    assert far[:, 0].max() < 1e-4 and far[:, 2].max() > 1e-2
+
+
 def test_further_fields_of_a_block_head(target: Target) -> None:
     config = begun(TrainedBlock(config={"sliding_window": 3}, layers=3), target).head.config
     assert config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
     assert config.sliding_window == 3
 
 
-@pytest.mark.parametrize("name", [*list(BLOCKS)[:6], *(pytest.param(n, marks=FULL) for n in list(BLOCKS)[6:])])
-def test_packed_blocks_are_each_block_alone(name: str, target: Target) -> None:
-    head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
-    head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.3)
-    assert head.depths == head.head.config.tokens == 4
-    mine = logits(head, batch, frozen, anchors)
-    check(mine, anchors, lambda root: block_slowly(head.head.eval(), batch, frozen, root, target))
-    mine.sum().backward()
-    without = [name for name, each in head.named_parameters() if each.grad is None and "confidence" not in name]
-    assert not without
+def test_what_cannot_be_trained_is_refused(target: Target) -> None:
+    for message, make in (
+        (r"head\.keeps=0\.0: give a share above 0", lambda: TrainedPEagle(keeps=0.0)),
+        (rf"head\.mask_token_id=.* 0 to {VOCAB_SIZE - 1}", lambda: TrainedPEagle(mask_token_id=VOCAB_SIZE)),
+        (r"head\.config\.markov_rnk is no further field", lambda: TrainedBlock(config={"markov_rnk": 3})),
+        (r"head\.config\.sliding_window=0: give", lambda: TrainedBlock(config={"sliding_window": 0})),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make().begin(target, None)
 
 
 def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target) -> None:
     """The further predictions are the slots' own logits, and those after one pass and after two."""
-    head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS["xpress"])
+    head = block_of("xpress")
     head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.3)
     flat, states = batch.tokens.flatten(), frozen(batch)
     previous = flat[anchors.places(batch)]
@@ -266,10 +340,10 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target) -> Non
 
 @pytest.mark.parametrize(
     ("name", "progress", "weights"),
-    [("domino", 0.0, (0, 1)), ("domino", 0.25, (0.5, 0.5)), ("domino", 0.8, (1, 0)), ("dflash2", 0.3, (1, 1))],
+    [("domino", 0.25, (0.5, 0.5)), ("domino", 0.8, (1, 0)), ("dflash2", 0.3, (1, 1))],
 )
 def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, weights, target) -> None:
-    head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS[name])
+    head = block_of(name)
     head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.5)
     states, totals = frozen(batch), torch.ones(head.depths)
     given = head(batch, states, anchors)
@@ -313,26 +387,19 @@ def test_anchors_stay_within_documents_and_supervised_text() -> None:
     assert found.labels(batch)[0].tolist() == [2, 3, 4] and found.places(batch)[0].tolist() == [1, 2, 3]
 
 
-def test_medusa_heads_read_the_state_before_the_root(target: Target) -> None:
-    head, frozen, batch = begun(TrainedMedusa(depths=3), target, std=0.3), FrozenTarget(target), packed()
-    anchors = Anchors.everywhere(batch, 3)
-    hidden = frozen(batch).hidden[-1].flatten(0, 1)
-    wanted = head.head(hidden[anchors.index - 1]).transpose(0, 1)
-    torch.testing.assert_close(logits(head, batch, frozen, anchors), wanted, rtol=1e-5, atol=1e-5)
-
-
-RECURRENT = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_key_value_heads": 2}
-
-
-@pytest.mark.parametrize(("architecture", "more"), [("llama", {}), ("qwen3_5_text", RECURRENT)])
-def test_a_small_model_is_run_over_packed_documents(architecture: str, more: dict[str, Any], target) -> None:
-    head, frozen, batch, anchors = ready(TrainedLM(architecture=architecture, config=LM | more), target)
-
-    def slowly(root: int) -> Tensor:
-        own, at = alone(batch, root)
-        return head.head(own.tokens).logits[0, at : at + 1]
-
-    check(logits(head.eval(), batch, frozen, anchors), anchors, slowly, least=20)
+def test_drafts_are_dropped_from_depth_to_depth(generator: torch.Generator) -> None:
+    """As many as the shares say, each draft as likely as any other, and none that was dropped comes back."""
+    batch = packed((14,), (14,), supervised=1.0)
+    every, seen = Anchors.everywhere(batch, 5, before=0), torch.zeros(13)
+    for _ in range(800):
+        found = dropped(every, batch, 0.5, 0.2, generator)
+        rows = found.valid.view(2, 13, 5)
+        assert rows.sum(1)[:, :4].tolist() == [[13, 6, 3, 2]] * 2, "13 · max(0.5 ** d, 0.2)"
+        assert set(rows.sum(1)[:, 4].tolist()) <= {1, 2}, "one of two may be at the end of its document"
+        assert not (found.valid[:, 1:] & ~found.valid[:, :-1]).any() and not (found.valid & ~every.valid).any()
+        seen += rows[0, :, 1]
+    # Each of the twelve that have two tokens behind them is kept with probability 1/2; four standard deviations.
+    assert seen[12] == 0 and (seen[:12] - 400).abs().max() < 4 * (800 * 0.25) ** 0.5
 
 
 def test_a_hybrid_begins_with_the_weights_that_fit() -> None:
