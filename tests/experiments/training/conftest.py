@@ -22,12 +22,8 @@ def tiny_training(saved: Path, tmp_path: Path) -> list[str]:
         *(f"target.name={saved / 'target'}", "target.device=cpu", f"out={tmp_path / 'out'}", "threads=1"),
         *("data=text", f"data.files={tmp_path}/*.txt", "data.held_out=0.25", f"head.config={LM}", "head.depths=2"),
         "fit={steps: 12, batch_size: 2, length: 32, lr: 1e-2, muon_lr: 1e-2, warmup: 2, save_every: 4, log_every: 1}",
-        *(
-            "served={prompts: 2, prompt_tokens: 8, max_new_tokens: 8}",
-            "evaluate_every=6",
-            "held_out_rows=2",
-            "mixed_precision=no",
-        ),
+        *("served={prompts: 2, prompt_tokens: 8, max_new_tokens: 8}", "held_out_rows=2", "mixed_precision=no"),
+        "evaluate_every=6",
     ]
 
 

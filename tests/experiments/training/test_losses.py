@@ -245,24 +245,18 @@ def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     assert float(value) == 0 and places.acceptance.shape == (0, DEPTHS)
 
 
-def figures_of(places: Places, **options: Any) -> dict[str, float]:
-    tally = Tally(2, torch.device("cpu"))
-    tally.add(places, **options)
-    return tally.figures()
-
-
-def places_of(alpha: list, agrees: list, valid: list, confidence: list | None = None) -> Places:
+def figures_of(alpha: list, agrees: list, valid: list, confidence: list | None = None) -> dict[str, float]:
     there = torch.tensor(valid).bool()
-    anchors = Anchors(torch.arange(len(valid)) + 1, there, there)
     judged = None if confidence is None else torch.tensor(confidence)
-    return replace(
-        told(torch.tensor(alpha), there), anchors=anchors, agrees=torch.tensor(agrees).bool(), confidence=judged
-    )
+    tally = Tally(2, torch.device("cpu"))
+    places = replace(told(torch.tensor(alpha), there), agrees=torch.tensor(agrees).bool(), confidence=judged)
+    tally.add(places)
+    return tally.figures()
 
 
 def test_figures_of_two_drafts() -> None:
     """The second draft is one token long: its depth 2 says nothing."""
-    figures = figures_of(places_of([[0.8, 0.5], [0.4, 9.0]], [[1, 0], [1, 1]], [[1, 1], [1, 0]]))
+    figures = figures_of([[0.8, 0.5], [0.4, 9.0]], [[1, 0], [1, 1]], [[1, 1], [1, 0]])
     wanted = {"acceptance/1": 0.6, "acceptance/2": 0.5, "reached/1": 0.6, "reached/2": 0.4, "accuracy/1": 1.0}
     wanted |= {"simulated_length": 1 + 0.6 + 0.4, "accuracy/2": 0.0, "simulated_length_greedy": 2.0, "coverage": 1.0}
     assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
@@ -271,17 +265,18 @@ def test_figures_of_two_drafts() -> None:
 def test_a_draft_of_a_small_model_is_a_walk_along_the_text() -> None:
     """Depth 2 at an anchor is depth 1 at the next one, within the document: only the first one has two behind it."""
     ones = torch.ones(3, 1).bool()
+    tally = Tally(2, torch.device("cpu"))
     anchors = Anchors(torch.tensor([0, 1, 3]), ones, ones)
-    places = replace(told(torch.tensor([[0.5], [0.25], [0.8]])), anchors=anchors)
-    figures = figures_of(places, autoregressive=True)
+    tally.add(replace(told(torch.tensor([[0.5], [0.25], [0.8]])), anchors=anchors), autoregressive=True)
     wanted = {"acceptance/1": (0.5 + 0.25 + 0.8) / 3, "acceptance/2": 0.25, "reached/2": 0.125}
+    figures = tally.figures()
     assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_the_calibration_error_is_of_getting_that_far() -> None:
     """Both drafts predict 0.9 and 0.9 · 0.5; they get there with 0.8, 0.6 and with 0.4, 0.3 (the products of α)."""
     both = [[1, 1], [1, 1]]
-    figures = figures_of(places_of([[0.8, 0.5], [0.6, 0.5]], both, both, [[0.9, 0.5], [0.9, 0.5]]))
+    figures = figures_of([[0.8, 0.5], [0.6, 0.5]], both, both, [[0.9, 0.5], [0.9, 0.5]])
     wanted = {"calibration_error/1": 0.9 - 0.7, "calibration_error/2": 0.45 - 0.35}
     assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
     counts = torch.tensor([[[2.0, 2.0]], [[0.2, 1.8]], [[0.6, 1.4]]])
