@@ -151,9 +151,9 @@ def test_wrong_input_is_one_sentence(
 BOOTSTRAP = Bootstrap(resamples=2000)
 
 
-def compared(plain: list[float], own: list[float], bootstrap: Bootstrap = BOOTSTRAP) -> dict[str, Any]:
+def compared(plain: list[float], own: list[float]) -> dict[str, Any]:
     key = ("gsm8k", "exact_match")
-    (found,) = accuracies({key: dict(enumerate(plain))}, {key: dict(enumerate(own))}, bootstrap)
+    (found,) = accuracies({key: dict(enumerate(plain))}, {key: dict(enumerate(own))}, BOOTSTRAP)
     return found
 
 
@@ -169,27 +169,11 @@ def test_the_difference_is_paired_by_document() -> None:
     # But of other documents, of which none in four was worse: the share s with (1 - s)^4 = 0.025.
     assert (same["share_worse_low"], same["share_worse_high"]) == pytest.approx((0, 1 - 0.025 ** (1 / 4)))
     assert compared([1] * 12, [1, 1, *[0] * 10])["p"] == pytest.approx(2 / 2**10), "McNemar: ten heads of ten"
-
-
-def test_a_method_that_spoils_answers_is_found_and_one_that_does_not_is_not() -> None:
-    """300 documents, plain decoding right on 60 %. A method that loses 10 % of those answers has an interval below 0.
-
-    A method that answers anew (right on 60 %, independently) has a 95 % interval that leaves out 0 in about 5 % of
-    trials: more than 7 of 40 would happen with a probability of 0.1 % (binomial).
-    """
+    # Plain decoding is right on 60 % of 300 documents, and a method loses 10 % of these answers.
     draw = np.random.default_rng(5)
-    fast = Bootstrap(resamples=300)
     plain = (draw.random(300) < 0.6).astype(float)
-    spoiled = compared(list(plain), list(plain * (draw.random(300) > 0.1)), fast)
-    assert spoiled["difference_high"] < 0
-    assert spoiled["p"] < 1e-3 and spoiled["share_worse_low"] > 0.02
-    excluded = alarms = 0
-    for _ in range(40):
-        first, anew = ((draw.random(300) < 0.6).astype(float) for _ in range(2))
-        found = compared(list(first), list(anew), fast)
-        low, high = found["difference_low"], found["difference_high"]
-        excluded, alarms = excluded + (not low <= 0 <= high), alarms + (found["p"] < 0.05)
-    assert excluded <= 7 and alarms <= 7
+    spoiled = compared(list(plain), list(plain * (draw.random(300) > 0.1)))
+    assert spoiled["difference_high"] < 0 and spoiled["p"] < 1e-3 and spoiled["share_worse_low"] > 0.02
 
 
 def test_a_chat_template_gets_its_arguments(engine: Engine) -> None:

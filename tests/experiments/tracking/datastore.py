@@ -8,7 +8,7 @@ record is a message of wandb's own protocol.
 import json
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,53 +51,28 @@ def _ended(path: Path) -> list[Any]:
 class Datastore:
     """What one run has left in its ``.wandb`` file: metrics have an axis and a summary, artifacts sizes of files."""
 
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    metrics: dict[str, tuple[str, list[str]]]
-    history: list[dict[str, Any]]
-    artifacts: list[tuple[str, str, dict[str, int]]]
-    files: list[str]
-
     def __init__(self, folder: Path):
         (path,) = folder.glob("*run-*/*.wandb")
-        self.run: Any = None
-        self.config, self.summary, self.metrics = {}, {}, {}
-        self.history, self.artifacts, self.files = [], [], []
-        self.exit_code: int | None = None
-        for record in _ended(path):
-            self._take(record)
+        known = _ended(path)
 
-    def _take(self, record: Any) -> None:
-        kind = record.WhichOneof("record_type")
-        if kind == "run":
-            self.run = record.run
-            self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-        elif kind == "history":
-            row = {_key(item): json.loads(item.value_json) for item in record.history.item}
-            self.history.append({key: value for key, value in row.items() if not key.startswith("_")})
-        elif kind == "summary":
-            self.summary |= {_key(item): json.loads(item.value_json) for item in record.summary.update}
-        elif kind == "metric":
-            chosen = [field.name for field, value in record.metric.summary.ListFields() if value]
-            self.metrics[record.metric.name] = (record.metric.step_metric, chosen)
-        elif kind == "request" and record.request.WhichOneof("request_type") == "log_artifact":
-            self._take_artifact(record.request.log_artifact.artifact)
-        elif kind == "artifact":
-            self._take_artifact(record.artifact)
-        elif kind == "files":
-            self.files += [file.path for file in record.files.files]
-        elif kind == "exit":
-            self.exit_code = record.exit.exit_code
+        def of(kind: str) -> list[Any]:
+            return [getattr(record, kind) for record in known if record.WhichOneof("record_type") == kind]
 
-    def _take_artifact(self, artifact: Any) -> None:
-        contents = {entry.path: entry.size for entry in artifact.manifest.contents}
-        self.artifacts.append((artifact.name, artifact.type, contents))
+        self.run, self.exit_code = of("run")[-1], of("exit")[-1].exit_code
+        self.config = _values(item for run in of("run") for item in run.config.update)
+        self.summary = _values(item for summary in of("summary") for item in summary.update)
+        self.history = [_values(row.item) for row in of("history")]
+        self.axes = {metric.name: metric.step_metric for metric in of("metric")}
+        artifacts = [*of("artifact"), *(request.log_artifact.artifact for request in of("request"))]
+        self.artifacts = {
+            artifact.type: {entry.path: entry.size for entry in artifact.manifest.contents} for artifact in artifacts
+        }
+        self.files = [file.path for files in of("files") for file in files.files]
 
     def line(self, name: str) -> list[tuple[float, float]]:
         """The points of a metric: place on its axis, value."""
-        axis, _ = self.metrics[name]
-        return [(row[axis], row[name]) for row in self.history if name in row]
+        return [(row[self.axes[name]], row[name]) for row in self.history if name in row]
 
 
-def _key(item: Any) -> str:
-    return item.key or ".".join(item.nested_key)
+def _values(items: Iterable[Any]) -> dict[str, Any]:
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}

@@ -3,10 +3,11 @@
 import logging
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import call, create_autospec
 
 import pytest
 import yaml
@@ -19,39 +20,13 @@ from experiments.results.records import PLAIN, Record
 from experiments.results.rows import Row, rows_of
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
-from experiments.tracking.base import NullTracker, TrackedRun, Tracker
+from experiments.tracking.base import TrackedRun, Tracker
 from experiments.tracking.mirror import Mirror
 from experiments.tracking.wandb import WandbTracker
 from specdec.tree import TreeShape
 from tests.experiments.results.outputs import output
 from tests.experiments.runs import Configure, launched
 from tests.experiments.tracking.datastore import Datastore
-
-
-class Noting(NullTracker):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, dict[str, float]]] = []
-        self.curves: dict[str, dict[str, Mapping[int, float]]] = {}
-        self.figures: dict[str, float | str] = {}
-        self.rows: list[Sequence[Any]] = []
-        self.kept: dict[str, list[str]] = {}
-
-    def progress(self, figures: Mapping[str, float], prompts: int) -> None:
-        self.points.append((prompts, dict(figures)))
-
-    def curve(self, axis: str, lines: Mapping[str, Mapping[int, float]]) -> None:
-        self.curves[axis] = dict(lines)
-
-    def summary(self, figures: Mapping[str, float | str]) -> None:
-        self.figures = dict(figures)
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        self.rows = [dict(zip(columns, row, strict=True)) for row in rows]
-
-    def files(self, kind: str, paths: Sequence[Path]) -> None:
-        self.kept[kind] = [path.name for path in paths]
 
 
 def record(prompt: int, method: str, temperature: float = 0.0, accepted: Sequence[int] = (2, 0), **more: Any) -> Record:
@@ -71,32 +46,45 @@ def pairs(count: int) -> list[Record]:
     return [each for number in range(count) for each in (record(number, PLAIN), record(number, "ngram"))]
 
 
+def noting() -> Any:
+    """A tracker that keeps what it is told."""
+    return create_autospec(Tracker, instance=True)
+
+
+def points(tracker: Any) -> list[tuple[int, dict[str, float]]]:
+    return [(prompts, figures) for figures, prompts in (each.args for each in tracker.progress.mock_calls)]
+
+
 def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
     """So that two runs of different methods have columns in common; figures add lines, a table of prompts and files."""
-    tracker, records = Noting(), pairs(2)
+    tracker, records = noting(), pairs(2)
     files = [Path("a/records.jsonl")], [Path("a/trace/00000.parquet")]
     Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, *files)
+    (figures,) = tracker.summary.call_args.args
     known = {"mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "tokens_per_second": 4.0, "complete": 1.0}
     known |= {"plain/tokens_per_second": 2.0, "lossless": "equal", "exactness": "exact"}
-    assert {name: tracker.figures[name] for name in known} == known
-    assert tracker.figures["speedup"] == pytest.approx(2.0), "four tokens to plain decoding's two"
-    assert [(row["prompt"], row["method"], row["tokens"]) for row in tracker.rows] == [
+    assert {name: figures[name] for name in known} == known
+    assert figures["speedup"] == pytest.approx(2.0), "four tokens to plain decoding's two"
+    _, columns, rows = tracker.table.call_args.args
+    prompts = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [(row["prompt"], row["method"], row["tokens"]) for row in prompts] == [
         (prompt, *each) for prompt in ("p0", "p1") for each in (("plain", 2), ("ngram", 4))
     ]
-    assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
+    assert tracker.files.mock_calls == [call("results", files[0]), call("trace", files[1])]
 
 
 def test_several_methods_or_temperatures_are_told_apart() -> None:
-    tracker = Noting()
+    tracker = noting()
     records = [record(0, method, t) for t in (0.0, 0.7) for method in (PLAIN, "ngram", "medusa")]
     mirror = Mirror(tracker, [PLAIN, "ngram", "medusa"], [0.0, 0.7])
     mirror.progress(records[:3], 1, 2)
     mirror.results(summed_up(records, 1, series=6), records, [])
-    assert tracker.figures["ngram/T=0/speedup"] == tracker.figures["medusa/T=0.7/speedup"] == pytest.approx(2.0)
-    assert {name for name in tracker.figures if "/" not in name} == {"complete", "planned"}
-    running = {name for name in tracker.points[0][1] if name.endswith("speedup")}
+    (figures,) = tracker.summary.call_args.args
+    assert figures["ngram/T=0/speedup"] == figures["medusa/T=0.7/speedup"] == pytest.approx(2.0)
+    assert {name for name in figures if "/" not in name} == {"complete", "planned"}
+    running = {name for name in points(tracker)[0][1] if name.endswith("speedup")}
     assert running == {"ngram/T=0/speedup", "medusa/T=0/speedup"}
-    assert "medusa/T=0.7/acceptance/conditional" in tracker.curves["position"]
+    assert "medusa/T=0.7/acceptance/conditional" in dict(each.args for each in tracker.curve.mock_calls)["position"]
 
 
 def test_running_figures_end_as_the_final_ones() -> None:
@@ -105,37 +93,35 @@ def test_running_figures_end_as_the_final_ones() -> None:
     failed |= {"expected_accepted": (), "proposed_depth": (), "proposed_nodes": ()}
     records = [*pairs(3), record(3, PLAIN), record(3, "ngram", **{**failed, "equals_plain": None})]
     records[1] = record(0, "ngram", accepted=(1, 0))
-    tracker = Noting()
+    tracker = noting()
     mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
     for done in range(1, 5):
         mirror.progress(records[: 2 * done], done, 4)
     mirror.results(summed_up(records, 4), records, [])
-    assert [prompts for prompts, _ in tracker.points] == [1, 2, 3, 4]
-    assert [point["mean_acceptance_length"] for _, point in tracker.points] == pytest.approx(
-        [1.5, 1.75, 11 / 6, 11 / 6]
-    )
-    last = tracker.points[-1][1]
-    assert set(last) == {
+    prompts, figures = zip(*points(tracker), strict=True)
+    assert prompts == (1, 2, 3, 4)
+    assert [each["mean_acceptance_length"] for each in figures] == pytest.approx([1.5, 1.75, 11 / 6, 11 / 6])
+    assert set(figures[-1]) == {
         *("speedup", "mean_acceptance_length", "draft_acceptance_rate", "tokens_per_second"),
         *("plain/mean_acceptance_length", "plain/tokens_per_second"),
     }
-    assert {name: tracker.figures[name] for name in last} == last
+    assert tracker.summary.call_args.args[0].items() >= figures[-1].items()
 
 
 def test_there_are_at_most_a_hundred_points_and_none_where_nothing_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run's records are there from the start: figures at their places would be those of a later time."""
     monkeypatch.setattr("experiments.tracking.mirror.running_figures", lambda *_, **__: {})
-    tracker, records = Noting(), pairs(250)
+    tracker, records = noting(), pairs(250)
     mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
     for done in range(1, 251):
         mirror.progress(records[: 2 * done], done, 250)
-    assert 80 <= len(tracker.points) <= 101
-    assert tracker.points[-1][0] == 250, "the last one is there"
-    tracker.points = []
+    assert 80 <= len(points(tracker)) <= 101
+    assert points(tracker)[-1][0] == 250, "the last one is there"
+    tracker.reset_mock()
     mirror.start(None, kept=4)  # type: ignore[arg-type]  # this tracker does not look at the run
     for done, known in ((1, 4), (2, 4), (3, 6), (4, 8)):
         mirror.progress(records[:known], done, 4)
-    assert [prompts for prompts, _ in tracker.points] == [3, 4]
+    assert [prompts for prompts, _ in points(tracker)] == [3, 4]
 
 
 def use(tracker: Tracker, folder: Path) -> None:
@@ -171,19 +157,17 @@ def test_offline_everything_is_in_the_files(tmp_path, monkeypatch, caplog) -> No
     found = Datastore(tmp_path / "wandb")
     run = found.run
     assert (run.project, run.display_name, run.run_group, run.job_type) == ("p", "drafter=x", "night", "run")
-    assert list(run.tags) == ["t"]
+    assert list(run.tags) == ["t"] and found.exit_code == 0
     assert (found.config["seed"], found.config["drafter"]) == (1, {"component": "X"})
     assert found.line("speedup") == [(1, 1.5), (2, 2.0)]
+    assert found.axes["acceptance/conditional"] == "position"
     assert found.line("acceptance/unconditional") == [(1, 0.5), (2, 0.2), (3, 0.0)]
     assert found.line("acceptance/conditional") == [(1, 0.5), (2, 0.4)]
-    assert found.metrics["acceptance/conditional"] == ("position", ["none"]), "not in the summary"
     assert (found.summary["speedup"], found.summary["lossless"]) == (2.0, "ties")
     assert not [name for name in found.summary if name.startswith(("acceptance", "position", "prompts_done"))]
-    kinds = {kind: sizes for _, kind, sizes in found.artifacts}
-    assert (kinds["results"], kinds["trace"]) == ({"records.jsonl": 3}, {"00000.parquet": 4})
-    assert "prompts.table.json" in kinds["run_table"]
+    assert found.artifacts["results"] == {"records.jsonl": 3} and found.artifacts["trace"] == {"00000.parquet": 4}
+    assert "prompts.table.json" in found.artifacts["run_table"]
     assert [name for name in found.files if name.startswith("media/images/pictures/time")]
-    assert found.exit_code == 0
 
 
 class FakeWandb(ModuleType):
@@ -284,8 +268,7 @@ def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatc
         assert config["drafter"]["max_draft_tokens"] == tokens and not config.keys() & {"tracker", "out"}
         assert [place for place, _ in each.line("speedup")] == [1, 2, 3], "after every prompt"
         assert each.line("speedup")[-1][1] == each.summary["speedup"] and each.summary["lossless"] == "equal"
-        results = next(sizes for _, kind, sizes in each.artifacts if kind == "results")
-        assert set(results) == {"manifest.json", "records.jsonl", "summary.json", "tables.txt"}
+        assert set(each.artifacts["results"]) == {"manifest.json", "records.jsonl", "summary.json", "tables.txt"}
     assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
 
 
