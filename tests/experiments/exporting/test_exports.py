@@ -1,8 +1,10 @@
 """Exported drafters: they draft as before in every format, and say what vLLM, speculators and SGLang ask; refusals."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
-from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.mtp import embedding_first, save_mtp
@@ -20,9 +21,10 @@ from experiments.exporting.folders import KINDS, Source, compare, kind_of, read
 from experiments.train import train
 from specdec import Engine, SamplingParams, Target
 from specdec.checks import playing
-from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
+from tests.components import block_head, markov_head, wide
 from tests.drafters import pairs
 from tests.drafters.test_mtp import head_of
+from tests.experiments.conftest import VOCAB_SIZE
 from tests.experiments.runs import Configure
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
@@ -30,23 +32,48 @@ from verifiers import RejectionVerifier
 Export = Callable[..., Path]
 
 
+IDS = [token for token in range(VOCAB_SIZE) if token % 3]
+SAVED = {"medusa": "medusa", "eagle": "eagle", "lm": "drafter", "pard": "pard"}
+"""The kinds that are among the saved models, and their folders."""
+
+
+def eagle3(target: Target, folder: Path, kind: type[Eagle3Head] = Eagle3Head, **options: Any) -> None:
+    given = {"hidden_layers": (1, 2, 3), "draft_ids": IDS} | options
+    save_eagle(wide(kind.for_target(target.model, **given), 1.5), folder)
+
+
+def odd(target: Target, folder: Path) -> None:
+    """A checkpoint that is no drafter."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
+
+
+WRITE: dict[str, Callable[..., object]] = {
+    "eagle3": eagle3,
+    "peagle": partial(eagle3, kind=PEagleHead, mask_token_id=5, tokens=4, layers=2),
+    "mtp": lambda target, folder: save_mtp(head_of(target.model, hidden_first=True), folder),
+    "dflash": lambda target, folder, **options: block_head(target.model, **options).save_pretrained(folder),
+    "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
+    "odd": odd,
+}
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """A target whose files are there."""
-    folder = tmp_path_factory.mktemp("target")
-    tiny_model("llama", vocab_size=VOCAB).save_pretrained(folder)
-    model = tiny_model("llama", vocab_size=VOCAB)
-    model.config.name_or_path = str(folder)
-    return Target(model, name=str(folder))
+def target(saved: Path) -> Target:
+    return Target.from_pretrained(str(saved / "target"), device="cpu", dtype="float32")
 
 
 @pytest.fixture
-def written(tmp_path: Path, target: Target) -> Callable[..., Path]:
+def written(tmp_path: Path, saved: Path, target: Target) -> Callable[..., Path]:
     """Writes the folder that the trainer would have written, of a head with some options."""
 
     def write(kind: str, **options: Any) -> Path:
         folder = tmp_path / kind
-        WRITE[kind](target, folder, **options)
+        if kind in SAVED:
+            shutil.copytree(saved / SAVED[kind], folder)
+        else:
+            WRITE[kind](target, folder, **options)
         (folder / "training.json").write_text(json.dumps({"target": target.name, "seed": 3}))
         return folder
 
@@ -63,49 +90,6 @@ def exported(configure: Configure, tmp_path: Path) -> Export:
     return run
 
 
-VOCAB = 64
-IDS = [token for token in range(VOCAB) if token % 3]
-
-
-def eagle3(target: Target, folder: Path, kind: type[Eagle3Head] = Eagle3Head, **options: Any) -> None:
-    given = {"hidden_layers": (1, 2, 3), "draft_ids": IDS} | options
-    save_eagle(wide(kind.for_target(target.model, **given), 1.5), folder)
-
-
-def peagle(target: Target, folder: Path) -> None:
-    eagle3(target, folder, PEagleHead, mask_token_id=5, tokens=4, layers=2)
-
-
-def block(target: Target, folder: Path, **options: Any) -> None:
-    head: Any = BlockHead.for_target(target.model, layers=1, block_size=4, hidden_layers=(1, 3), **options).eval()
-    wide(head).save_pretrained(folder)
-
-
-def pard(target: Target, folder: Path) -> None:
-    model = perturbed(target.model, 0.1)
-    model.config.pard_token = 5
-    model.save_pretrained(folder)
-
-
-def odd(target: Target, folder: Path) -> None:
-    """A checkpoint that is no drafter."""
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
-
-
-WRITE: dict[str, Callable[..., object]] = {
-    "medusa": lambda target, folder: medusa_heads(target.model).save_pretrained(folder),
-    "eagle": lambda target, folder: save_eagle(eagle_head(target.model), folder),
-    "mtp": lambda target, folder: save_mtp(head_of(target.model, hidden_first=True), folder),
-    "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
-    "lm": lambda target, folder: perturbed(target.model, 0.1).save_pretrained(folder),
-    "eagle3": eagle3,
-    "peagle": peagle,
-    "dflash": block,
-    "pard": pard,
-    "odd": odd,
-}
 DRAFTERS: dict[str, tuple[Any, Any]] = {
     "medusa": (MedusaDrafter, 2),
     "eagle": (EagleDrafter, [2, 2]),
@@ -196,7 +180,7 @@ def test_a_folder_for_vllm_says_all_that_it_asks(
     assert (told["algorithm"], told["default_proposal_method"]) == ("eagle3", "greedy")
     assert told["verifier"] == {"name_or_path": target.name, "architectures": ["LlamaForCausalLM"]}
     layers = config["transformer_layer_config"]
-    assert (layers["vocab_size"], layers["hidden_size"], layers["dtype"]) == (VOCAB, 32, "bfloat16")
+    assert (layers["vocab_size"], layers["hidden_size"], layers["dtype"]) == (VOCAB_SIZE, 32, "bfloat16")
     assert layers["model_type"] == "llama"
     tensors = load_file(out / "model.safetensors")
     assert {each.dtype for each in tensors.values() if each.is_floating_point()} == {torch.bfloat16}
@@ -217,7 +201,10 @@ def test_a_module_for_vllm_has_the_embedding_first(
     weights["input_proj.weight"] = torch.cat(halves[::-1], dim=1)  # the reference has MiMo's order
     bound = head_of(target.model, hidden_first=True).bound(target.model)
     generator = torch.Generator().manual_seed(0)
-    tokens, state = torch.randint(0, VOCAB, (1, 5), generator=generator), torch.randn(1, 5, 32, generator=generator)
+    tokens, state = (
+        torch.randint(0, VOCAB_SIZE, (1, 5), generator=generator),
+        torch.randn(1, 5, 32, generator=generator),
+    )
     embeds = target.model.get_input_embeddings()(tokens)[0]
     _, normed = pairs.mtp(weights, target.model.config, embeds, state[0])
     with torch.inference_mode():
@@ -242,7 +229,11 @@ def test_an_eagle3_head_for_sglang(written: Callable[..., Path], exported: Expor
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     # SGLang counts outputs of layers, and adds one.
     assert [layer + 1 for layer in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]] == [1, 2, 3]
-    assert (config["num_hidden_layers"], config["draft_vocab_size"], config["tie_word_embeddings"]) == (1, 42, False)
+    assert (config["num_hidden_layers"], config["draft_vocab_size"], config["tie_word_embeddings"]) == (
+        1,
+        len(IDS),
+        False,
+    )
     # The authors' own files count inputs.
     out = exported(written("eagle3"), "native", "overwrite=true")
     config = json.loads((out / "config.json").read_text())
@@ -256,7 +247,7 @@ def test_a_block_drafter_for_sglang(written: Callable[..., Path], exported: Expo
     assert not any(name.startswith(("lm_head", "embed_tokens")) for name in names)
     assert config["architectures"] == ["Qwen3DSparkModel"] and config["target_layer_ids"] == [0]
     assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"} <= names
-    assert (config["markov_rank"], config["markov_head_type"]) == (VOCAB, "vanilla")
+    assert (config["markov_rank"], config["markov_head_type"]) == (VOCAB_SIZE, "vanilla")
 
 
 def test_a_folder_that_holds_something_is_not_touched(written: Callable[..., Path], exported: Export) -> None:
@@ -288,10 +279,10 @@ def test_speculators_names_the_target(written: Callable[..., Path], exported: Ex
 @pytest.mark.parametrize(
     ("kind", "options", "words", "message"),
     [
-        ("dflash", {}, ["drafter.hidden_layers=[1,9]"], r"states \[1, 9\] does not fit the target .* of 4"),
+        ("dflash", {}, ["drafter.hidden_layers=[9]"], r"states \[9\] does not fit the target .* of 4"),
         ("dflash", {}, ["tokens=4"], "drafts 3 tokens per round, give at most as many"),
         ("medusa", {}, ["drafter.mask_token_id=3"], r"^export\.mask_token_id: .* holds Medusa heads, which has none"),
-        ("lm", {}, ["target.name={tmp}/other"], "a small causal LM of 64 tokens does not fit .* of 54"),
+        ("lm", {}, ["target.name={tmp}/other"], "a small causal LM of 257 tokens does not fit .* of 247"),
         ("lm", {}, ["format=speculators"], r"^format=speculators: .*; give format=native or format=sglang$"),
         ("odd", {}, [], r"holds no drafter that is known here, its tensors are some\.weight …: give"),
         ("eagle3", {"owns_embeddings": True}, ["format=sglang"], "owns_embeddings=False, and this one has True"),
@@ -306,7 +297,7 @@ def test_what_does_not_fit_or_would_be_left_out_is_refused(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     folder = written(kind, **options)
-    tiny_model("llama", vocab_size=VOCAB - 10).save_pretrained(tmp_path / "other")
+    tiny_model("llama", vocab_size=VOCAB_SIZE - 10).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=message):
         exported(folder, "native", *(word.format(tmp=tmp_path) for word in words))
     assert {path.name for path in tmp_path.iterdir()} == {kind, "other"}, "nothing is left behind"

@@ -12,21 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
+from experiments.training import losses
 from experiments.training.comparison import Comparison, counted
 from experiments.training.figures import Tally, binned, calibration_errors, sequential_temperatures
-from experiments.training.losses import (
-    Compared,
-    CrossEntropy,
-    ForwardKL,
-    HybridLK,
-    Loss,
-    NegativeLogAcceptance,
-    Places,
-    ReverseKL,
-    Scheduled,
-    TotalVariation,
-    WeightedSum,
-)
+from experiments.training.losses import Compared, CrossEntropy, ForwardKL, Loss, Places, TotalVariation
 from experiments.training.weights import DPace, Power, Weights
 
 PLACES, COLUMNS = 6, 11
@@ -54,13 +43,16 @@ LOSSES: dict[str, tuple[Loss, Formula]] = {
     "text": (CrossEntropy(), lambda p, q, label: -math.log(q[label]) if label >= 0 else 0.0),
     "argmax": (CrossEntropy("argmax"), lambda p, q, label: -math.log(q[p.argmax()])),
     "kl": (ForwardKL(), lambda p, q, label: kl(p, q)),
-    "reverse_kl": (ReverseKL(), lambda p, q, label: kl(q, p)),
+    "reverse_kl": (losses.ReverseKL(), lambda p, q, label: kl(q, p)),
     "tv": (TotalVariation(), lambda p, q, label: tv(p, q)),
-    "nla": (NegativeLogAcceptance(), lambda p, q, label: -math.log(accepted(p, q))),
-    "hybrid": (HybridLK(), lambda p, q, label: hybrid(p, q)),
-    "scheduled": (Scheduled(ForwardKL(), TotalVariation()), lambda p, q, label: 0.75 * kl(p, q) + 0.25 * tv(p, q)),
+    "nla": (losses.NegativeLogAcceptance(), lambda p, q, label: -math.log(accepted(p, q))),
+    "hybrid": (losses.HybridLK(), lambda p, q, label: hybrid(p, q)),
+    "scheduled": (
+        losses.Scheduled(ForwardKL(), TotalVariation()),
+        lambda p, q, label: 0.75 * kl(p, q) + 0.25 * tv(p, q),
+    ),
     "dspark": (
-        WeightedSum([CrossEntropy(), TotalVariation()], [0.1, 1.8]),
+        losses.WeightedSum([CrossEntropy(), TotalVariation()], [0.1, 1.8]),
         lambda p, q, label: (-0.1 * math.log(q[label]) if label >= 0 else 0.0) + 0.9 * float(np.abs(p - q).sum()),
     ),
 }
@@ -97,7 +89,7 @@ def test_a_loss_and_its_gradient_are_the_formulas(name: str) -> None:
 def test_no_gradient_goes_through_the_hybrids_share() -> None:
     one, other = (some_logits().requires_grad_() for _ in "ab")
     share = (-3 * compared(one.detach()).acceptance).exp()
-    HybridLK()(compared(one)).sum().backward()
+    losses.HybridLK()(compared(one)).sum().backward()
     (share * ForwardKL()(compared(other)) + (1 - share) * TotalVariation()(compared(other))).sum().backward()
     torch.testing.assert_close(one.grad, other.grad)
 
