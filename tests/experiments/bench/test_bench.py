@@ -94,8 +94,6 @@ def test_the_table_of_a_gpu_is_rehearsed_on_a_processor(monkeypatch: pytest.Monk
     [
         (["drafts=[ngarm]"], "drafts: there is no 'ngarm': did you mean ngram"),
         (["against=no-such-commit"], "against=no-such-commit: give a commit"),
-        (["parts=[stpes]"], "parts="),
-        (["context=5000"], "context"),
     ],
 )
 def test_mistakes_end_in_one_sentence(configure: Configure, tmp_path: Path, words: list[str], message: str) -> None:

@@ -136,9 +136,8 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
     ],
 )
 def test_wrong_input_is_one_sentence(
-    words: list[str], argument: str, tasks: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:  # fmt: skip
+    words: list[str], argument: str, tasks: Path, saved: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     if words[-1:] == ["without lm-eval"]:
         words.pop()
         monkeypatch.delitem(sys.modules, "experiments.grading.harness", raising=False)

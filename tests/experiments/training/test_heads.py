@@ -309,7 +309,6 @@ def test_further_fields_of_a_block_head(target: Target) -> None:
 def test_what_cannot_be_trained_is_refused(target: Target) -> None:
     for message, make in (
         (r"head\.keeps=0\.0: give a share above 0", lambda: TrainedPEagle(keeps=0.0)),
-        (rf"head\.mask_token_id=.* 0 to {VOCAB_SIZE - 1}", lambda: TrainedPEagle(mask_token_id=VOCAB_SIZE)),
         (r"head\.config\.markov_rnk is no further field", lambda: TrainedBlock(config={"markov_rnk": 3})),
         (r"head\.config\.sliding_window=0: give", lambda: TrainedBlock(config={"sliding_window": 0})),
     ):
