@@ -2,12 +2,11 @@
 
 import logging
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import call, create_autospec
+from unittest.mock import DEFAULT, MagicMock, call, create_autospec
 
 import pytest
 import yaml
@@ -170,83 +169,66 @@ def test_offline_everything_is_in_the_files(tmp_path, monkeypatch, caplog) -> No
     assert [name for name in found.files if name.startswith("media/images/pictures/time")]
 
 
-class FakeWandb(ModuleType):
-    """Notes what it is told; ``broken`` names a call or a mode that raises, ``slow`` a call that hangs."""
-
-    def __init__(self, *, broken: str = "", slow: str = "", logged_in: bool = True):
-        super().__init__("wandb")
-        self.broken, self.slow, self.logged_in, self.id = broken, slow, logged_in, "1"
-        self.release = threading.Event()
-        self.calls: list[tuple[str, Any]] = []
-        self.summary = SimpleNamespace(update=lambda figures: None)
-        self.Settings, self.Table, self.Image = dict, dict, str
-        self.Artifact = lambda name, type: SimpleNamespace(add_file=lambda *of, **more: None)
-        self.define_metric = self.log_artifact = lambda *of, **more: None
-
-    def note(self, name: str, value: Any) -> None:
-        self.calls.append((name, value))
-        if self.broken in (name, value):
-            raise RuntimeError(f"{name} is\nbroken")
-        if name == self.slow:
-            self.release.wait(60)
-            self.calls.append((f"{name} answered", None))
-
-    def login(self, *, prompt: bool, timeout: int) -> bool:
-        assert not prompt, "nobody may be asked to type a key"
-        self.note("login", None)
-        return self.logged_in
-
-    def init(self, *, mode: str, **more: Any) -> "FakeWandb":
-        self.note("init", mode)
-        return self
-
-    def log(self, values: dict[str, Any]) -> None:
-        self.note("log", values)
-
-    def finish(self, exit_code: int) -> None:
-        self.note("finish", exit_code)
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Stands in for the package; its run is ``wandb.init.return_value``."""
+    fake = MagicMock()
+    fake.login.return_value = True
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr("experiments.tracking.wandb.GRACE", 0.1)
+    return fake
 
 
-def told(fake: FakeWandb, folder: Path, patch: pytest.MonkeyPatch, **settings: Any) -> None:
-    """Tell a run's story to a fake, with little patience."""
-    patch.setattr("experiments.tracking.wandb.GRACE", 0.1)
-    patch.setitem(sys.modules, "wandb", fake)
-    use(WandbTracker("p", **{"timeout": 0.1} | settings), folder)
+def fails(*_: object, **__: object) -> None:
+    raise RuntimeError("it is\nbroken")
+
+
+def fails_online(mode: str, **_: object) -> object:
+    return fails() if mode == "online" else DEFAULT
+
+
+def hangs(**_: object) -> None:
+    time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("trouble", "last", "said"),
-    [({"broken": "log"}, "log", "RuntimeError: log is broken"), ({"slow": "init"}, "init", "no answer within")],
+    ("method", "does", "said"),
+    [("init.return_value.log", fails, "RuntimeError: it is broken"), ("init", hangs, "no answer within")],
 )
-def test_trouble_is_one_warning_and_no_more_calls(trouble, last, said, tmp_path, monkeypatch, caplog) -> None:
-    fake = FakeWandb(**trouble)
-    told(fake, tmp_path, monkeypatch)
-    assert fake.calls[-1][0] == last, "and a call that hangs is left behind"
-    fake.release.set()
+def test_trouble_is_one_warning_and_no_more_calls(method, does, said, wandb, tmp_path, caplog) -> None:
+    """A call that hangs is left behind."""
+    wandb.configure_mock(**{f"{method}.side_effect": does})
+    use(WandbTracker("p", timeout=0.5), tmp_path)
+    run = wandb.init.return_value
+    assert run.log.call_count == (does is fails) and not run.summary.update.called and not run.finish.called
     (warning,) = warnings_of(caplog)
     assert said in warning
 
 
-@pytest.mark.parametrize("trouble", [{"logged_in": False}, {"slow": "login"}, {"broken": "online"}])
-def test_online_where_a_run_cannot_begin_it_is_recorded_offline(trouble, tmp_path, monkeypatch, caplog) -> None:
-    fake = FakeWandb(**trouble)
-    told(fake, tmp_path, monkeypatch, mode="online", timeout=0.5)
-    assert dict(fake.calls)["init"] == "offline" and dict(fake.calls)["finish"] == 0
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("login.return_value", False), ("login.side_effect", hangs), ("init.side_effect", fails_online)],
+)
+def test_online_where_a_run_cannot_begin_it_is_recorded_offline(setting, value, wandb, tmp_path, caplog) -> None:
+    wandb.configure_mock(**{setting: value})
+    use(WandbTracker("p", mode="online", timeout=1), tmp_path)
+    assert wandb.init.call_args.kwargs["mode"] == "offline"
+    wandb.init.return_value.finish.assert_called_once_with(exit_code=0)
     (warning,) = warnings_of(caplog)
     assert "recorded offline" in warning
 
 
-def test_online_with_a_login_and_a_service_that_has_died_is_left(tmp_path, monkeypatch, caplog) -> None:
-    fake = FakeWandb()
-    told(fake, tmp_path, monkeypatch, mode="online")
-    assert dict(fake.calls)["init"] == "online"
-    fake = FakeWandb(broken="init")
-    fake.teardown = lambda: setattr(fake, "broken", "")
-    told(fake, tmp_path, monkeypatch)
-    assert dict(fake.calls)["finish"] == 0 and not warnings_of(caplog), "the next run of a sweep is recorded"
+def test_online_with_a_login_and_a_service_that_has_died_is_left(wandb, tmp_path, caplog) -> None:
+    use(WandbTracker("p", mode="online", timeout=1), tmp_path)
+    assert wandb.init.call_args.kwargs["mode"] == "online"
+    assert wandb.login.call_args.kwargs["prompt"] is False, "nobody may be asked to type a key"
+    wandb.reset_mock()
+    wandb.init.side_effect = [RuntimeError("died"), DEFAULT]
+    use(WandbTracker("p", timeout=1), tmp_path)
+    assert wandb.teardown.called and not warnings_of(caplog), "the next run of a sweep is recorded"
+    wandb.init.return_value.finish.assert_called_once_with(exit_code=0)
 
 
-@pytest.mark.full
 def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
