@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -170,7 +169,7 @@ def test_anchors_are_drawn_by_how_often_a_round_begins(monkeypatch: pytest.Monke
 
     def found(own: Anchors) -> list[Places]:
         parts = list(everywhere(Linear(), batch, own))
-        return [replace(told(cost[p.index], p.valid, ratio=ratio[p.index]), anchors=p) for p in parts]
+        return [told(cost[p.index], p.valid, ratio=ratio[p.index], anchors=p) for p in parts]
 
     whole_index, whole = drawn(found(every), batch, every)
     two, mean, counts = every.sampled(batch, 2, generator), torch.zeros(18, DEPTHS, 2), torch.zeros(18)

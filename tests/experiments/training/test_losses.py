@@ -94,11 +94,12 @@ def test_no_gradient_goes_through_the_hybrids_share() -> None:
     torch.testing.assert_close(one.grad, other.grad)
 
 
-def told(values: Tensor, valid: Tensor | None = None, **others: Tensor) -> Places:
+def told(values: Tensor, valid: Tensor | None = None, **others: Any) -> Places:
     """Drafts one position after the other, whose acceptance, likelihood, ratio and cost are the values given."""
     there = torch.ones_like(values, dtype=torch.bool) if valid is None else valid
-    anchors = Anchors(torch.arange(len(values)), there, there)
-    return Places(anchors, values, there, there, **{"likelihood": values, "ratio": values, "cost": values, **others})
+    known: dict[str, Any] = {"anchors": Anchors(torch.arange(len(values)), there, there)}
+    known |= dict.fromkeys(("acceptance", "likelihood", "ratio", "cost"), values)
+    return Places(**known | {"agrees": there, "covered": there} | others)
 
 
 def test_weights_by_depth() -> None:
@@ -237,42 +238,29 @@ def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     assert float(value) == 0 and places.acceptance.shape == (0, DEPTHS)
 
 
-def figures_of(alpha: list, agrees: list, valid: list, confidence: list | None = None) -> dict[str, float]:
-    there = torch.tensor(valid).bool()
-    judged = None if confidence is None else torch.tensor(confidence)
+ONES = torch.ones(3, 1).bool()
+FIGURES: list[tuple[Places, dict[str, float]]] = [
+    (  # The second draft is one token long: its depth 2 says nothing.
+        told(torch.tensor([[0.8, 0.5], [0.4, 9.0]]), torch.tensor([[1, 1], [1, 0]]) > 0, agrees=torch.eye(2) > 0),
+        {"acceptance/1": 0.6, "acceptance/2": 0.5, "reached/1": 0.6, "reached/2": 0.4, "simulated_length": 2.0}
+        | {"accuracy/1": 0.5, "accuracy/2": 0.0, "simulated_length_greedy": 1.5, "coverage": 1.0},
+    ),
+    (  # Depth 2 of a small model is depth 1 at the next anchor, within the document: one has two tokens behind it.
+        told(torch.tensor([[0.5], [0.25], [0.8]]), anchors=Anchors(torch.tensor([0, 1, 3]), ONES, ONES)),
+        {"acceptance/1": (0.5 + 0.25 + 0.8) / 3, "acceptance/2": 0.25, "reached/2": 0.125},
+    ),
+    (  # Both drafts predict 0.9 and 0.9 · 0.5; they get there with 0.8, 0.6 and with 0.4, 0.3 (the products of α).
+        told(torch.tensor([[0.8, 0.5], [0.6, 0.5]]), confidence=torch.tensor([[0.9, 0.5], [0.9, 0.5]])),
+        {"calibration_error/1": 0.9 - 0.7, "calibration_error/2": 0.45 - 0.35},
+    ),
+]
+
+
+@pytest.mark.parametrize(("places", "wanted"), FIGURES)
+def test_figures_of_drafts_by_hand(places: Places, wanted: dict[str, float]) -> None:
     tally = Tally(2, torch.device("cpu"))
-    places = replace(told(torch.tensor(alpha), there), agrees=torch.tensor(agrees).bool(), confidence=judged)
-    tally.add(places)
-    return tally.figures()
-
-
-def test_figures_of_two_drafts() -> None:
-    """The second draft is one token long: its depth 2 says nothing."""
-    figures = figures_of([[0.8, 0.5], [0.4, 9.0]], [[1, 0], [1, 1]], [[1, 1], [1, 0]])
-    wanted = {"acceptance/1": 0.6, "acceptance/2": 0.5, "reached/1": 0.6, "reached/2": 0.4, "accuracy/1": 1.0}
-    wanted |= {"simulated_length": 1 + 0.6 + 0.4, "accuracy/2": 0.0, "simulated_length_greedy": 2.0, "coverage": 1.0}
-    assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
-
-
-def test_a_draft_of_a_small_model_is_a_walk_along_the_text() -> None:
-    """Depth 2 at an anchor is depth 1 at the next one, within the document: only the first one has two behind it."""
-    ones = torch.ones(3, 1).bool()
-    tally = Tally(2, torch.device("cpu"))
-    anchors = Anchors(torch.tensor([0, 1, 3]), ones, ones)
-    tally.add(replace(told(torch.tensor([[0.5], [0.25], [0.8]])), anchors=anchors), autoregressive=True)
-    wanted = {"acceptance/1": (0.5 + 0.25 + 0.8) / 3, "acceptance/2": 0.25, "reached/2": 0.125}
-    figures = tally.figures()
-    assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
-
-
-def test_the_calibration_error_is_of_getting_that_far() -> None:
-    """Both drafts predict 0.9 and 0.9 · 0.5; they get there with 0.8, 0.6 and with 0.4, 0.3 (the products of α)."""
-    both = [[1, 1], [1, 1]]
-    figures = figures_of([[0.8, 0.5], [0.6, 0.5]], both, both, [[0.9, 0.5], [0.9, 0.5]])
-    wanted = {"calibration_error/1": 0.9 - 0.7, "calibration_error/2": 0.45 - 0.35}
-    assert {name: figures[name] for name in wanted} == pytest.approx(wanted)
-    counts = torch.tensor([[[2.0, 2.0]], [[0.2, 1.8]], [[0.6, 1.4]]])
-    assert calibration_errors(counts).tolist() == pytest.approx([(0.4 + 0.4) / 4])
+    tally.add(places, autoregressive=places.acceptance.shape[1] == 1)
+    assert {name: value for name, value in tally.figures().items() if name in wanted} == pytest.approx(wanted)
 
 
 def test_sequential_temperatures_undo_what_was_done_to_the_logits() -> None:
@@ -282,5 +270,7 @@ def test_sequential_temperatures_undo_what_was_done_to_the_logits() -> None:
     reached = true.sigmoid().cumprod(1)
     temperatures, errors = sequential_temperatures(true * torch.tensor([2.0, 0.5]), reached, torch.ones(4000, 2).bool())
     assert temperatures == pytest.approx([2.0, 0.5], rel=0.05)
+    counts = torch.tensor([[[2.0, 2.0]], [[0.2, 1.8]], [[0.6, 1.4]]])
+    assert calibration_errors(counts).tolist() == pytest.approx([(0.4 + 0.4) / 4])
     before = calibration_errors(binned((2 * true).sigmoid(), reached, torch.ones(4000, 2).bool()))[0]
     assert max(errors) < 0.01 < 0.05 < before
