@@ -32,7 +32,7 @@ from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
 from tests.components import perturbed
 from tests.models import tiny_model
-from verifiers import BlockVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
 
 VOCAB, LENGTH, DEPTH = 2, 3, 2
 
@@ -103,6 +103,23 @@ def without_unlikely(before: Path, drawn: Path) -> int:
     """Drops a drawn token because it is unlikely: the mutant."""
     likely = (float(q(0, before + drawn[:i])[token]) > 0.4 for i, token in enumerate(drawn))
     return sum(itertools.takewhile(bool, likely))
+
+
+def until(stops: Callable[[Path], bool]) -> Cut:
+    """Drafts until ``stops`` says so of all the tokens before the next one."""
+    return lambda before, drawn: next((i for i in range(len(drawn)) if stops(before + drawn[:i])), len(drawn))
+
+
+KNOWN_BEFORE: dict[str, Cut] = {
+    "after an unlikely token, which is kept": until(lambda path: bool(path) and bool(q(0, path[:-1])[path[-1]] < 0.4)),
+    "before an uncertain token": until(lambda path: bool(q(0, path).max() < 0.7)),
+    "by the token before": until(lambda path: path[-1:] == (0,)),
+}
+DRAWN: dict[str, Cut] = {
+    "the unlikely token is dropped": without_unlikely,
+    "the token behind decides": lambda before, drawn: len(drawn) if drawn[-1:] == (0,) else 1,
+    "all or nothing, by the first token": lambda before, drawn: len(drawn) if drawn[:1] == (0,) else 0,
+}
 
 
 @cache
@@ -202,6 +219,14 @@ def test_no_length_policy_changes_the_output(name: str) -> None:
     for rule in (RejectionVerifier, BlockVerifier, TraversalVerifier):
         assert bias(make(), rule) < 1e-12
     assert bias(make(), RejectionVerifier, cut=without_unlikely) > 0.005, "a drawn token was dropped for its q"
+
+
+@pytest.mark.parametrize("rule", [RejectionVerifier, BlockVerifier, TraversalVerifier, KSeqVerifier])
+def test_stopping_for_what_is_known_before_changes_nothing_and_for_what_was_drawn_does(rule: type[Verifier]) -> None:
+    for reason, cut in KNOWN_BEFORE.items():
+        assert bias(policy_of("fixed"), rule, cut=cut) < 1e-12, reason
+    for reason, cut in DRAWN.items():
+        assert bias(policy_of("fixed"), rule, cut=cut) > 0.005, reason
 
 
 def test_the_oracle_does() -> None:
