@@ -16,16 +16,17 @@ import specdec.forward as forward_module
 from specdec import Engine, SamplingParams, Target
 from specdec.engine import recording as recording_module
 from specdec.execution.recorder import Recordings, TapeRecorder
-from tests.components import DRAFTERS, fitting
+from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS, skip_unfit, tried
 from tests.models import tiny_model
 
 GREEDY = SamplingParams(max_new_tokens=48, ignore_eos=True, seed=0)
 SAMPLED = replace(GREEDY, temperature=0.8, top_p=0.9)
 
 
-def check_recorded(model: Any, drafter: str, contexts: Sequence[int], *, tokens: int = 48) -> None:
+def check_recorded(model: Any, drafter: str, contexts: Sequence[int], tokens: int, rule: str = EVERYWHERE) -> None:
     """Assert equal tokens, that every stage was recorded, and that the last pass was replayed."""
-    made = DRAFTERS[drafter](model)
+    made, verifier = DRAFTERS[drafter](model), VERIFIERS[rule]()
+    skip_unfit(made, verifier)
     lengths = [length for length in contexts for _ in range(2)]
     prompts = [[(7 * (place % 23) + 3 * row + place // 97) % 11 for place in range(n)] for row, n in enumerate(lengths)]
     sampling = [
@@ -34,7 +35,7 @@ def check_recorded(model: Any, drafter: str, contexts: Sequence[int], *, tokens:
     expected: dict[bool, list[tuple[int, ...]]] = {}
     for recording, passes in {"off": (False, True), "rounds": (False, True, True, True)}.items():
         options: dict[str, Any] = {"max_batch_size": 2, "max_length": max(contexts) + 64, "recording": recording}
-        with Engine(Target(model), made, fitting(made), **options) as engine:
+        with Engine(Target(model), made, verifier, **options) as engine:
             for speculate in passes:
                 before = engine.recording_counts
                 outputs = [done.token_ids for done in engine.generate(prompts, sampling, speculate=speculate)]
@@ -51,9 +52,10 @@ def recorded_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_recorded_rounds_give_the_same_tokens(drafter: str) -> None:
-    check_recorded(tiny_model().cuda(), drafter, (50, 115, 170, 10))
+@pytest.mark.parametrize(("drafter", "verifier"), [(d, v) for v in VERIFIERS for d in DRAFTERS if tried(d, v)])
+def test_recorded_rounds_give_the_same_tokens(drafter: str, verifier: str) -> None:
+    contexts, tokens = ((50, 115, 170, 10), 48) if verifier == EVERYWHERE else ((62, 10), 16)
+    check_recorded(tiny_model().cuda(), drafter, contexts, tokens, verifier)
 
 
 class Stale(TapeRecorder):
@@ -106,4 +108,4 @@ def test_recordings_that_are_wrong_fail_it(mutant: Any, complaint: str, monkeypa
     model = tiny_model()
     wrong = nullcontext() if mutant is None else pytest.raises((AssertionError, RuntimeError), match=complaint)
     with wrong:
-        check_recorded(model, "model_chain_iid", (62, 10), tokens=8)
+        check_recorded(model, "model_chain_iid", (62, 10), 8)
