@@ -44,6 +44,8 @@ from verifiers.weighted_transport import WeightedTransportVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
+DOMINO = {"shifted": True, "gru_hidden_dim": 4, "emb_dim": 4}
+WITHOUT = DraftSampling.WITHOUT_REPLACEMENT
 DISTANCE = 0.1
 """How far a drafter's weights are from the target's, by default: it mostly agrees with it."""
 
@@ -83,9 +85,8 @@ def lettered(names: list[str]) -> PreTrainedTokenizerFast:
 
 def other_vocabulary(target: PreTrainedModel, distance: float) -> dict[str, Any]:
     """A drafting model much like the target, without its last token, with another, and under other numbers."""
-    rows = target.get_output_embeddings().weight.shape[0]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:rows]
-    own = [*range(rows - 2, -1, -1), rows - 1]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: rows(target)]
+    own = [*range(rows(target) - 2, -1, -1), rows(target) - 1]
     return {
         "model": renumbered(perturbed(target, distance), own),
         "tokenizer": lettered([*(letters[token] for token in own[:-1]), letters[0] + letters[1]]),
@@ -100,8 +101,8 @@ def text_drafter(tokens: int, target_tokenizer: PreTrainedTokenizerFast, **model
 
 def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
     """Heads that start as the target's output layer, with some noise in their blocks."""
-    weight = model.get_output_embeddings().weight
     torch.manual_seed(7)
+    weight = model.get_output_embeddings().weight
     heads = MedusaHeads(num_heads=num_heads, hidden_size=weight.shape[1], vocab_size=weight.shape[0])
     for head in heads.heads:
         head[-1].weight.data.copy_(weight)
@@ -139,8 +140,7 @@ def recurrent_head(model: PreTrainedModel, **settings: Any) -> RecurrentHead:
 
 def corpus(model: PreTrainedModel) -> Corpus:
     """A few documents of what the model says by itself, after every fourth token."""
-    vocab = model.get_output_embeddings().weight.shape[0]
-    documents = torch.arange(0, vocab, 4, device=model.device)[:, None]
+    documents = torch.arange(0, rows(model), 4, device=model.device)[:, None]
     with torch.no_grad():
         for _ in range(4):
             following = model(documents).logits[:, -1].argmax(-1, keepdim=True)
@@ -211,15 +211,14 @@ def mtp_head(model: PreTrainedModel) -> MTPHead:
 
 def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
     """Fuses three hidden states; every token but one has a column."""
-    ids = [token for token in range(model.get_output_embeddings().weight.shape[0]) if token != 3]
+    ids = [token for token in range(rows(model)) if token != 3]
     return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids), 1.5)
 
 
 def peagle_head(model: PreTrainedModel) -> PEagleHead:
     """Fuses three hidden states; the last token but one is the mask."""
-    token = model.get_output_embeddings().weight.shape[0] - 2
     # Of larger weights, two layers and a mask turn rounding's last bit into other drafts.
-    return wide(PEagleHead.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=token), 1.0)
+    return wide(PEagleHead.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=rows(model) - 2), 1.0)
 
 
 def reduced(drafter: Any) -> Drafter:
@@ -254,33 +253,28 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "merged": lambda target, distance=DISTANCE: MergedDrafter(
         TokenRecyclingDrafter(TREE, scope="request"),
-        ModelDrafter(perturbed(target, 5 * distance), [2, 1], sampling="without_replacement"),
+        ModelDrafter(perturbed(target, 5 * distance), [2, 1], sampling=WITHOUT),
     ),
-    "marginals": lambda target, **_: MarginalDrafter(TREE, samples=3, sampling="without_replacement"),
+    "marginals": lambda target, **_: MarginalDrafter(TREE, samples=3, sampling=WITHOUT),
     "medusa": lambda target, **_: MedusaDrafter(medusa_heads(target), TREE),
-    "hydra": lambda target, **_: HydraDrafter(hydra_heads(target), TREE, sampling="without_replacement"),
+    "hydra": lambda target, **_: HydraDrafter(hydra_heads(target), TREE, sampling=WITHOUT),
     "hydra_plus": lambda target, **_: HydraDrafter(hydra_heads(target, prefix=True), 3, sampling="iid"),
     "redrafter": lambda target, **_: ReDrafter(recurrent_head(target), BeamSearchTree(3, 3)),
     "redrafter_chain_iid": lambda target, **_: ReDrafter(recurrent_head(target), 3, sampling="iid"),
-    "eagle_tree_without_replacement": lambda target, **_: EagleDrafter(
-        eagle_head(target), TREE, sampling="without_replacement"
-    ),
+    "eagle_tree_without_replacement": lambda target, **_: EagleDrafter(eagle_head(target), TREE, sampling=WITHOUT),
     "eagle3_chain_iid": lambda target, **_: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
     "eagle3_expansion": lambda target, **_: EagleDrafter(eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)),
-    "eagle3_rheo": lambda target, **_: EagleDrafter(eagle3_head(target), RheoTree(nodes=8, depth=3, width=3)),
-    "peagle_tree_without_replacement": lambda target, **_: PEagleDrafter(
-        peagle_head(target), TREE, sampling="without_replacement"
-    ),
+    "peagle_tree_without_replacement": lambda target, **_: PEagleDrafter(peagle_head(target), TREE, sampling=WITHOUT),
     "pard_chain_iid": lambda target, distance=DISTANCE: PARDDrafter(
-        perturbed(target, distance), 3, sampling="iid", mask_token_id=target.get_input_embeddings().weight.shape[0] - 2
+        perturbed(target, distance), 3, sampling="iid", mask_token_id=rows(target) - 2
     ),
     "uno_chain_iid": lambda target, distance=DISTANCE: UnoDrafter(noisy_adapter(target, distance), 3, sampling="iid"),
     "tli_tree_without_replacement": lambda target, distance=DISTANCE: TLIDrafter(
-        shape=TREE, sampling="without_replacement", **other_vocabulary(target, distance)
+        shape=TREE, sampling=WITHOUT, **other_vocabulary(target, distance)
     ),
     "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
     "self_chain_iid": lambda target, **_: SelfDrafter(["1.mlp"], 3, sampling="iid"),
-    "exit_tree_without_replacement": lambda target, **_: SelfDrafter(["1-"], TREE, sampling="without_replacement"),
+    "exit_tree_without_replacement": lambda target, **_: SelfDrafter(["1-"], TREE, sampling=WITHOUT),
     "quantized_chain_iid": lambda target, **_: SelfDrafter(quantization="int4", sampling="iid", shape=3),
     "staged_chain_iid": lambda target, distance=DISTANCE: StagedDrafter(
         ModelDrafter(perturbed(target, distance), 3),
@@ -292,26 +286,26 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "model_chain_iid": model_drafter(3, sampling="iid"),
     "model_tree_iid": model_drafter(TREE, sampling="iid"),
     "model_paths_iid": model_drafter([3, 1, 1], sampling="iid"),
-    "model_tree_without_replacement": model_drafter(TREE, sampling="without_replacement"),
+    "model_tree_without_replacement": model_drafter(TREE, sampling=WITHOUT),
     "model_tree_deterministic": model_drafter([2, 2, 1], sampling="deterministic"),
     "model_tree_coupled": model_drafter(TREE, sampling="coupled"),
     "model_expansion": model_drafter(ExpansionTree(7, 3, 3, children=5, among=8, depth_cost=0.2)),
     "model_sampled_tree": model_drafter(SampledTree(nodes=7, depth=3, width=3)),
     "model_rheo": model_drafter(RheoTree(nodes=7, depth=3, width=3)),
     "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
-        perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
+        perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling=WITHOUT
     ).pruned_by(ConfidenceNodes(0.01)),
-    "block_by_confidence": lambda target, **_: BlockDrafter(
-        markov_head(target), TREE, sampling="without_replacement"
-    ).pruned_by(ConfidenceNodes(0.05, learn=False)),
+    "block_by_confidence": lambda target, **_: BlockDrafter(markov_head(target), TREE, sampling=WITHOUT).pruned_by(
+        ConfidenceNodes(0.05, learn=False)
+    ),
     "eagle3_looped": lambda target, **_: EagleDrafter(eagle3_head(target), 4, sampling="iid").pruned_by(
         LoopedNodes(-2.0)
     ),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
-        ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
+        ModelDrafter(perturbed(target, distance), TREE, sampling=WITHOUT), AdditiveLength(start=2)
     ),
     "model_reduced": lambda target, distance=DISTANCE: reduced(
-        ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement", vocabulary=rows(target) - 1)
+        ModelDrafter(perturbed(target, distance), TREE, sampling=WITHOUT, vocabulary=rows(target) - 1)
     ),
     "model_respelled": lambda target, distance=DISTANCE: respelled(
         ModelDrafter(perturbed(target, distance), 3, sampling="iid")
@@ -320,29 +314,27 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         EagleDrafter(eagle3_head(target), 3, sampling="iid", vocabulary=rows(target) - 2)
     ),
     "medusa_reduced": lambda target, **_: reduced(
-        MedusaDrafter(medusa_heads(target), TREE, sampling="without_replacement", vocabulary=rows(target) - 1)
+        MedusaDrafter(medusa_heads(target), TREE, sampling=WITHOUT, vocabulary=rows(target) - 1)
     ),
     "block_reduced": lambda target, **_: reduced(
-        BlockDrafter(markov_head(target), TREE, sampling="without_replacement", vocabulary=rows(target) - 1)
+        BlockDrafter(markov_head(target), TREE, sampling=WITHOUT, vocabulary=rows(target) - 1)
     ),
     "model_chain_own_temperature": model_drafter(2, sampling="iid", temperature=0.6),
-    "medusa_sampled": lambda target, **_: MedusaDrafter(medusa_heads(target), TREE, sampling="without_replacement"),
+    "medusa_sampled": lambda target, **_: MedusaDrafter(medusa_heads(target), TREE, sampling=WITHOUT),
     "block_chain": lambda target, **_: BlockDrafter(block_head(target)),
     "block_tree": lambda target, **_: BlockDrafter(block_head(target), ExpansionTree(6, 3, 6)),
     "block_markov_chain": lambda target, **_: BlockDrafter(markov_head(target), 3),
-    "block_markov_tree": lambda target, **_: BlockDrafter(markov_head(target), TREE, sampling="without_replacement"),
+    "block_markov_tree": lambda target, **_: BlockDrafter(markov_head(target), TREE, sampling=WITHOUT),
     "block_selector_chain": lambda target, **_: BlockDrafter(
         block_head(target, selector_rank=4, selector_top_k=3, conv_kernel_size=2, conv_group_size=8)
     ),
-    "block_domino_tree": lambda target, **_: BlockDrafter(
-        block_head(target, shifted=True, gru_hidden_dim=4, emb_dim=4), TREE, sampling="without_replacement"
-    ),
+    "block_domino_tree": lambda target, **_: BlockDrafter(block_head(target, **DOMINO), TREE, sampling=WITHOUT),
     "block_domino_replayed": lambda target, **_: BlockDrafter(
-        block_head(target, shifted=True, gru_hidden_dim=4, emb_dim=4), ReplayedTree(nodes=7, depth=3, width=3)
+        block_head(target, **DOMINO), ReplayedTree(nodes=7, depth=3, width=3)
     ),
     "block_refined_chain": lambda target, **_: BlockDrafter(block_head(target, xpress_rank=4)),
     "block_refiner_tree": lambda target, **_: BlockDrafter(
-        block_head(target, xpress_rank=4), TREE, passes=0, sampling="without_replacement"
+        block_head(target, xpress_rank=4), TREE, passes=0, sampling=WITHOUT
     ),
 }
 
@@ -362,14 +354,12 @@ READS_NODES = ("lookahead", "slem", "staged_chain_iid")
 EVERYWHERE = "rejection"
 """The verifier that is tried with every architecture and sampling; the others with one of each."""
 
-
 TRIED_WITH = {
     "two_draft": ("model_tree_iid", "model_chain_iid"),
     "weighted_transport": ("model_tree_iid", "model_tree_without_replacement"),
     "greedy_multipath": ("model_paths_iid",),
 }
 """Rules that are tried with the drafts they are for; every draft is tried with all others."""
-
 
 STRONGEST = dict.fromkeys(VERIFIERS, "model_tree_without_replacement") | {
     "block": "model_chain_iid",

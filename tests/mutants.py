@@ -35,24 +35,19 @@ def parents_of(tree: DraftTree, *parents: int) -> DraftTree:
 
 
 MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
-    "dtype": (lambda tree: replace(tree, tokens=tree.tokens.int()), "shapes, dtypes, device"),
     "rows": (lambda tree: replace(tree, tokens=tree.tokens.repeat(2, 1)), "shapes, dtypes, device"),
     "half q": (lambda tree: replace(tree, draft_probs=tree.draft_probs.bfloat16()), "shapes, dtypes, device"),
-    "parent after child": (lambda tree: parents_of(tree, -1, 0, 0, 4, 2), "parents"),
     "two roots": (lambda tree: parents_of(tree, -1, -1, 0, 1, 2), "parents"),
     "orphan": (lambda tree: replace(tree, valid=at(tree.valid, 1, False)), "valid nodes"),
     "no root": (lambda tree: replace(tree, valid=torch.zeros_like(tree.valid)), "valid nodes"),
     "wrong root": (lambda tree: replace(tree, tokens=at(tree.tokens, 0, 3)), "root"),
-    "token too large": (lambda tree: replace(tree, tokens=at(tree.tokens, 4, 10_000)), "tokens"),
     "padding": (
         lambda tree: replace(tree, tokens=at(tree.tokens, 4, -1), valid=at(tree.valid, 4, False)),
         "tokens",
     ),
     "too deep": (lambda tree: parents_of(tree, -1, 0, 1, 2, 3), "number and depth of nodes"),
     "law": (lambda tree: replace(tree, law=at(tree.law, 3, 2)), "declared laws"),
-    "no q": (lambda tree: replace(tree, draft_probs=None), "rows of q"),
     "nan": (lambda tree: replace(tree, draft_probs=at(tree.draft_probs, 1, float("nan"))), "rows of q"),
-    "negative": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs - 1 / 12), "rows of q"),
     "not normalized": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs), "rows of q"),
     "impossible": (
         lambda tree: replace(
