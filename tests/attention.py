@@ -58,40 +58,27 @@ CASES = {
     "one node, decoding": Case(lengths=(7, 0, 1), nodes=1, shape="chain"),
     "a chain": Case(nodes=6, shape="chain", lengths=(17, 3)),
     "one tree for all rows": Case(nodes=7, shared=True, lengths=(2, 9)),
-    "no groups": Case(groups=1, kv_heads=3),
-    "groups of four": Case(groups=4, kv_heads=1, nodes=7),
-    "groups of eight": Case(groups=8, kv_heads=1, nodes=3),
     "groups of three": Case(groups=3, kv_heads=2, nodes=5),
-    "heads of 64": Case(head_dim=64),
     "heads of 80": Case(head_dim=80, kv_heads=1),
-    "heads of 96": Case(head_dim=96, kv_heads=1),
     "heads of 128": Case(head_dim=128, kv_heads=1),
     "heads of 8": Case(head_dim=8, kv_heads=1),
     "latent attention: 192 and 128": Case(head_dim=192, value_dim=128, kv_heads=1, groups=2),
-    "softcap": Case(softcap=2.0, kv_heads=1),
-    "sinks": Case(sinks=True),
     "softcap, sinks and scaling": Case(softcap=3.0, sinks=True, scaling=0.7, kv_heads=1),
     "window": Case(window=4, lengths=(20, 3), nodes=6),
     "window of a wide tree": Case(window=3, lengths=(9, 1), nodes=8, shape="wide"),
-    "window of one": Case(window=1, lengths=(4, 0), kv_heads=1),
     "chunks": Case(chunk=4, lengths=(6, 11), nodes=6),
-    "window of a chain": Case(window=5, lengths=(18, 2), nodes=7, shape="chain"),
     "several words of ancestors": Case(nodes=70, lengths=(3,), kv_heads=1, groups=1),
     "the last level of a tree": Case(nodes=9, last=4, lengths=(6, 2)),
-    "the last node of a chain": Case(nodes=6, last=1, shape="chain", lengths=(6, 2)),
     "the last level, in a window": Case(nodes=9, last=3, lengths=(16, 2), window=6),
     "slots apart": Case(slots=(4, 1, 2), lengths=(3, 6, 1), kv_heads=1),
     "at the end of the slots": Case(lengths=(12, 12), nodes=4, bound=0, kv_heads=1),
     "a block": Case(nodes=6, shape="block", lengths=(17, 0, 4)),
-    "the window of a block": Case(nodes=7, shape="block", lengths=(18, 2), window=5),
-    "a block of several words": Case(nodes=70, shape="block", lengths=(3,), kv_heads=1, groups=1),
     "the window of a mixed block": Case(nodes=7, shape="mixed", lengths=(18, 0, 2), window=5),
     "a full layer of a mixed block": Case(nodes=7, shape="mixed", lengths=(18, 0)),
     "a long prefix": Case(lengths=(75, 40), nodes=3, kv_heads=1),
     "bfloat16": Case(dtype=torch.bfloat16),
     "float16": Case(dtype=torch.float16, lengths=(30, 2), kv_heads=1),
 }
-
 
 BOTH_WAYS = ("block", "mixed")
 """Shapes whose nodes see those behind them."""
@@ -143,13 +130,8 @@ def problem(case: Case, device: str = "cpu") -> Problem:
     slots = np.array(case.slots or range(rows))
     shape = LayerShape(case.kv_heads, case.head_dim, case.kv_heads, value_dim, case.dtype)
     longest = max(case.lengths)
-    cache = Cache(
-        {0: shape},
-        max_batch_size=int(slots.max()) + 1,
-        max_length=longest + case.bound,
-        max_nodes=case.nodes,
-        device=torch.device(device),
-    )
+    sizes = {"max_batch_size": int(slots.max()) + 1, "max_length": longest + case.bound, "max_nodes": case.nodes}
+    cache = Cache({0: shape}, **sizes, device=torch.device(device))
 
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator).to(device, case.dtype)
@@ -181,30 +163,12 @@ def problem(case: Case, device: str = "cpu") -> Problem:
         keys[slot, :, start : start + last] = key[b].double().cpu()
         values[slot, :, start : start + last] = value[b].double().cpu()
     heads = case.kv_heads * case.groups
-    facts = Facts(
-        model_type="",
-        reaches={"": Reach(case.window, case.chunk)},
-        layers={0: shape},
-        indexers={},
-        vocab_size=1,
-        dtype=case.dtype,
-        device=torch.device(device),
-        keeps_logits=False,
-        experts="eager",
-    )
-    return Problem(
-        case,
-        cache,
-        batch,
-        facts,
-        parents if not case.shared else parents * rows,
-        normal(rows, heads, last, case.head_dim),
-        key,
-        value,
-        normal(heads) if case.sinks else None,
-        keys,
-        values,
-    )
+    known: dict[str, Any] = {"model_type": "", "indexers": {}, "vocab_size": 1, "keeps_logits": False}
+    reaches, place = {"": Reach(case.window, case.chunk)}, torch.device(device)
+    facts = Facts(reaches=reaches, layers={0: shape}, dtype=case.dtype, device=place, experts="eager", **known)
+    query, sinks = normal(rows, heads, last, case.head_dim), normal(heads) if case.sinks else None
+    parents = parents * rows if case.shared else parents
+    return Problem(case, cache, batch, facts, parents, query, key, value, sinks, keys, values)
 
 
 def launch(given: Problem, *, stored: Stored | None = None, seen: Seen | None = None, **options: Any) -> Tensor:

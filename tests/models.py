@@ -28,6 +28,7 @@ COMMON: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+GEMMA = COMMON | {"head_dim": 8, "sliding_window": 6}
 
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "llama": lambda vocab: LlamaConfig(vocab_size=vocab, **COMMON),
@@ -42,19 +43,10 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "mistral_sliding": lambda vocab: MistralConfig(vocab_size=vocab, **COMMON, sliding_window=7),
     "mistral_full": lambda vocab: MistralConfig(vocab_size=vocab, **COMMON, sliding_window=None),
     "gemma2": lambda vocab: Gemma2Config(
-        vocab_size=vocab,
-        **COMMON,
-        head_dim=8,
-        sliding_window=6,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=3.0,
+        vocab_size=vocab, **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
     ),
     "gemma3": lambda vocab: Gemma3TextConfig(
-        vocab_size=vocab,
-        **COMMON,
-        head_dim=8,
-        sliding_window=6,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        vocab_size=vocab, **GEMMA, layer_types=["sliding_attention", "full_attention"] * 2
     ),
     "phi3": lambda vocab: Phi3Config(vocab_size=vocab, **COMMON),
     "gpt2": lambda vocab: GPT2Config(

@@ -91,9 +91,8 @@ class Seams:
         self._faults, self._calls = {each[:2]: BROKEN_BY[each[2]] for each in faults}, Counter[str]()
 
     def called(self, seam: str, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        result = (
-            call(*given, **options) if seam == "release" else None
-        )  # it has given up what it gives up when it fails
+        # A release has given up what it gives up when it fails.
+        result = call(*given, **options) if seam == "release" else None
         number, self._calls[seam] = self._calls[seam], self._calls[seam] + 1
         if (seam, number) in self._faults:
             raise self._faults[seam, number](seam)
@@ -198,9 +197,8 @@ class Program:
     def policy(self) -> Scheduler:
         if self.scheduler in SCHEDULERS:
             return SCHEDULERS[self.scheduler]()
-        return RANDOM[self.scheduler](
-            np.random.default_rng(self.seed), turns=240
-        )  # 60 turns at random, then on to the end
+        # 60 turns at random, then on to the end.
+        return RANDOM[self.scheduler](np.random.default_rng(self.seed), turns=240)
 
 
 @st.composite
@@ -253,27 +251,20 @@ class Player:
         if not program.plain:
             drafter = drafter_of(program.architecture, program.drafter)
             drafter = Wrapping(drafter, partial(Failing, seams=seams))
-        self.engine = Engine(
-            target,
-            drafter,
-            rule,
-            max_batch_size=program.slots,
-            max_length=LONGEST,
-            prefill_chunk=program.prefill_chunk,
-            recording=program.recording,
-            check=program.check,
-            scheduler=policy,
-            cache=MEMORIES[program.memory],
-        )
+        options: dict[str, Any] = {
+            "max_batch_size": program.slots,
+            "max_length": LONGEST,
+            "cache": MEMORIES[program.memory],
+        }
+        options |= {"recording": program.recording, "check": program.check}
+        chunk = program.prefill_chunk
+        self.engine = Engine(target, drafter, rule, prefill_chunk=chunk, scheduler=policy, **options)
         for seam in {each[0] for each in program.faults} & {"on_round", "on_turn"}:
             setattr(self.engine, seam, lambda *seen: None)
             seams.lay(self.engine, seam, seam)
-        for owner, name, seam in (
-            (rule, "laws", "laws"),
-            (policy, "plan", "plan"),
-            (self.engine.runner, "run", "forward"),
-        ):
-            seams.lay(owner, name, seam)
+        seams.lay(rule, "laws", "laws")
+        seams.lay(policy, "plan", "plan")
+        seams.lay(self.engine.runner, "run", "forward")
         self._submitted: dict[int, Asked] = {}
         self._streams: list[tuple[Asked, Generator[Step, None, None]]] = []
 

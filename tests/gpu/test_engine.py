@@ -16,7 +16,7 @@ from specdec.checks.reference import reference_decode
 from specdec.engine import recording as recording_module
 from specdec.target.loading import load
 from specdec.target.runner import ModelRunner
-from tests.components import DRAFTERS, READS_NODES, fitting
+from tests.components import DRAFTERS, EVERYWHERE, READS_NODES, VERIFIERS, fitting, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, prompts
 from verifiers.rejection import RejectionVerifier
@@ -112,6 +112,32 @@ def engine_of(model, drafter: str | None, recording: str = "auto") -> Engine:
     made = None if drafter is None else DRAFTERS[drafter](model)
     rule = None if made is None else fitting(made)
     return Engine(Target(model), made, rule, max_batch_size=12, max_length=LONGEST, recording=recording)
+
+
+@pytest.mark.usefixtures("several_sizes")
+@pytest.mark.parametrize(("drafter", "verifier"), [(d, v) for v in VERIFIERS for d in DRAFTERS if tried(d, v)])
+def test_recorded_rounds_give_the_same_tokens(model, drafter: str, verifier: str, monkeypatch) -> None:
+    """Greedy and sampled requests in one batch, through several sizes of attention and back.
+
+    Plainly, with a drafter, and with it again and again on one engine.
+    """
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
+    made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
+    skip_unfit(made, rule)
+    lengths, tokens = ((50, 50, 115, 115, 170, 10), 48) if verifier == EVERYWHERE else ((62, 10), 16)
+    given = [[(7 * (place % 23) + 3 * row + place // 97) % 11 for place in range(n)] for row, n in enumerate(lengths)]
+    sampled = SamplingParams(max_new_tokens=tokens, ignore_eos=True, seed=0, temperature=0.8, top_p=0.9)
+    sampling = [replace(sampled, temperature=0.8 * (row % 2), stream=row) for row in range(len(given))]
+    expected: dict[bool, list[tuple[int, ...]]] = {}
+    for recording, passes in {"off": (False, True), "rounds": (False, True, True, True)}.items():
+        with Engine(Target(model), made, rule, max_batch_size=2, max_length=234, recording=recording) as engine:
+            for speculate in passes:
+                before = engine.recording_counts
+                outputs = [done.token_ids for done in engine.generate(given, sampling, speculate=speculate)]
+                assert outputs == expected.setdefault(speculate, outputs), "graphs overwrite each other"
+            after = engine.recording_counts
+    assert not after.refused, after.refused
+    assert (after.replayed - before.replayed) / (after.rounds - before.rounds) >= 0.8, "rounds do not come again"
 
 
 @pytest.mark.usefixtures("several_sizes")
