@@ -251,14 +251,10 @@ class Player:
         if not program.plain:
             drafter = drafter_of(program.architecture, program.drafter)
             drafter = Wrapping(drafter, partial(Failing, seams=seams))
-        options: dict[str, Any] = {
-            "max_batch_size": program.slots,
-            "max_length": LONGEST,
-            "cache": MEMORIES[program.memory],
-        }
-        options |= {"recording": program.recording, "check": program.check}
-        chunk = program.prefill_chunk
-        self.engine = Engine(target, drafter, rule, prefill_chunk=chunk, scheduler=policy, **options)
+        chunk, memory = program.prefill_chunk, MEMORIES[program.memory]
+        options: dict[str, Any] = {"max_batch_size": program.slots, "max_length": LONGEST, "prefill_chunk": chunk}
+        options |= {"recording": program.recording, "check": program.check, "cache": memory}
+        self.engine = Engine(target, drafter, rule, scheduler=policy, **options)
         for seam in {each[0] for each in program.faults} & {"on_round", "on_turn"}:
             setattr(self.engine, seam, lambda *seen: None)
             seams.lay(self.engine, seam, seam)
