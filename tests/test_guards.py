@@ -60,7 +60,6 @@ def test_every_file_has_a_room_and_a_room_that_grows_is_noticed() -> None:
     rooms = {"verifiers": {"paths": ["verifiers"], "limit": 10}, "core": {"paths": ["specdec/types.py"], "limit": 5}}
     files = {"verifiers/a.py": 6, "verifiers/b.py": 5, "verifiers_of_others/c.py": 90, "specdec/types.py": 5}
     assert distances(files, rooms) == {"verifiers": 1, "core": 0}
-    assert [in_room(f"experiments/{file}", ["experiments/*.py"]) for file in ("run.py", "a/b.py")] == [True, False]
     assert homeless(["specdec/types.py", "specdec/new.py", "verifiers/a.py"], rooms) == ["specdec/new.py"]
 
 
@@ -91,9 +90,7 @@ def circle(graph: Mapping[str, set[str]]) -> set[str]:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not circle(import_graph(texts()))
     late, typing = "def f():\n    from a import x", "if TYPE_CHECKING:\n    from c import C"
-    sources = {"a": "import b", "b": typing, "c": late, "d": "import a"}
-    assert circle(import_graph(sources)) == {"a", "b", "c"}
-    assert not circle(import_graph(sources | {"c": "import math"}))
+    assert circle(import_graph({"a": "import b", "b": typing, "c": late, "d": "import a"})) == {"a", "b", "c"}
 
 
 COMPONENTS = {
