@@ -38,7 +38,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: tables that are made once for a device are made of its tensors."""
 
-_aten = torch.ops.aten
 _PROPERTIES = {"multi_processor_count": 132, "shared_memory_per_block_optin": 227 * 1024, "total_memory": 150 << 30}
 
 
