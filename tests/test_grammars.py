@@ -234,10 +234,7 @@ def long_outputs(model, drafter: str, recording: str, *, mask_drafts: bool) -> t
 RECORDED = {("ngram", True), ("model_tree_without_replacement", False), ("model_expansion", True)}
 
 
-@pytest.mark.parametrize(
-    ("drafter", "mask_drafts"),
-    [complete(*case, strong=case in RECORDED) for case in sorted(RECORDED.union(spread(DRAFTERS, (False, True))[::3]))],
-)
+@pytest.mark.parametrize(("drafter", "mask_drafts"), sorted(RECORDED))
 def test_recorded_rounds_follow_grammars(model, drafter: str, mask_drafts: bool, monkeypatch) -> None:
     wanted, _ = long_outputs(model, drafter, "off", mask_drafts=mask_drafts)
     monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)

@@ -4,7 +4,7 @@ Ragged prompts, more requests than slots (so slots are refilled), chunked prefil
 batch with sampled and penalized ones. float32.
 
 By default every drafter with rejection, every rule with the drafts that ask most of it, and every architecture with
-one tree. Marked ``full``: two of the other rules for every drafter with Llama, in turn, and one drafter of a kind with
+one tree. Marked ``full``: one of the other rules for every drafter with Llama, in turn, and one drafter of a kind with
 the other models. Recurrent layers and caches of one byte per number take part with a few drafters each.
 """
 

@@ -17,7 +17,7 @@ from tests.architectures import tiny
 from tests.components import DRAFTERS, STRONGEST, fitting, lettered, perturbed, renumbered
 from tests.models import tiny_model
 from tests.test_distribution import FEWER, LEVEL, NO_RESIDUAL, VOCAB, p_value
-from tests.verifiers.cases import complete, spread
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
@@ -43,7 +43,7 @@ def cases(prompt_length: int) -> dict[str, object]:
     }
 
 
-STRONG = {("ngram", "no_repeat"), ("ngram", "penalties"), ("eagle3_chain_iid", "early ends")} | {
+CASES = {("ngram", "no_repeat"), ("ngram", "penalties"), ("eagle3_chain_iid", "early ends")} | {
     (STRONGEST["rejection"], case) for case in (*cases(1), *FIELDS)
 }
 
@@ -64,14 +64,8 @@ def requests(case: str) -> tuple[list[list[int]], list[SamplingParams], list[lis
     return prompts, wanted, expected
 
 
-# By default every processor with one tree; every drafter with one that looks at the path is marked ``full``.
-@pytest.mark.parametrize(
-    ("drafter", "case"),
-    [
-        complete(*case, strong=case in STRONG)
-        for case in sorted(STRONG.union(spread(DRAFTERS, ("no_repeat", "penalties", "early ends"))))
-    ],
-)
+# Every processor with one tree; other drafters with a penalty for what their path repeats: tests/test_lossless.py.
+@pytest.mark.parametrize(("drafter", "case"), sorted(CASES))
 def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     model = tiny_model(vocab_size=WIDTH)
     prompts, wanted, expected = requests(case)
