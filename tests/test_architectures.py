@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 import specdec.attention.masks
 import specdec.target.facts
@@ -91,33 +91,24 @@ def test_supported_and_equal(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "fields", "reason"),
+    ("model_type", "reason"),
     [
-        ("bloom", {}, "ALiBi derives positions from the mask's columns"),
-        ("rwkv", {}, "its states are in one object that goes through the whole model"),
-        ("inkling_text", {}, "its layers count positions from the length of the cache"),
-        ("minimax_m3_vl_text", {}, "no tree mask for layers of type minimax_m3_sparse"),
-        ("bart", {}, "takes no position_ids, so that a tree's tokens cannot be placed"),
-        ("openai-gpt", {}, r"takes no cache \(past_key_values\)"),
-        ("roberta", {}, "it numbers positions from its padding token's id on"),
+        ("bloom", "ALiBi derives positions from the mask's columns"),
+        ("rwkv", "its states are in one object that goes through the whole model"),
+        ("inkling_text", "its layers count positions from the length of the cache"),
+        ("minimax_m3_vl_text", "no tree mask for layers of type minimax_m3_sparse"),
+        ("bart", "takes no position_ids, so that a tree's tokens cannot be placed"),
+        ("openai-gpt", r"takes no cache \(past_key_values\)"),
+        ("roberta", "it numbers positions from its padding token's id on"),
     ],
 )
-def test_refused_with_its_type_and_the_reason(model_type: str, fields: dict[str, Any], reason: str) -> None:
+def test_refused_with_its_type_and_the_reason(model_type: str, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^{model_type}: .*{reason}"):
-        ModelRunner(tiny(model_type, **fields), max_batch_size=1, max_length=MAX_LENGTH)
-
-
-class OwnAttention(LlamaForCausalLM):
-    """A research model: attention written out, as an author would, without transformers' attention functions."""
-
-    def __init__(self, config: LlamaConfig):
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.self_attn.__class__ = WrittenOut
+        ModelRunner(tiny(model_type), max_batch_size=1, max_length=MAX_LENGTH)
 
 
 class WrittenOut(nn.Module):
-    """Multi-head attention whose values are squared keys' neighbours: nothing that any library has."""
+    """Attention as an author of research would write it out, without transformers' attention functions."""
 
     def forward(self, hidden_states: Tensor, *, attention_mask: Tensor, **kwargs: Any):
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -143,20 +134,16 @@ class CountsItsCache(LlamaForCausalLM):
         return super().forward(input_ids, position_ids=positions, past_key_values=past_key_values, **kwargs)
 
 
-def research_model(cls: type[LlamaForCausalLM]) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = cls(architectures.tiny_config("llama", attn_implementation="eager")).eval()
-    for parameter in model.parameters():
-        parameter.data.mul_(5.0 if parameter.ndim > 1 else 1.0)
-    return model
-
-
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # its name before 5.24
 def test_a_model_nobody_has_named_is_equal_or_refused() -> None:
-    error, _ = disagreement(research_model(OwnAttention))
+    own, counts = tiny("llama"), tiny("llama")
+    for layer in own.model.layers:
+        layer.self_attn.__class__ = WrittenOut
+    error, _ = disagreement(own)
     assert error < TOLERANCE
+    counts.__class__ = CountsItsCache
     with pytest.raises(ValueError, match=r"^llama: not supported, because a trial forward .* logits differ by \d+%"):
-        ModelRunner(research_model(CountsItsCache), max_batch_size=1, max_length=MAX_LENGTH)
+        ModelRunner(counts, max_batch_size=1, max_length=MAX_LENGTH)
 
 
 def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ def main() -> int:
     parts: list[tuple[list[str], dict[str, str]]] = [
         (["rounds", "1/2"], {}),
         (["rounds", "2/2"], {}),
-        *([(["kernels", "90"], path)] if other else []),
-        (["kernels", "90", "usual"], {}),
+        *([(["kernels", "90", "mutants"], path)] if other else []),
+        (["kernels", "90", "usual", *([] if other else ["mutants"])], {}),
         (["kernels", "100", "usual"], path),
         (["kernels", "86", "usual"], path),
         (["kernels", "80", "usual"], path),
