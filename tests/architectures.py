@@ -74,14 +74,13 @@ SMALL: dict[str, Any] = {
 
 _SLIDING = ["sliding_attention", "full_attention"] * 2
 _LINEAR = ["linear_attention", "full_attention"] * 2
-_ROBERTA = {"pad_token_id": 1}
+_ROBERTA, _CONVOLVED = {"pad_token_id": 1}, {"layer_types": ["conv", "full_attention"] * 2}
 _COMPRESSED = {"num_key_value_heads": 4}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "bailing_hybrid": {"layer_types": _LINEAR, **_COMPRESSED},
     "blt": {"encoder_hash_byte_group_vocab": VOCAB},
-    "camembert": _ROBERTA,
     "cohere_compass_text": {
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _SLIDING},
         "layer_types": _SLIDING,
@@ -89,7 +88,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cpmant": {"prompt_length": 4},
     "ctrl": {"vocab_size": VOCAB},
     "cwm": {"bos_token_id": 1, "eos_token_id": 2},
-    "data2vec-text": _ROBERTA,
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
@@ -127,8 +125,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": _LINEAR, **_COMPRESSED},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {
         "layer_types": ["chunked_attention", "full_attention"] * 2,
         "intermediate_size_mlp": 48,
@@ -157,14 +153,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "split_ngram_parts": 1,
     },
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (16, 16), "attention_head_size": 8},
-    "roberta": _ROBERTA,
-    "roberta-prelayernorm": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "xlm-roberta-xl": _ROBERTA,
     "xmod": {**_ROBERTA, "default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "hybrid"] * 3},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
+    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), _ROBERTA),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), _ROBERTA),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLVED),
     # Keys and values are compressed, and expanded to as many heads as the queries have.
     **dict.fromkeys(
         ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), _COMPRESSED

@@ -50,23 +50,27 @@ def prompts() -> list[list[int]]:
 ACROSS = ("ngram", "medusa", "eagle3_chain_iid", "block_chain", "mtp_chain_iid", STRONGEST[EVERYWHERE])
 """One drafter of every kind, for the models besides Llama."""
 
-
 MAIN = "qwen3"
 """A model whose outputs every format of a cache changes."""
 SOME = {*spread(DRAFTERS, [rule for rule in VERIFIERS if rule not in (EVERYWHERE, *TRIED_WITH)])} | {
     (drafter, rule) for rule, drafters in TRIED_WITH.items() for drafter in drafters
 }
 """Pairs that are tried with Llama: greedy rows ask the same of all rules."""
-RECURRENT = {"qwen3_next": ("medusa", "eagle3_expansion", "block_chain"), "mamba": (), "falcon_h1": (), "lfm2": ()}
-"""Models with recurrent layers, and drafters besides look-ups."""
-ELSEWHERE = {
+RECURRENT = ("qwen3_next", "mamba", "falcon_h1", "lfm2")
+"""Models with recurrent layers."""
+ELSEWHERE = (
     *(("qwen3_next", "eagle3_expansion", EVERYWHERE, None), ("mamba", "recycling", EVERYWHERE, None)),
     *((name, "ngram", EVERYWHERE, "int8") for name in ("mistral_sliding", "gemma2")),
     *((MAIN, drafter, EVERYWHERE, "fp8") for drafter in (STRONGEST[EVERYWHERE], "ngram")),
     *((MAIN, STRONGEST[rule], rule, "int8") for rule in ("traversal", "shared_noise")),
     *((MAIN, "medusa", EVERYWHERE, "int8"), (MAIN, "ngram", EVERYWHERE, "fp8_e5m2")),
-}
+)
 """Cases of recurrent models and of quantized caches that run by default."""
+MORE = (
+    *((name, "ngram", EVERYWHERE, None) for name in RECURRENT),
+    *(("qwen3_next", drafter, EVERYWHERE, None) for drafter in ("medusa", "block_chain")),
+    *((MAIN, "ngram", EVERYWHERE, form) for form in FORMATS),
+)
 
 
 def target_model(architecture: str = "llama") -> PreTrainedModel:
@@ -93,14 +97,7 @@ def cases() -> Iterator[ParameterSet]:
         if (llama or (everywhere and drafter in ACROSS)) and tried(drafter, verifier):
             strong = strongest or (architecture == "llama" and everywhere)
             yield complete(architecture, drafter, verifier, None, strong=strong)
-    others = [
-        (name, each, EVERYWHERE, None) for name, more in RECURRENT.items() for each in ("ngram", "recycling", *more)
-    ]
-    others += [(name, "ngram", EVERYWHERE, form) for name in ("mistral_sliding", "gemma2") for form in FORMATS]
-    others += [
-        (MAIN, each, EVERYWHERE, form) for each in ("ngram", "medusa", STRONGEST[EVERYWHERE]) for form in FORMATS
-    ]
-    others += [(MAIN, drafter, rule, "int8") for rule, drafter in STRONGEST.items() if rule != EVERYWHERE]
+    others = dict.fromkeys([*ELSEWHERE, *MORE])
     yield from (complete(*case, strong=case in ELSEWHERE) for case in others)
 
 

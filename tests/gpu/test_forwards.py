@@ -2,15 +2,13 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdec import DraftSampling, Engine, ForwardBatch, SamplingParams, Target, Topology
+from specdec import DraftSampling, Engine, SamplingParams, Target, Topology
 from specdec.attention import BACKENDS
-from specdec.cache.storage import Cache
 from specdec.checks.reference import reference_decode
 from specdec.execution.forwards import FusedExecutor
 from specdec.kernels import Stored
@@ -138,35 +136,6 @@ def test_a_context_of_32k() -> None:
         assert float((output[row].double() - expected).norm() / expected.norm()) < 1e-2
 
 
-@torch.inference_mode()
-def test_a_launch_in_a_graph_follows_the_lengths() -> None:
-    """Captured at one set of lengths, slots and trees, replayed at others."""
-    query, stored, seen, _ = _long(torch.bfloat16)
-    tree_attention(query, stored, seen)  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = tree_attention(query, stored, seen)
-
-    def shorter() -> None:
-        seen.lengths.copy_(torch.arange(8, device="cuda") * 50)
-
-    def elsewhere() -> None:
-        seen.table.copy_(seen.table.roll(1, 0))
-
-    def another_tree() -> None:
-        assert seen.words is not None
-        seen.words.copy_(seen.words.roll(1, 0))
-        seen.depth.copy_(seen.depth.roll(1, 0))
-
-    for change in (shorter, elsewhere, another_tree):
-        before = output.clone()
-        change()
-        graph.replay()
-        assert not torch.equal(output, before)
-        assert torch.equal(output, tree_attention(query, stored, seen))
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_auto_picks_the_kernel(architecture: str) -> None:
     assert find(tiny_model(architecture).cuda()).reason == "triton (auto)"
@@ -189,24 +158,3 @@ def test_it_decodes_as_the_model_itself(drafter: str, architecture: str, attenti
     assert outputs == [reference_decode(model, prompt, sampling) for prompt in RAGGED]
     executor = engine.runner.executor
     assert isinstance(executor, FusedExecutor) and not executor.recordings.refused
-
-
-@torch.inference_mode()
-def test_preparing_does_not_wait_for_the_device() -> None:
-    BACKENDS["triton"].prepare(*_blind())  # what is done only once may wait
-    given = _blind()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        BACKENDS["triton"].prepare(*given)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def _blind() -> tuple[ForwardBatch, Cache, Any]:
-    """A forward whose lengths the host does not know, with trees that nobody has looked at."""
-    given = problem(Case(lengths=(17, 6), nodes=7), "cuda")
-    batch = given.batch
-    blind = ForwardBatch(
-        tokens=batch.tokens, slots=batch.slots, lengths=batch.lengths, topology=batch.topology,
-    )  # fmt: skip
-    return blind, given.cache, given.facts
