@@ -342,7 +342,6 @@ def served(target: Target, costs: RoundCosts | None, shape: AnyTree = 3) -> Engi
     ("make", "named"),
     [
         (lambda target: ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
-        (lambda target: LoopedNodes(0.1), "gate=0.1: give a sum of log-probabilities, at most 0"),
         (lambda target: trees_of(target, StaticTree([2, 1]), LoopedNodes()), "stages of a chain"),
         (lambda target: ConfidenceNodes(source="best"), "auto, head, top, entropy, margin"),
         (lambda target: SampledTree(13, 2, 3), "width=3 offer 12"),
@@ -350,7 +349,6 @@ def served(target: Target, costs: RoundCosts | None, shape: AnyTree = 3) -> Engi
         (lambda target: served(target, None, RheoTree(4, 2, 3)), "RheoTree takes no"),
         (lambda target: PricedTree(theta=1.0), "theta=1.0: give a price between 0 and 1"),
         (lambda target: served(target, None, ReplayedTree(4, 2, 3)), "ReplayedTree scores a level twice"),
-        (lambda target: ExpansionTree(4, 2, 4, depth_cost=-0.1), "depth_cost=-0.1"),
         (lambda target: paced(NGramDrafter(), ConfidenceNodes()), "NGramDrafter"),
         (lambda target: served(target, None), "how long rounds take"),
         (lambda target: served(target, RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))), "trees have 3"),

@@ -78,7 +78,7 @@ POLICIES: dict[str, Callable[[], Scheduler]] = {
 IN_ORDER = ("first come", "prefill first", "budget", "trimmed")
 """Policies that admit requests in the order in which they came."""
 MOST, DEPTH, TURNS = 40, 3, 2000
-MANY = int(os.environ.get("SPECDEC_WORKLOADS", 800))
+MANY = int(os.environ.get("SPECDEC_WORKLOADS", 400))
 """Random workloads in the full matrix."""
 
 

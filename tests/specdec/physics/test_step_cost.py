@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
-from experiments.session.policies import built_policy
 from specdec.drafting.costs import Conditions, RoundCosts
 from specdec.drafting.policies import CostAwareLength
 from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
@@ -150,21 +148,6 @@ def test_a_round_is_the_sum_of_its_parts_by_hand() -> None:
         [round_seconds(COSTS, batch=2, drafted=int(depth), context=100) for depth in deepest]
     )
     assert COSTS.prefill_seconds(StepSize(tokens=64, positions=100, pairs=0)) == pytest.approx(5e-3 + 64 * 2e-4 + 4e-5)
-
-
-def test_a_policy_by_calibrated_costs_drafts_deeper_behind_long_contexts(file: Path) -> None:
-    """A policy by the table in the same file does not: it has the costs of one context."""
-    section = {"_target_": "specdec.drafting.policies.CostAwareLength", "costs": str(file), "explore": 0}
-    policy = built_policy(OmegaConf.create({"policy": section}), "policy")
-    assert isinstance(policy, CostAwareLength) and policy.costs == COSTS
-    found = []
-    for costs in (COSTS, RoundCosts.load(file)):
-        policy.costs = costs
-        policy.bind(max_batch_size=8, max_depth=8)
-        policy.note(np.arange(8), np.full(8, 8), np.array([8, 8, 6, 5, 4, 3, 1, 0]))
-        found.append([int(policy.depths(np.arange(8), np.full(8, context))[0]) for context in (16, 960)])
-    (short, long), (same, again) = found
-    assert long > short and same == again
 
 
 def test_policies_get_the_costs_of_rounds_where_there_are_a_drafters(file: Path) -> None:
