@@ -195,7 +195,6 @@ def test_several_devices_are_refused_by_kernels_and_invariant_mode_and_asked_for
     ("options", "message"),
     [
         ({"device_map": "cpu"}, "device_map='cpu'"),
-        ({"device_map": {"": "cpu", "lm_head": "meta"}}, "device_map.'lm_head'.='meta'"),
         ({"device_map": {"": 7}}, "device_map.''.=7"),
         ({"device_map": "auto", "device": "cpu"}, "device='cpu' and device_map"),
         ({"device_map": "auto", "quantization": "int8"}, "quantization='int8'"),
@@ -286,7 +285,7 @@ def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
 
 def test_processes_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    for given in (2, True, 0, "two"):
+    for given in (2, True, "two"):
         with pytest.raises(ValueError, match=f"tensor_parallel='?{given}"):
             parallel.check_processes(given)
 
@@ -296,9 +295,6 @@ def test_processes_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (tiny_model, {"tensor_parallel": 2}, "processes is 3; .*torchrun"),
         (tiny_model, {"device_map": "auto"}, "device_map='auto' and tensor_parallel=3"),
-        (tiny_model, {"device": "cuda:1"}, "device"),
-        (tiny_model, {"quantization": "int8"}, "quantization='int8'"),
-        (tiny_model, {"inflate": "110m"}, "inflate='110m'"),
         (tiny_model, {}, "tensor_parallel=3 .*4 attention heads"),
         (lambda: tiny_model("gpt2"), {}, "no plan for splitting gpt2"),
         (lambda: quantize(tiny_model(), "int8"), {}, "quantized by this project"),

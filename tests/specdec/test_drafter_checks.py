@@ -56,6 +56,14 @@ def check(make, target: Target, **options) -> list[Finding]:
     return check_drafter(make, target, **{"verifier": RejectionVerifier(), **options})
 
 
+def assert_an_engine_that_checks_names(drafter: type[Honest], target: Target) -> None:
+    sampling = [SamplingParams(max_new_tokens=9), SamplingParams(temperature=1.0, max_new_tokens=8, top_p=0.9)]
+    engine = Engine(target, drafter(), RejectionVerifier(), max_batch_size=2, max_length=64, check=True)
+    with pytest.raises(ValueError, match=rf"^{drafter.__name__}\b.*") as caught:
+        engine.generate([[1, 2, 3, 1, 2], [4, 5]], sampling)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", [complete(name, strong=name == "without replacement") for name in HONEST])
 def test_honest_drafters_pass(target: Target, name: str) -> None:
     findings = check(HONEST[name], target, **COUNTED)
@@ -90,6 +98,7 @@ def test_malformed_trees_are_noticed(target: Target, name: str) -> None:
     change, wanted = MALFORMED[name]
     found = failing(check(broken(Honest, change), target, **FEW))
     assert list(found) == [f"trees: {wanted}"]
+    assert_an_engine_that_checks_names(broken(Honest, change), target)
 
 
 @pytest.mark.parametrize("drafter", BEHAVIOUR)
@@ -98,6 +107,8 @@ def test_one_mistake_fails_the_check_that_is_for_it(target: Target, drafter: typ
     assert list(found) == [BEHAVIOUR[drafter]]
     if drafter is mutants.Stumbles:  # the line of the drafter is named
         assert re.search(r"ZeroDivisionError: a bug.*mutants\.py, line", found[BEHAVIOUR[drafter]])
+    if BEHAVIOUR[drafter].startswith("trees: "):
+        assert_an_engine_that_checks_names(drafter, target)
 
 
 @pytest.mark.parametrize("drafter", [complete(each, strong=each is mutants.SaysIid) for each in DRAWS])
@@ -143,7 +154,6 @@ def test_drafts_of_quantized_weights_are_not_compared_between_batches(quantized:
 def test_bad_arguments(target: Target) -> None:
     for options, words in (
         ({"prompts": [[1, 2, 3]]}, "1 prompts have two tokens or more"),
-        ({"prompts": [[1] * 90, [2] * 5], "max_length": 96}, "room for 6 tokens of 96"),
         (FEW | {"verifier": BlockVerifier()}, "BlockVerifier takes chains only"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -202,16 +212,3 @@ def test_a_test_of_a_drafter_is_one_line(target: Target, monkeypatch: pytest.Mon
     fine = [Finding("one", Status.PASSED, ""), Finding("two", Status.NOT_APPLICABLE, "")]
     monkeypatch.setattr(specdec.checks.drafter, "check_drafter", lambda make, target, **options: fine)
     assert_conforms(Honest, target)
-
-
-BROKEN = [*(broken(Honest, change) for change, _ in MALFORMED.values()), mutants.Twins, mutants.SaysChain]
-BROKEN += [mutants.SaysPaths, mutants.TooMany, mutants.LooseBound]
-
-
-@pytest.mark.parametrize("drafter", BROKEN, ids=range(len(BROKEN)))
-def test_an_engine_that_checks_names_malformed_trees(target: Target, drafter: type[Honest]) -> None:
-    sampling = [SamplingParams(max_new_tokens=9), SamplingParams(temperature=1.0, max_new_tokens=8, top_p=0.9)]
-    engine = Engine(target, drafter(), RejectionVerifier(), max_batch_size=2, max_length=64, check=True)
-    with pytest.raises(ValueError, match=rf"^{drafter.__name__}\b.*") as caught:
-        engine.generate([[1, 2, 3, 1, 2], [4, 5]], sampling)
-    assert "\n" not in str(caught.value)

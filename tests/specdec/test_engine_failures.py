@@ -164,10 +164,9 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
         engine.generate(PROMPTS, SAMPLING)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
 @pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.storage.zeros_by_head"])
-def test_out_of_memory_while_an_engine_is_built_is_one_sentence(target, error, place, monkeypatch) -> None:
-    monkeypatch.setattr(place, Mock(side_effect=error))
+def test_out_of_memory_while_an_engine_is_built_is_one_sentence(target, place, monkeypatch) -> None:
+    monkeypatch.setattr(place, Mock(side_effect=RuntimeError(CPU_SHORTAGE)))
     with pytest.raises(ValueError, match=r"out of memory on .*max_batch_size=2 or max_length=64"):
         Engine(target, max_batch_size=2, max_length=64)
 
@@ -226,12 +225,12 @@ class PoisonedSession(Session):
         return DraftTree.build(torch.stack([batch.roots, token], 1), parents, max_depth=1, max_children=1)
 
 
-@pytest.mark.parametrize("seed", [1, *(complete(seed, strong=seed == 7) for seed in (2, 4, 5, 7))])
+@pytest.mark.parametrize("seed", [1, 7])
 @pytest.mark.parametrize(
     ("recording", "kind", "kv_cache"),
     [
         *(("rounds", "poisoned", None), ("off", "model_tree_without_replacement", "int8")),
-        *(complete("off", *each, strong=False) for each in (("poisoned", None), ("ngram", None), ("poisoned", "fp8"))),
+        *(complete("off", *each, strong=False) for each in (("ngram", None), ("poisoned", "fp8"))),
     ],
 )
 def test_what_was_not_finite_ends_its_request_and_nothing_else(recording, kind: str, kv_cache, seed: int) -> None:
@@ -267,14 +266,13 @@ def test_what_was_not_finite_ends_its_request_and_nothing_else(recording, kind: 
         assert all("not finite in round 0" in str(output.error) for output in outputs[-2:])
 
 
-def test_drafts_where_other_pieces_are_padded_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "_joins", lambda self, pieces: True)
-    with pytest.raises(AssertionError):
-        test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", "poisoned", None, 7)
-
-
-def test_a_slot_that_is_left_as_it_is_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_among_padded_pieces_and_slots_that_are_left_as_they_are_would_be_noticed(monkeypatch) -> None:
     leave = RunningRequests.leave
-    monkeypatch.setattr(RunningRequests, "leave", lambda self, request, *, sound=True: leave(self, request))
-    with pytest.raises(AssertionError):
-        test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", "poisoned", None, 1)
+    for owner, name, wrong, seed in (
+        (Turns, "_joins", lambda self, pieces: True, 7),
+        (RunningRequests, "leave", lambda self, request, *, sound=True: leave(self, request), 1),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, wrong)
+            with pytest.raises(AssertionError):
+                test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", "poisoned", None, seed)
