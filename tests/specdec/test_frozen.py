@@ -1,8 +1,8 @@
 """A model is frozen while an engine serves it: a change is refused until it is told, and no old weights are used."""
 
 import copy
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -49,19 +49,12 @@ def write(model, unseen: bool = False) -> None:
         written.mul_(0.5).add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
 
 
-def replace(model) -> None:
-    projection = model.model.layers[0].mlp.up_proj
-    projection.weight = nn.Parameter(torch.randn_like(projection.weight))
-
-
 OTHER = "another module or tensor is in it"
 CHANGES: dict[str, tuple[str | None, Callable]] = {
     "an optimizer's writes": ("its weights were written to", write),
     "writes to .data": (None, partial(write, unseen=True)),
-    "a parameter": (OTHER, replace),
     "adapter": (OTHER, adapt),
     "quantized in place": (OTHER, lambda model: quantize(model, "int8")),
-    "fewer layers": (OTHER, lambda model: setattr(model.model, "layers", model.model.layers[:1])),
     "a hook": (
         "a hook was added",
         lambda model: model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * -1),
@@ -83,10 +76,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "options"),
     [
-        *(
-            complete(each, {}, strong=each not in ("a parameter", "fewer layers", "quantized in place"))
-            for each in CHANGES
-        ),
+        *(complete(each, {}, strong=each != "quantized in place") for each in CHANGES),
         ("an optimizer's writes", {"recording": "rounds"}),
         complete("adapter", {"optimize": False}, strong=False),
     ],
@@ -107,12 +97,11 @@ def test_a_changed_target_is_refused_until_it_is_told(change: str, options: dict
     assert after == decoded(Engine(Target(copy.deepcopy(model)), max_batch_size=2, max_length=64, optimize=False))
 
 
-@pytest.mark.parametrize("kind", ["medusa", complete("model", strong=False)])
-def test_a_changed_drafter_is_refused_until_it_is_told(kind: str) -> None:
+def test_a_changed_drafter_is_refused_until_it_is_told() -> None:
     """Then what is drafted is what a new engine with the changed drafter drafts."""
     model = tiny_model(scale=2.0, layers=2)
-    changed: Any = perturbed(model, 0.2) if kind == "model" else medusa_heads(model)
-    drafter = ModelDrafter(changed, 3) if kind == "model" else MedusaDrafter(changed, 3)
+    heads: Any = medusa_heads(model)
+    drafter = MedusaDrafter(heads, 3)
 
     def drafted(**options: Any) -> tuple[Engine, list[object]]:
         engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64, **options)
@@ -122,24 +111,24 @@ def test_a_changed_drafter_is_refused_until_it_is_told(kind: str) -> None:
         decoded(engine)
         return engine, trees
 
+    def adapted() -> None:
+        heads.heads[0][0].linear = Adapted(heads.heads[0][0].linear)
+
+    @torch.no_grad()
+    def written() -> None:
+        for parameter in heads.parameters():
+            parameter.mul_(-1)
+
     engine, trees = drafted()
-    before = list(trees)
-    for change in ("adapted", "written"):
-        if change == "written":
-            with torch.no_grad():
-                for parameter in changed.parameters():
-                    parameter.mul_(-1)
-        elif kind == "model":
-            adapt(changed)
-        else:
-            changed.heads[0][0].linear = Adapted(changed.heads[0][0].linear)
+    for change in (adapted, written):
+        before = list(trees)
+        change()
         with pytest.raises(ValueError, match="weights_changed"):
             decoded(engine)
         engine.weights_changed()
         trees.clear()
         decoded(engine)
         assert trees == drafted(optimize=False)[1] != before, change
-        before = list(trees)
 
 
 def test_a_changed_model_that_no_longer_fits_is_refused() -> None:
@@ -187,35 +176,20 @@ def test_autocast_does_not_stay_in_a_captured_forward() -> None:
     model = tiny_model(scale=2.0, layers=2)
     engine = Engine(Target(model), max_batch_size=2, max_length=64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = engine.generate(PROMPTS, SAMPLING)
-    outside = engine.generate(PROMPTS, SAMPLING)
-    fresh = Engine(Target(model), max_batch_size=2, max_length=64, optimize=False).generate(PROMPTS, SAMPLING)
-    assert [o.token_ids for o in outside] == [o.token_ids for o in fresh]
-    logprobs = [[value for step in o.steps for value in step.logprobs] for o in (inside[0], outside[0], fresh[0])]
-    assert logprobs[0][:4] != logprobs[1][:4], "autocast was on"
-    torch.testing.assert_close(torch.tensor(logprobs[1]), torch.tensor(logprobs[2]), atol=1e-5, rtol=1e-5)
+        inside = engine.generate(PROMPTS, SAMPLING)[0]
+    outside = engine.generate(PROMPTS, SAMPLING)[0]
+    fresh = Engine(Target(model), max_batch_size=2, max_length=64, optimize=False).generate(PROMPTS, SAMPLING)[0]
+    assert outside.token_ids == fresh.token_ids
+    assert inside.logprobs[:4] != outside.logprobs[:4], "autocast was on"
+    assert outside.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
 def test_two_engines_on_one_model_in_two_threads() -> None:
     """Neither sees what the other switches for its forwards, and the model is left as it was."""
     model = tiny_model(scale=2.0, layers=2)
     engines = [Engine(Target(model), max_batch_size=2, max_length=64, attention=a) for a in ("grouped", "eager")]
-    wanted = [decoded(engine) for engine in engines]
-    found: list[list[list[tuple[int, ...]]]] = [[], []]
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            found[number] += [decoded(engines[number]) for _ in range(3)]
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert found == [[wanted[number]] * 3 for number in range(2)]
+    wanted = [[decoded(engine)] * 3 for engine in engines]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(lambda engine: [decoded(engine) for _ in range(3)], engines)] == wanted
     assert model.config._attn_implementation == "eager"
     assert not any("forward" in vars(module) for module in model.modules())

@@ -20,16 +20,16 @@ from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.attention import BACKENDS
 from specdec.counting import is_view
 from specdec.execution.executor import Executor
-from specdec.execution.forwards import CurrentForward, FusedExecutor, _restored, _Rewriter, executor_for
+from specdec.execution.forwards import CurrentForward, FusedExecutor, _Rewriter, executor_for
 from specdec.execution.program import Step
 from specdec.execution.recorder import _recording
 from specdec.host import scoped, without_looking
-from specdec.kernels import Destination, obstacle
+from specdec.kernels import obstacle
 from specdec.quantization import quantize
 from specdec.target.facts import find
 from tests.launches import FREE
 from tests.models import tiny_model
-from tests.plain_kernels import plain_add_norm, plain_gated, plain_norm, plain_rotate
+from tests.plain_kernels import plain_add_norm, plain_gated
 from tests.specdec.test_forward import rounds, runner_of
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
@@ -80,7 +80,7 @@ def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
         ("gemma3", {}),
         ("qwen3", {"cache": Paging(page_size=8)}),
         complete("llama", {"kv_cache": "int8"}, strong=False),
-        *(complete(each, {}, strong=False) for each in ("llama", "qwen2", "gemma2", "phi3", "gpt2", "mistral_sliding")),
+        *(complete(each, {}, strong=False) for each in ("qwen2", "gemma2", "phi3", "gpt2", "mistral_sliding")),
     ],
 )
 def test_greedy_tokens_are_those_of_the_models_own_code(architecture, options, fuses, monkeypatch) -> None:
@@ -98,12 +98,8 @@ def is_launch(step: Step) -> bool:
     return not is_view(step.function) and name not in FREE | {"reshape"}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "most"),
-    [("gemma3", 14), *(complete(each, 12, strong=False) for each in ("llama", "qwen2", "qwen3"))],
-)
 @torch.inference_mode()
-def test_the_kernels_of_a_layer(architecture: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products and attention are among them; attention may take one more."""
     programs: list[list[Step]] = []
     write = specdec.execution.forwards.write_program
@@ -113,28 +109,27 @@ def test_the_kernels_of_a_layer(architecture: str, most: int, monkeypatch: pytes
         lambda steps, *given: programs.append(steps) or write(steps, *given),
     )
     for layers in (2, 4):  # both kinds of layers, each with a table of sines
-        next(rounds(fused(runner_of(tiny_model(architecture, layers=layers)))))
+        next(rounds(fused(runner_of(tiny_model("gemma3", layers=layers)))))
     few, more = (sum(map(is_launch, steps)) for steps in programs)
-    assert more - few == 2 * most
+    assert more - few == 2 * 14
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["16", "b16"])
+@pytest.mark.parametrize("architecture", ["gemma3", "llama"])
 @torch.inference_mode()
-def test_half_precision_rounds_where_the_model_does(dtype: torch.dtype) -> None:
-    model = tiny_model("gemma3", layers=1)
+def test_half_precision_rounds_where_the_model_does(architecture: str, dtype: torch.dtype) -> None:
+    """Logits of several rounds over what the ones before have written to the cache."""
+    model = tiny_model(architecture, layers=1)
     nn.Module.to(model, dtype)
-    expected = next(rounds(runner_of(model, optimize=False)))
-    found = next(rounds(fused(runner_of(model))))
-    assert found.dtype is dtype
-    assert_close([found], [expected], 4 * torch.finfo(dtype).eps)
+    expected, found = list(rounds(runner_of(model, optimize=False))), list(rounds(fused(runner_of(model))))
+    assert {each.dtype for each in found} == {dtype}
+    assert_close(found, expected, 4 * torch.finfo(dtype).eps)
 
 
 @torch.inference_mode()
-def test_a_single_row_and_lengths_that_the_host_does_not_know() -> None:
+def test_a_single_row_of_a_length_that_the_host_does_not_know() -> None:
     model = tiny_model("llama", layers=2)
-    expected = next(rounds(runner_of(model, optimize=False), 1))
-    assert_close([next(rounds(fused(runner_of(model)), 1))], [expected])
-    runner = fused(runner_of(model, attention="triton"))
+    expected, runner = next(rounds(runner_of(model, optimize=False), 1)), fused(runner_of(model, attention="triton"))
     with without_looking():
         assert_close([next(rounds(runner, 1))], [expected])
 
@@ -191,33 +186,25 @@ class Keeps(nn.Module):
         self.register_buffer("table", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.table = torch.arange(3.0)
-        self.last = x
+        self.table, self.last = torch.arange(3.0), x
         return x * self.table + torch.tensor([1.0, 2.0, 3.0])
 
 
+@torch.inference_mode()
 def test_no_tensor_without_numbers_stays_and_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
     module, x = Keeps(), torch.randn(2, 3)
-    expected = module(x)
-    with _restored([module]):
-        module.last, module.table = None, None  # type: ignore[assignment]
-    assert torch.equal(module.last, x) and module.table is not None
-    layers = CurrentForward(None)  # type: ignore[arg-type]
-    with torch.inference_mode():
-        program = _Rewriter(module, kernels, layers).program(lambda x: [module(x)], [x])
-    assert torch.equal(program(x)[0], expected)
-    assert not any(isinstance(each, FakeTensor) for each in (module.last, module.table))
-    layers = CurrentForward(None)  # type: ignore[arg-type]
-    rewriter, x = _Rewriter(nn.Identity(), kernels, layers), torch.randn(2, 3)
+    rewriter = _Rewriter(module, kernels, CurrentForward(None))  # type: ignore[arg-type]
 
     def written(x: Tensor) -> list[Tensor]:
         y = nn.functional.silu(x)
         return [(y * x).add_(y)]
 
-    with torch.inference_mode():
-        with pytest.raises(Exception, match="_local_scalar_dense"):
-            rewriter.program(lambda x: [x * 2 if float(x.sum()) > 0 else x], [x])
-        assert torch.equal(rewriter.program(written, [x])(x)[0], written(x)[0])
+    for work in (lambda x: [module(x)], written):
+        expected = work(x)[0]
+        assert torch.equal(rewriter.program(work, [x])(x)[0], expected)
+    assert not any(isinstance(each, FakeTensor) for each in (module.last, module.table))
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        rewriter.program(lambda x: [x * 2 if float(x.sum()) > 0 else x], [x])
 
 
 layers = pytest.importorskip("specdec.kernels.layers")
@@ -263,15 +250,6 @@ def test_a_norm_with_its_residual(name: str, dtype: torch.dtype) -> None:
 
 
 @dtypes
-def test_a_norm_of_heads_that_do_not_lie_in_order(dtype: torch.dtype) -> None:
-    heads = drawn(2, 5, 3 * 24, dtype=dtype).view(2, 5, 3, 24).transpose(1, 2)
-    weight = drawn(24, dtype=dtype)
-    found = layers.norm(heads, weight, 1e-6, True, 0.0)
-    assert found.stride() == heads.stride()
-    assert steps_apart(found, plain_norm(heads, weight, 1e-6, True, 0.0)) <= (8 if dtype is torch.float32 else 1)
-
-
-@dtypes
 @pytest.mark.parametrize("activation", layers.ACTIVATIONS)
 def test_a_gate(activation: str, dtype: torch.dtype) -> None:
     both = 3 * drawn(2, 3, 2 * 1100, dtype=dtype)
@@ -287,52 +265,10 @@ def test_a_gate(activation: str, dtype: torch.dtype) -> None:
     assert all(steps_apart(layers.gated(gate, up, each), expected) > 64 for each in others)
 
 
-Rotated = tuple[tuple[Tensor, Tensor], Destination | None]
-
-
-def rotated(
-    rotate: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, *, writes: bool, norms: bool, sign: float = 1.0
-) -> Rotated:
-    """Queries and keys of two rows, as products leave them, and a cache of five slots into which they are written."""
-    torch.manual_seed(1)
-    sizes = (5, 24), (2, 24), (2, 20)
-    query, key, value = (drawn(2, 3, heads, dim, dtype=dtype).transpose(1, 2) for heads, dim in sizes)
-    angles = (torch.rand(2, 1, 3, 12) * 7).repeat(1, 1, 1, 2)
-    table = angles.cos().to(dtype), sign * angles.sin().to(dtype)
-    options = [(drawn(24, dtype=dtype), 1e-6, True, 0.0) if norms else None for _ in range(2)]
-    kept = None
-    if writes:
-        memory = [torch.zeros(5, 2, 8, dim, dtype=dtype).transpose(1, 2) for dim in (24, 20)]
-        kept = Destination(memory[0], memory[1], torch.tensor([[4], [0]]), torch.tensor([[1, 2, 3], [0, 1, 7]]))
-    return rotate(query, key, value, *table, *options, kept), kept
-
-
-@dtypes
-@pytest.mark.parametrize("norms", [False, True], ids=["plain", "normed"])
-def test_a_rotary_embedding_and_the_write_behind_it(norms: bool, dtype: torch.dtype) -> None:
-    expected, there = rotated(plain_rotate, dtype, writes=True, norms=norms)
-    found, here = rotated(layers.rotate, dtype, writes=True, norms=norms)
-    assert here is not None and there is not None
-    for one, other in zip((*found, *here[:2]), (*expected, *there[:2]), strict=True):
-        if norms:
-            torch.testing.assert_close(one, other, atol=4 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
-        else:  # the interpreter makes 1e-38 of a zero in bfloat16
-            torch.testing.assert_close(one, other, atol=1e-37, rtol=0.0)
-    assert int((here.keys != 0).any(-1).sum()) == int((here.values != 0).any(-1).sum()) == 2 * 3 * 2
-    without, _ = rotated(layers.rotate, dtype, writes=False, norms=norms)
-    assert all(map(torch.equal, without, found))
-    for wrong in (
-        rotated(layers.rotate, dtype, writes=False, norms=norms, sign=-1.0)[0],
-        rotated(layers.rotate, dtype, writes=False, norms=not norms)[0],
-    ):
-        assert not any(torch.allclose(*pair, atol=0.1) for pair in zip(wrong, expected, strict=True))
-
-
 LACKS: dict[str, tuple[Any, str]] = {
     "missing": (None, "Triton is not installed (CUDA builds of torch bring it; pip install triton)"),
     "old": (SimpleNamespace(__version__="2.3.1"), "Triton 2.3.1 is older than 3.0"),
     "an old GPU": ((7, 5), "this GPU has compute capability 7.5, and kernels need 8.0"),
-    "no driver": ((8, 0), "Triton does not work here: "),  # no compiler: whatever is raised
 }
 
 

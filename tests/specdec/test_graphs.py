@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from specdec.execution.recorder import (
     UnrecordableError,
     recording_now,
 )
-from specdec.requests import Request
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.specdec.test_recorded_rounds import Comparing
@@ -41,17 +40,12 @@ def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
             stage(*inputs)
             raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
 
-    state = torch.zeros(1)
-    recordings = Recordings(Breaks(), after=1, most=2)
-
-    def moving(step: Tensor) -> tuple[()]:
-        state.add_(step)
-        return ()
-
+    state, recordings = torch.zeros(1), Recordings(Breaks(), after=1, most=2)
+    commit = partial(recordings.run, "stage", "key", lambda step: [state.add_(step)], [torch.ones(1)], repeatable=False)
     with pytest.raises(torch.OutOfMemoryError):
-        recordings.run("stage", "key", moving, [torch.ones(1)], repeatable=False)
+        commit()
     assert state.item() == 1
-    recordings.run("stage", "key", moving, [torch.ones(1)], repeatable=False)
+    commit()
     assert state.item() == 2
 
 
@@ -131,14 +125,9 @@ def test_graphs_of_different_stages_share_no_memory(cuda: Cuda) -> None:
 
 def test_after_a_capture_that_failed_others_succeed(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
     """They get another pool; the stream and the allocator are as before. The failure is said once, and counted."""
-
-    def fails(x: Tensor) -> tuple[Tensor, ...]:
-        cuda.look()
-        return plus_one(x)
-
     recordings = graphs()
     for key in range(2):
-        assert run(recordings, "judge", fails, key) == 2
+        assert run(recordings, "judge", lambda x: (cuda.look(), *plus_one(x))[1:], key) == 2
         assert (cuda.stream, cuda.underway) == ("main", [])
     run(recordings, "verify", plus_one)
     assert [what for _, what in cuda.captures] == ["broken off"] * 2 + ["captured"]
@@ -170,14 +159,10 @@ def test_a_stage_that_makes_the_host_wait_is_refused_before_it_is_captured(cuda:
 
 
 def test_code_of_a_users_is_refused_by_design(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
-    def hooked(x: Tensor) -> tuple[Tensor, ...]:
-        if recording_now():
-            raise UnrecordableError("the model has hooks from elsewhere")
-        return plus_one(x)
-
+    hooked = Mock(side_effect=UnrecordableError("the model has hooks from elsewhere"))
     recordings = graphs()
     for key in range(9):
-        assert run(recordings, "verify", hooked, key) == 2
+        assert run(recordings, "verify", lambda x: hooked() if recording_now() else plus_one(x), key) == 2
     assert recordings.refused == {("verify", "the model has hooks from elsewhere", True): 9}
     assert not caplog.records
 
@@ -244,52 +229,30 @@ def test_rows_do_not_notice_those_behind_them(target, drafter, place, monkeypatc
         assert decoded(engine) != wanted
 
 
-def test_capped_drafts_stay_capped_where_slots_have_gaps() -> None:
-    table = SlotTable(6, 64, VOCAB, torch.device("cpu"), sizes=(1, 2, 4, 6))
-    for slot in (0, 2, 5):
-        sampling = SamplingParams(seed=0, stream=slot)
-        table.admit(slot, Request(slot, [1, 2, 3], sampling, speculate=True, stop_ids=frozenset()))
-        table.prefilled(slot, 2)
-        table.start(slot)
-        table.cap(slot, slot)
-    padded = table.padded(table.rows(np.array([0, 2, 5])))
-    assert padded.max_depth[:3].tolist() == [0, 2, 5] and padded.slots.tolist() == [0, 2, 5, 6]
-    assert not padded.drafting[3] and padded.lengths.tolist() == [2, 2, 2, 1]
-
-
-WARM = ("ngram", *(complete(each, strong=False) for each in ("model_chain_iid", "eagle3_expansion", "suffix")))
+WARM = ("ngram", *(complete(each, strong=False) for each in ("eagle3_expansion", "suffix")))
 
 
 @pytest.mark.parametrize("drafter", WARM)
 def test_rounds_of_a_warm_engine_are_replayed(target, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy or sampled, plain or not, and whatever the number of rows; more recordings are kept than by default."""
     monkeypatch.setattr(recording_module, "MOST_RECORDINGS", 1)
-
-    def played(engine: Engine) -> None:
-        for sampling in (GREEDY, SAMPLED):
-            for rows in (5, 3, 1):
-                for speculate in (True, False):
-                    engine.generate([[1, 2, 3, 4, 5, 6, 7]] * rows, sampling, speculate=speculate)
-
-    with engine_of(target, drafter) as engine:
-        engine.runner.joins = False  # as on a GPU: a first round is one like the others
-        engine.warm_up(sampling=(GREEDY, SAMPLED))
-        before = engine.recording_counts
-        assert rows_of(engine) == {1, 2, 4, 6} and before.rounds == 0
-        played(engine)
-        after = engine.recording_counts
-        assert (after.stages, after.replayed_share) == (before.stages, 1.0) and after.rounds > 100
-        assert not after.refused and not after.by_design and after.replays >= 3 * after.rounds
-        warm = engine.generate([[1, 2, 3]] * 3, SAMPLED)
-    with engine_of(target, drafter) as engine:
-        engine.runner.joins = False
-        played(engine)
-        assert engine.recording_counts.replayed < engine.recording_counts.rounds
-        assert warm == engine.generate([[1, 2, 3]] * 3, SAMPLED)  # a warm-up leaves nothing behind
-    monkeypatch.setattr(recording_module, "_PER_SIZE", 0)  # mutant: recordings drop each other
-    with engine_of(target, drafter) as engine:
-        engine.warm_up(sampling=(GREEDY, SAMPLED))
-        assert len(engine._rounds.recorder.recordings.kept) == 1  # type: ignore[union-attr]
+    counts, last = [], []
+    for warm in (True, False):
+        with engine_of(target, drafter) as engine:
+            engine.runner.joins = False  # as on a GPU: a first round is one like the others
+            if warm:
+                engine.warm_up(sampling=(GREEDY, SAMPLED))
+                assert rows_of(engine) == {1, 2, 4, 6} and engine.recording_counts.rounds == 0
+            stages = engine.recording_counts.stages
+            for sampling, rows, speculate in itertools.product((GREEDY, SAMPLED), (5, 3, 1), (True, False)):
+                engine.generate([[1, 2, 3, 4, 5, 6, 7]] * rows, sampling, speculate=speculate)
+            counts.append(engine.recording_counts)
+            assert (counts[-1].stages == stages) is warm
+            last.append(engine.generate([[1, 2, 3]] * 3, SAMPLED))
+    warm, cold = counts
+    assert warm.replayed_share == 1.0 and warm.rounds > 100 and cold.replayed < cold.rounds
+    assert not warm.refused and not warm.by_design and warm.replays >= 3 * warm.rounds
+    assert last[0] == last[1], "a warm-up leaves nothing behind"
 
 
 def test_a_warm_up_is_for_lengths_that_there_are(target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +273,10 @@ def test_what_is_not_recorded_by_design_or_for_want_of_memory_is_said(target, mo
     with engine_of(target, "model_chain_iid") as engine:
         engine.generate([[1, 2, 3]], processed, speculate=False)
         counts = engine.recording_counts
-        assert counts.by_design == {"requests have logits processors": counts.rounds} and not counts.refused
-        assert counts.replayed == 0
-
-    def full(*given: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
+        assert counts.by_design == {"requests have logits processors": counts.rounds}
+        assert not counts.refused and counts.replayed == 0
     with engine_of(target, None) as engine:
+        full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
         monkeypatch.setattr(engine._rounds.recorder.recordings._recorder, "record", full)  # type: ignore[union-attr]
         engine.warm_up()
         assert engine.generate([[1, 2, 3]], GREEDY)[0].finish_reason == "length"
