@@ -135,8 +135,9 @@ def test_a_level_takes_few_launches() -> None:
     for depth in (7, 8):
         batch = slots_of([[0, root] for root in ROOTS], vocab_size=200)
         drawing = Drawing.of(batch, VocabularyMap(200, 200), DraftSampling.DETERMINISTIC, None)
+        scorer = Table(200, 8, per_depth=False)
         with without_looking(), counted() as work[depth]:
-            ExpansionTree(40, depth, 10).grow(Table(200, 8, per_depth=False), drawing, depth)
+            ExpansionTree(40, depth, 10).grow(scorer, drawing, depth)
     assert work[8].synchronizations == 0
     assert work[8].launches - work[7].launches <= 12 and work[8].launches <= 120
 

@@ -1,7 +1,7 @@
 """Invariant mode: a token's logits are the same bits in any forward; models that cannot keep that are refused."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,30 +122,44 @@ def test_states_of_another_parent_are_told_apart(monkeypatch: pytest.MonkeyPatch
         runner_for(tiny("lfm2"))
 
 
-class ByRows(nn.Module):
-    """A product by one that rounds in another way for every number of rows, as some libraries do."""
+class Changing(nn.Module):
+    """A layer behind which numbers differ a little by what a function says of its inputs."""
+
+    def __init__(self, share: Callable[[Tensor], Any]):
+        super().__init__()
+        self.share = share
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * (1 + 1e-3 * inputs.flatten(0, -2).shape[0])
+        return inputs * (1 + 1e-3 * self.share(inputs))
 
 
-def rounding_by_rows(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with products whose rounding depends on the number of rows, whatever the machine's library does."""
-    mlp = model.model.layers[1].mlp
-    mlp.act_fn = nn.Sequential(mlp.act_fn, ByRows())
+def with_layer(share: Callable[[Tensor], Any]) -> PreTrainedModel:
+    """A model with such a layer."""
+    model = model_in(torch.float32)
+    model.model.layers[1].mlp.act_fn = nn.Sequential(model.model.layers[1].mlp.act_fn, Changing(share))
     return model
 
 
-def test_the_ordinary_engine_is_told_apart_and_a_model_that_cannot_promise_it_is_refused() -> None:
-    model = rounding_by_rows(model_in(torch.float32))
+def rounding_by_rows() -> PreTrainedModel:
+    """A model with products that round in another way for every number of rows, as some libraries do."""
+    return with_layer(lambda inputs: inputs.flatten(0, -2).shape[0])
+
+
+def test_the_ordinary_engine_and_blocks_of_the_forwards_size_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant gives a block as many rows as there are nodes, to products that round by their number of rows."""
+    run = InvariantExecutor.run
+
+    def as_many_rows_as_nodes(self: InvariantExecutor, batch: ForwardBatch, cache: Any) -> Any:
+        self.rows = batch.batch * batch.nodes
+        return run(self, batch, cache)
+
+    model = rounding_by_rows()
     assert parted(runner_for(model)) == 0
     sizes = {"max_batch_size": 3, "max_length": 48, "max_nodes": SHAPE.num_nodes}
-    ordinary = ModelRunner(model, **sizes, optimize=False, attention="grouped")
-    assert parted(ordinary) > 0
-    model = model_in(torch.float32)
-    model.model.layers[2].mlp.act_fn = nn.Sequential(model.model.layers[2].mlp.act_fn, Counting())
-    with pytest.raises(ValueError, match="a token alone gets other bits than one among others"):
-        runner_for(model)
+    assert parted(ModelRunner(model, **sizes, optimize=False, attention="grouped")) > 0
+    monkeypatch.setattr(InvariantExecutor, "run", as_many_rows_as_nodes)
+    monkeypatch.setattr(invariance, "_trial", lambda executor: "")
+    assert parted(runner_for(model)) > 0
 
 
 def test_keys_in_the_order_of_the_cache_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,21 +190,6 @@ def test_keys_in_the_order_of_the_cache_are_told_apart(monkeypatch: pytest.Monke
     assert parted(runner) > 0
 
 
-def test_blocks_of_the_forwards_size_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant gives a block as many rows as there are nodes, to products that round by their number of rows."""
-    run = InvariantExecutor.run
-
-    def as_many_rows_as_nodes(self: InvariantExecutor, batch: ForwardBatch, cache: Any) -> Any:
-        self.rows = batch.batch * batch.nodes
-        return run(self, batch, cache)
-
-    model = rounding_by_rows(model_in(torch.float32))
-    assert parted(runner_for(model)) == 0
-    monkeypatch.setattr(InvariantExecutor, "run", as_many_rows_as_nodes)
-    monkeypatch.setattr(invariance, "_trial", lambda executor: "")
-    assert parted(runner_for(model)) > 0
-
-
 @pytest.mark.parametrize(
     ("drafter", "scheme"),
     [
@@ -205,60 +204,28 @@ def test_any_drafters_greedy_output_is_plain_decodings(drafter: str, scheme: str
     full = tiny_model(vocab_size=VOCAB, layers=2)
     made = DRAFTERS[drafter](full)
     target = Target(full.bfloat16() if scheme is None else quantize(full.bfloat16(), scheme))
-    rule, options = fitting(made), {"max_length": 64, "invariant": True}
-    coupled = DraftSampling.COUPLED in made.laws
+    rule, coupled = fitting(made), DraftSampling.COUPLED in made.laws
     sampling = [
         SamplingParams(max_new_tokens=4 + 4 * (row % 3), temperature=float(coupled and row % 2))
         for row in range(len(PROMPTS))
     ]
     found = []
-    for engine, speculate in (
-        (Engine(target, made, rule, max_batch_size=2, prefill_chunk=7, **options), True),
-        (Engine(target, verifier=rule, max_batch_size=3, recording="rounds", **options), False),  # slots have a gap
-        (Engine(target, verifier=rule, **options), False),
+    for given, options in (
+        (made, {"max_batch_size": 2, "prefill_chunk": 7}),
+        (None, {"max_batch_size": 3, "recording": "rounds"}),  # slots have a gap
+        (None, {}),
     ):
-        found.append([each.token_ids for each in engine.generate(PROMPTS, sampling, speculate=speculate)])
+        engine = Engine(target, given, rule, max_length=64, invariant=True, **options)
+        found.append([each.token_ids for each in engine.generate(PROMPTS, sampling)])
     assert found[0] == found[1] == found[2]
-
-
-class Beside(nn.Module):
-    """A layer whose output for a row depends a little on the rows beside it."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs + 1e-3 * inputs.mean(0, keepdim=True)
-
-
-class Counting(nn.Module):
-    """A layer that changes from call to call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return inputs * (1 + 1e-5 * self.calls)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        ("gptj", "attention function"),
-        ("deepseek_v32", "indexer"),
-        ("deepseek_v3", "changes keys or values"),
-        ("doge", "changes the mask"),
-    ],
-)
-def test_models_that_are_refused(model_type: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"invariant=True: .*{reason}"):
-        runner_for(tiny(model_type))
 
 
 def test_rows_that_touch_each_other_run_alone_from_the_change_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
     model, given = model_in(torch.float32), tokens()
     runner = runner_for(model)
     assert executor_of(runner).rows == ROWS
-    model.model.layers[1].mlp.act_fn = nn.Sequential(model.model.layers[1].mlp.act_fn, Beside())
+    beside = Changing(lambda inputs: inputs.mean(0, keepdim=True))
+    model.model.layers[1].mlp.act_fn = nn.Sequential(model.model.layers[1].mlp.act_fn, beside)
     with caplog.at_level(logging.INFO):
         runner.weights_changed()
         assert same(chain(runner, given, slot=1), one_by_one(runner, given))
@@ -266,7 +233,19 @@ def test_rows_that_touch_each_other_run_alone_from_the_change_that_is_told(caplo
     assert "a token alone gets other bits" in caplog.text
 
 
-# Elementwise functions: which sizes are computed by one code throughout.
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: tiny("gptj"), "attention function"),
+        (lambda: tiny("deepseek_v32"), "indexer"),
+        (lambda: tiny("deepseek_v3"), "changes keys or values"),
+        (lambda: tiny("doge"), "changes the mask"),
+        (lambda: with_layer(lambda inputs: torch.rand(())), "a token alone gets other bits than one among"),
+    ],
+)
+def test_models_that_are_refused(make: Callable[[], PreTrainedModel], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"invariant=True: .*{reason}"):
+        runner_for(make())
 
 
 @pytest.mark.full
@@ -290,12 +269,11 @@ def test_fewer_threads_where_theirs_would_end_within_a_vector(monkeypatch: pytes
     """The number of threads at which the promise was tried stays, whatever torch is told later."""
     monkeypatch.setattr(invariance, "_GRAIN", 300)  # so that the tiny model's 768 numbers are divided into three
     torch.set_num_threads(3)
-    runner = runner_for(model_in(torch.float32))
+    runner, seen = runner_for(model_in(torch.float32)), set[int]()
     assert executor_of(runner).threads == 2, "three parts of 256 are whole vectors, but those of 1,024 numbers are not"
-    seen: list[int] = []
-    runner.model.lm_head.register_forward_hook(lambda *call: seen.append(torch.get_num_threads()))
+    runner.model.lm_head.register_forward_hook(lambda *call: seen.add(torch.get_num_threads()))
     chain(runner, tokens(3))
-    assert (set(seen), torch.get_num_threads()) == ({2}, 3)
+    assert (seen, torch.get_num_threads()) == ({2}, 3)
 
 
 @pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")

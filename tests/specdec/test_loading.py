@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from drafters import NGramDrafter
 from specdec import Engine, SamplingParams, Target, bundled, dtypes, machine
@@ -124,7 +124,6 @@ def test_auto_fits_the_machine(monkeypatch: pytest.MonkeyPatch, saved: Path) -> 
         (SLOW, None, "auto", torch.float32, "auto: float32, because this CPU"),
         (SLOW, object(), "auto", torch.bfloat16, "auto: bfloat16"),
         (SLOW, None, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
-        (FAST, None, torch.float32, torch.float32, "float32, as asked for"),
     ):
         monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
         monkeypatch.setattr(dtypes, "native_library", lambda library=library: library)
@@ -140,15 +139,11 @@ def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.Mon
     config = json.loads(file.read_text())
     assert config.pop("dtype") == "bfloat16"
     file.write_text(json.dumps(config))
-    for facts, dtype in ((SLOW, torch.float32), (FAST, torch.bfloat16)):
-        monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
-        monkeypatch.setattr(dtypes, "native_library", lambda: None)
-        loaded = load(folder, device="cpu")
-        assert loaded.model.dtype is dtype
-        assert loaded.dtype_reason.startswith(f"auto: {machine.dtype_name(dtype)}")
-        table = loaded.model.model.rotary_emb.inv_freq
-        assert table.dtype is torch.float32
-        assert torch.equal(table, llama().model.rotary_emb.inv_freq)
+    monkeypatch.setattr(machine, "cpu", lambda: FAST)
+    loaded = load(folder, device="cpu")
+    assert loaded.model.dtype is torch.bfloat16 and loaded.dtype_reason.startswith("auto: bfloat16")
+    table = loaded.model.model.rotary_emb.inv_freq
+    assert table.dtype is torch.float32 and torch.equal(table, llama().model.rotary_emb.inv_freq)
 
 
 def test_a_model_that_does_not_fit_into_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,35 +154,24 @@ def test_a_model_that_does_not_fit_into_memory(saved: Path, monkeypatch: pytest.
         load(str(saved), device="cpu")
 
 
-PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
-
-
-def stored(folder: str, settings: dict[str, Any]) -> str:
-    """A checkpoint whose configuration says that it is quantized; its weights are not."""
-    path = Path(folder) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
-    return folder
-
-
-def test_a_missing_package_is_named_before_weights_are_read(folder: str, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoint, "find_spec", lambda module: None)
+def test_other_libraries_checkpoints_need_them_and_are_not_quantized_again(folder: str, monkeypatch) -> None:
+    """Which is said before weights are read."""
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("the weights were read"))
-    for settings, message in (
-        ({"quant_method": "gptq", "bits": 4}, r"by gptq, and gptqmodel and optimum .*-research\[gptq\]'"),
-        ({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes"),
-        ({"quant_method": "torchao"}, r"torchao.*-research\[torchao\]'"),
-    ):
+    file = Path(folder) / "config.json"
+    config, settings = json.loads(file.read_text()), {"quant_method": "gptq", "bits": 4}
+
+    def refused(settings: dict[str, Any], message: str, **options: Any) -> None:
+        file.write_text(json.dumps(config | {"quantization_config": settings}))
         with pytest.raises(ValueError, match=message) as caught:
-            load(stored(folder, settings))
+            load(folder, **options)
         assert folder in str(caught.value) and "\n" not in str(caught.value)
 
-
-def test_our_own_changes_of_weights_are_refused(folder: str, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoint, "find_spec", lambda module: None)
+    refused(settings, r"by gptq, and gptqmodel and optimum .*-research\[gptq\]'")
+    refused({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes")
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: object())
-    settings = {"quant_method": "gptq", "bits": 4}
     for option, value in (("quantization", "int8"), ("inflate", "110m")):
-        with pytest.raises(ValueError, match=f"quantized by gptq already; leave {option}='{value}' out"):
-            load(stored(folder, settings), **{option: value})
+        refused(settings, f"quantized by gptq already; leave {option}='{value}' out", **{option: value})
     model = tiny_model()
     model.config.quantization_config = settings
     with pytest.raises(ValueError, match=r"quantization='int8': .* by gptq already"):
@@ -197,7 +181,7 @@ def test_our_own_changes_of_weights_are_refused(folder: str, monkeypatch) -> Non
 def _with_compressed_tensors(model: PreTrainedModel, folder: str) -> None:
     from compressed_tensors import compressors, quantization
 
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 16}
     config = quantization.QuantizationConfig(
         config_groups={"group_0": {"targets": ["Linear"], "weights": weights}},
         ignore=["lm_head"],
@@ -207,7 +191,7 @@ def _with_compressed_tensors(model: PreTrainedModel, folder: str) -> None:
     quantization.apply_quantization_config(model, config)
     for module in model.modules():
         if hasattr(module, "weight_scale"):
-            grouped: Any = module.weight.detach().view(module.weight.shape[0], -1, 32)
+            grouped: Any = module.weight.detach().view(module.weight.shape[0], -1, 16)
             module.weight_scale.data.copy_(grouped.abs().amax(-1) / 7)
     compressor = compressors.ModelCompressor(quantization_config=config)
     compressor.compress_model(model)
@@ -219,10 +203,7 @@ def _with_compressed_tensors(model: PreTrainedModel, folder: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # what the library warns about is its own, and changes with its versions
 def test_a_quantized_checkpoint_decodes_as_it_is(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
-    config = LlamaConfig(vocab_size=64, **sizes, bos_token_id=None, eos_token_id=None)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = tiny_model("llama", vocab_size=64, layers=1)
     full = weights_read(model)
     _with_compressed_tensors(model, str(tmp_path))
     target = Target(load(str(tmp_path), device="cpu").model)
@@ -230,9 +211,8 @@ def test_a_quantized_checkpoint_decodes_as_it_is(tmp_path: Path) -> None:
     tokens = torch.arange(9)[None]
     with torch.inference_mode():
         assert torch.equal(target.model(tokens).logits, own(tokens).logits)
-    greedy = SamplingParams(max_new_tokens=12)
+    prompts, greedy = [[1, 2, 3, 1, 2], [7], [9, 8] * 10], SamplingParams(max_new_tokens=12)
     with Engine(target, NGramDrafter(4), RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
-        plain = [done.token_ids for done in engine.generate(PROMPTS, greedy, speculate=False)]
-        assert [done.token_ids for done in engine.generate(PROMPTS, greedy)] == plain
-    read = weights_read(target.model)
-    assert read.weights >= full.weights * 0.99
+        plain = [done.token_ids for done in engine.generate(prompts, greedy, speculate=False)]
+        assert [done.token_ids for done in engine.generate(prompts, greedy)] == plain
+    assert weights_read(target.model).weights >= full.weights * 0.99

@@ -1,6 +1,6 @@
 """Captured forwards as lists of operations in C, with the model's own numbers; norms and activations in C."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import specdec.execution.forwards
 import specdec.execution.native_program as native_program
 from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
 from specdec.execution.forwards import CurrentForward
-from specdec.execution.native_program import Looked, Operation, with_tables
+from specdec.execution.native_program import Looked, with_tables
 from specdec.execution.norms import FUNCTIONS, Forward, activate, modules_in_c
 from specdec.execution.packing import PackedLinears
 from specdec.execution.patterns import join_gates
@@ -59,14 +59,14 @@ def forwards(model: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], An
     "architecture", [complete(each, strong=each not in ("gemma3", "phi3")) for each in ARCHITECTURES]
 )
 def test_lists_give_the_bits_of_the_operations(architecture: str, dtype: torch.dtype, monkeypatch) -> None:
+    """Outputs of earlier forwards are not written over."""
     model = tiny_model(architecture).to(dtype)
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 10**9)
     eager, kept, _ = forwards(model)
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     listed, held, recordings = forwards(model)
     assert recordings.made == 1 and recordings.replays == 2 and not recordings.refused
-    assert all(torch.equal(one, other) for one, other in zip(eager, listed, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(kept, held, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip([*eager, *kept], [*listed, *held], strict=True))
     runner = filled(model)
     for seed in range(2):
         with counted() as work:
@@ -119,34 +119,17 @@ def test_features_that_lie_apart_are_read_as_they_lie(monkeypatch: pytest.Monkey
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
 
 
-def test_outputs_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+MUTANTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "_laid_out": lambda right: lambda *given: (dict.fromkeys(right(*given)[0], 0), right(*given)[1]),
+    "_strides": lambda right: lambda tensor, *axes: right(tensor.contiguous(), *axes),
+}
+"""Places in the workspace are used again too early; everything is taken for contiguous."""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_list_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
-    runner = filled(tiny_model())
-    first = verify(runner, drafted(0), LENGTHS, slots=[2, 0])
-    kept = first.scores.clone()
-    again = verify(runner, drafted(1), LENGTHS, slots=[2, 0])
-    assert torch.equal(first.scores, kept) and not torch.equal(again.scores, kept)
-
-
-def without_overlap(laid_out: Callable[..., Any]) -> Callable[..., Any]:
-    """Places in the workspace are used again too early."""
-
-    def changed(operations: Sequence[Operation], elsewhere: dict[int, int]) -> tuple[dict[int, int], int]:
-        at, size = laid_out(operations, elsewhere)
-        return dict.fromkeys(at, 0), size
-
-    return changed
-
-
-def contiguous(strides: Callable[..., Any]) -> Callable[..., Any]:
-    """Everything is taken for contiguous."""
-    return lambda tensor, *axes: strides(tensor.contiguous(), *axes)
-
-
-@pytest.mark.parametrize(("mutant", "name"), [(without_overlap, "_laid_out"), (contiguous, "_strides")])
-def test_a_wrong_list_is_refused(mutant: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
-    monkeypatch.setattr(native_program, name, mutant(getattr(native_program, name)))
+    monkeypatch.setattr(native_program, name, MUTANTS[name](getattr(native_program, name)))
     _, _, recordings = forwards(tiny_model())
     assert not recordings.made and "other numbers" in str(*recordings.refused)
 
@@ -217,38 +200,25 @@ class OtherRMSNorm(nn.Module):
         super().__init__()
         self.weight, self.eps, self.change = nn.Parameter(torch.ones(32)), 1e-5, change
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, gate: Tensor | None = None) -> Tensor:
         power = 3 if self.change == "power" else 2
         eps = 0.1 if self.change == "eps" else self.eps
         moved = inputs - inputs.mean(-1, keepdim=True) if self.change == "mean" else inputs
         root = (moved.abs().pow(power).mean(-1, keepdim=True) + eps).rsqrt()
-        return moved * root * self.weight + (0.01 if self.change == "bias" else 0.0)
+        normed = moved * root * self.weight + (0.01 if self.change == "bias" else 0.0)
+        return normed if gate is None else normed * gate
 
 
+@torch.inference_mode()
 def test_what_is_something_else_stays_and_a_norm_reads_its_present_weight() -> None:
-    assert len(norms_in(OtherRMSNorm("nothing"))) == 1
     for change in ("power", "eps", "mean", "bias"):
         assert not norms_in(OtherRMSNorm(change)), change
-    model = OtherRMSNorm("nothing")
-    inputs = torch.randn(3, 32)
-    with torch.inference_mode(), PackedLinears(model).in_use():
+    model, (inputs, gate) = OtherRMSNorm("nothing"), torch.randn(2, 3, 32)
+    assert torch.equal(norms_in(model)[model](inputs, gate=gate), model(inputs, gate)), "a gate is the module's affair"
+    with PackedLinears(model).in_use():
         before = model(inputs)
         model.weight.mul_(2)
         assert torch.equal(model(inputs), 2 * before)
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(model(inputs), OtherRMSNorm.forward(model, inputs))
     assert "forward" not in vars(model)
-
-
-class GatedRMSNorm(OtherRMSNorm):
-    def forward(self, inputs: Tensor, gate: Tensor | None = None) -> Tensor:
-        return super().forward(inputs if gate is None else inputs * gate)
-
-
-@torch.inference_mode()
-def test_a_gate_is_the_modules_own_affair() -> None:
-    module = GatedRMSNorm("nothing")
-    norm = norms_in(module)[module]
-    inputs, gate = torch.randn(2, 3, 32)
-    torch.testing.assert_close(norm(inputs), module(inputs))
-    assert torch.equal(norm(inputs, gate=gate), module(inputs, gate))  # pyright: ignore[reportCallIssue]

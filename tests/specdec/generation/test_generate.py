@@ -34,7 +34,6 @@ def allowed(batch_id: int, tokens: torch.Tensor) -> list[int]:
 ARGUMENTS: list[dict[str, Any]] = [
     {},
     {"eos_token_id": [2, 13, 20], "pad_token_id": None},
-    {"sequence_bias": [[[3], 5.0]], "repetition_penalty": 1.2},
     {"num_return_sequences": 1, "logits_processor": [NoRepeatNGramLogitsProcessor(3)]},
     {"prefix_allowed_tokens_fn": allowed},
     {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria([2, 13, 20])]), "eos_token_id": list(range(12))},
@@ -139,7 +138,6 @@ def test_a_conversation_needs_few_engines(model, monkeypatch: pytest.MonkeyPatch
 
 
 STOPS = {
-    "inside": [(0, 9, 11)],
     "several": [(0, 10, 13), (1, 8, 10)],
     "from the prompt on": [(1, 4, 7)],
     "never": [],
