@@ -11,7 +11,7 @@ from transformers.generation import logits_process as warpers
 
 from specdec.checks.betting import ESTIMATE, Question, Wealth, first_alarms, p_value, power
 from specdec.checks.mistakes import EDGES, FILTERS_FIRST, HONEST, MISTAKES, OF_SERVERS, Cells, Place, joint
-from specdec.checks.telling import KEPT, Telling, planned
+from specdec.checks.telling import Telling, planned
 from specdec.requests import SamplingParams
 
 AUDITS, VOCAB, LEVEL = 1_000, 40, 1e-3
@@ -196,24 +196,6 @@ def test_there_is_no_bet_on_settings_that_are_not_used() -> None:
     assert unseen.isdisjoint(asked.mistakes) and {"top_k_ignored", "own_top_p"} < {*asked.mistakes}
     with pytest.raises(ValueError, match="with this sampling, top_p_ignored, own_top_k would change nothing"):
         planned([Telling("a", (1,), cells, laws)], ["top_p_ignored", "own_top_k"], level=LEVEL)
-
-
-def test_shares_are_those_with_which_the_hardest_mistake_shows_fastest() -> None:
-    """One prompt tells of the first mistake, another one of the second a fifth as well, a third of nothing."""
-    law, cells = np.full(4, 0.25), question()[0]
-    first, second = np.array([0.40, 0.10, 0.25, 0.25]), np.array([0.25, 0.25, 0.32, 0.18])
-    candidates = [
-        Telling("a", (1,), cells, {HONEST: law, "first": first, "second": law}),
-        Telling("b", (2,), cells, {HONEST: law, "first": law, "second": second}),
-        Telling("c", (3,), cells, {HONEST: law, "first": law, "second": law}),
-    ]
-    prompts, asked = planned(candidates, ["first", "second"], level=LEVEL)
-    assert [(each.id, each.best_for) for each in prompts] == [("a", ("first",)), ("b", ("second",))]
-    growth = [asked.shares[0] * asked.growth(0, "first"), asked.shares[1] * asked.growth(1, "second")]
-    assert asked.shares[0] >= KEPT / 2 and sum(asked.shares) == pytest.approx(1)
-    assert growth[0] == pytest.approx(growth[1]) or asked.shares[0] == pytest.approx(KEPT / 2)
-    order = asked.order(40)
-    assert np.abs(np.bincount(order, minlength=2) - 40 * np.array(asked.shares)).max() <= 1
 
 
 class Peeking(Wealth):

@@ -121,13 +121,19 @@ def test_draws_that_are_not_what_q_says(target: Target, drafter: type[Honest]) -
         assert list(found) == [DRAWS[drafter]]
 
 
-def test_a_drafter_that_lacks_something_ends_it(target: Target) -> None:
+def test_bad_arguments_and_a_drafter_that_lacks_something_end_it(target: Target) -> None:
     for methods, words in (
         ({}, "abstract method '?bind"),
         ({"bind": lambda *given: None}, "Unfinished has no max_nodes and no max_depth and no laws"),
     ):
         (finding,) = check(type("Unfinished", (Drafter,), methods), target)
         assert finding.failed and re.search(words, finding.detail)
+    for options, words in (
+        ({"prompts": [[1, 2, 3]]}, "1 prompts have two tokens or more"),
+        (FEW | {"verifier": BlockVerifier()}, "BlockVerifier takes chains only"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check(Honest, target, **options)
 
 
 @pytest.mark.parametrize("quantized", ["target", "drafter", None])
@@ -136,28 +142,14 @@ def test_drafts_of_quantized_weights_are_not_compared_between_batches(quantized:
     model = tiny_model(vocab_size=VOCAB, layers=2)
     target = Target(quantize(model, "int8", check=False) if quantized == "target" else model)
     scheme = "int8" if quantized == "drafter" else None
-
-    def make() -> Drafter:
-        return SelfDrafter(["1.mlp"], 2, quantization=scheme, quantization_check=False)
-
-    found = {each.check: each for each in check(make, target, **FEW)}
-    apart = [found[name] for name in ("independent of batch mates", "a slot is used again", "no drift")]
-    assert not [each for each in found.values() if each.failed]
-    if quantized is None:
-        assert {each.status for each in apart} == {Status.PASSED}
-    else:
-        assert all("quantized layers round to bfloat16" in each.detail for each in apart)
-        tried = ("greedy outputs", "same seed, same drafts", "recorded rounds")
-        assert {found[name].status for name in tried} == {Status.PASSED}
-
-
-def test_bad_arguments(target: Target) -> None:
-    for options, words in (
-        ({"prompts": [[1, 2, 3]]}, "1 prompts have two tokens or more"),
-        (FEW | {"verifier": BlockVerifier()}, "BlockVerifier takes chains only"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            check(Honest, target, **options)
+    findings = check(lambda: SelfDrafter(["1.mlp"], 2, quantization=scheme, quantization_check=False), target, **FEW)
+    assert failing(findings) == {}
+    apart = ("independent of batch mates", "a slot is used again", "no drift")
+    for each in findings:
+        if each.check in apart and quantized is not None:
+            assert "quantized layers round to bfloat16" in each.detail
+        elif each.check in (*apart, "greedy outputs", "same seed, same drafts", "recorded rounds"):
+            assert each.status is Status.PASSED
 
 
 def test_what_nan_leaves_behind_is_noticed(wide: Target) -> None:

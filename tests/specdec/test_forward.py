@@ -20,7 +20,6 @@ from specdec.execution.frozen import Frozen
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
 from specdec.forward import ForwardBatch, Wants
-from specdec.host import without_looking
 from specdec.tree_parts import common_sizes
 from tests.forwards import prefill, verify
 from tests.models import COMMON, tiny_model
@@ -44,16 +43,6 @@ def drafted(batch: int) -> DraftTree:
     return DraftTree.from_shape(SHAPE, torch.randint(0, 64, (batch, SHAPE.num_nodes + 1), generator=generator))
 
 
-def test_lengths_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 10**9)
-    slots = [5, 0, 3, 1]
-    runner = runner_of(tiny_model("gpt2"), slots)
-    tree, batch = drafted(4), {"slots": torch.tensor(slots), "lengths": torch.tensor(LENGTHS)}
-    with without_looking():
-        logits = runner.run(ForwardBatch(tokens=tree.tokens, topology=tree.topology, **batch)).scores
-    torch.testing.assert_close(logits, verify(runner, tree, LENGTHS, slots=slots).scores, **CLOSE)
-
-
 @pytest.mark.parametrize(
     ("architecture", "hidden_layers", "capture_after"),
     [("llama", (), 1), ("gpt2", (-1, 2), 10**9), ("gemma2", (-1, 2), 1)],
@@ -71,26 +60,6 @@ def test_only_what_is_wanted_comes_back(architecture, hidden_layers, capture_aft
         assert set(output.hidden_states) == set(hidden_layers)
         for layer in hidden_layers:
             torch.testing.assert_close(output.hidden_states[layer], whole.hidden_states[layer], **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "options"),
-    [("gpt2", {}), ("gemma2", {"attention": "grouped"}), ("gemma3", {"kv_cache": "int8"})],
-)
-def test_forwards_in_one_pass_are_those_one_after_another(architecture: str, options: dict[str, Any]) -> None:
-    """Pieces of two prompts, and trees behind them and behind a row that decodes."""
-    tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
-    where: Any = {"host_slots": np.array([3, 1]), "host_lengths": np.array([0, 4]), "host_counts": np.array([9, 5])}
-    pieces = ForwardBatch.of_chunk(tokens, **where, hidden_layers=(-1,))
-    where = {"host_slots": np.array([0, 1, 3]), "host_lengths": np.array([6, 9, 9])}
-    trees = ForwardBatch.of_tree(drafted(3), **where, wants=Wants(hidden_layers=(-1, 2), top_k=2))
-    apart, together = (runner_of(tiny_model(architecture), **options) for _ in range(2))
-    expected = [apart.run(each) for each in (pieces, trees)]
-    for one, other in zip(together.run_together([pieces, trees]), expected, strict=True):
-        for layer, states in other.hidden_states.items():
-            torch.testing.assert_close(one.hidden_states[layer][:, :5], states[:, :5], **CLOSE)
-    torch.testing.assert_close(one.scores, other.scores, **CLOSE)
-    assert torch.equal(one.top_tokens, other.top_tokens)  # type: ignore[arg-type]
 
 
 def test_what_makes_no_forward_and_no_warm_up_is_refused() -> None:
@@ -144,14 +113,13 @@ def captured(runner: ModelRunner) -> list[object]:
     return list(runner.executor.recordings.kept)  # type: ignore[attr-defined]
 
 
-def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
+def rounds(runner: ModelRunner, batch: int = 2) -> Iterator[Tensor]:
     """Logits of several rounds, each with other tokens, behind prefixes that grow."""
     lengths = np.array(LENGTHS[:batch])
     for number in range(4):
         tokens = (torch.arange(4).repeat(batch, 1) * 7 + 5 * number + 1) % runner.vocab_size
         tree = DraftTree.from_shape(FORK, tokens)
-        output = verify(runner, tree, lengths, wants=Wants(hidden_layers=hidden_layers))
-        yield from (output.scores, *output.hidden_states.values())
+        yield verify(runner, tree, lengths).scores
         lengths += 1 + number
 
 

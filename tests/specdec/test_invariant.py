@@ -248,23 +248,6 @@ def test_models_that_are_refused(make: Callable[[], PreTrainedModel], reason: st
         runner_for(make())
 
 
-@pytest.mark.full
-def test_a_function_that_ends_within_a_vector_is_not_put_into_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    """A layer of width 45: the last of 16 x 45 numbers are computed by other code, whose gelu rounds otherwise."""
-    torch.manual_seed(0)
-    model = model_in(torch.float32)
-    for layer in model.model.layers:
-        layer.mlp.act_fn = nn.GELU()
-        for name in ("gate_proj", "up_proj"):
-            projection = getattr(layer.mlp, name)
-            projection.weight = nn.Parameter(projection.weight[:45].clone())
-        layer.mlp.down_proj.weight = nn.Parameter(layer.mlp.down_proj.weight[:, :45].clone())
-    with caplog.at_level(logging.INFO):
-        runner = runner_for(model)
-    assert executor_of(runner).rows == 1
-    assert "an elementwise function of 720 numbers does not end with a whole vector" in caplog.text
-
-
 def test_fewer_threads_where_theirs_would_end_within_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of threads at which the promise was tried stays, whatever torch is told later."""
     monkeypatch.setattr(invariance, "_GRAIN", 300)  # so that the tiny model's 768 numbers are divided into three

@@ -15,7 +15,6 @@ from specdec.execution.forwards import CurrentForward
 from specdec.execution.native_program import Looked, with_tables
 from specdec.execution.norms import FUNCTIONS, Forward, activate, modules_in_c
 from specdec.execution.packing import PackedLinears
-from specdec.execution.patterns import join_gates
 from specdec.execution.program import Step, noted
 from specdec.native import native_library
 from tests.architectures import tiny
@@ -132,17 +131,6 @@ def test_a_wrong_list_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(native_program, name, MUTANTS[name](getattr(native_program, name)))
     _, _, recordings = forwards(tiny_model())
     assert not recordings.made and "other numbers" in str(*recordings.refused)
-
-
-def test_what_is_read_elsewhere_is_no_gate() -> None:
-    gate, up = torch.randn(2, 3, 8)
-    active = Step.ran(activate, gate, "silu")
-    made = active.outputs
-    product = made * up
-    steps = [active, Step(torch.ops.aten.mul.Tensor, (made, up), {}, product)]
-    found = (lambda step: step.arguments[1] if step.function is activate else None), native_program.gated
-    assert len(join_gates(steps, [product], *found)) == 1
-    assert len(join_gates(steps, [product, made], *found)) == 2
 
 
 class Twice(nn.SiLU):
