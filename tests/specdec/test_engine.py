@@ -136,13 +136,11 @@ def changed(kind: type, **attributes: object) -> Any:
     return type("Changed", (kind,), attributes)()
 
 
-ONLY_LAWS = {"samplings": frozenset([DraftSampling.IID]), "laws": None}
 REFUSED = [
     (
-        changed(Drafter, bind=None),
-        "Changed has no max_nodes and no max_depth and no laws and no is_chain: .*max_nodes = 4; max_depth",
+        changed(Verifier, samplings=frozenset([DraftSampling.IID]), laws=None),
+        "Changed has no exactness: .*exactness = Exactness.EXACT",
     ),
-    (changed(Verifier, **ONLY_LAWS), "Changed has no exactness: .*exactness = Exactness.EXACT"),
     (changed(Honest, max_nodes=2.5), "Changed.max_nodes=2.5: "),
     (changed(Honest, hidden_layers=(7,)), "Changed.hidden_layers names layer 7 "),
 ]

@@ -113,13 +113,14 @@ def captured(runner: ModelRunner) -> list[object]:
     return list(runner.executor.recordings.kept)  # type: ignore[attr-defined]
 
 
-def rounds(runner: ModelRunner, batch: int = 2) -> Iterator[Tensor]:
+def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """Logits of several rounds, each with other tokens, behind prefixes that grow."""
     lengths = np.array(LENGTHS[:batch])
     for number in range(4):
         tokens = (torch.arange(4).repeat(batch, 1) * 7 + 5 * number + 1) % runner.vocab_size
         tree = DraftTree.from_shape(FORK, tokens)
-        yield verify(runner, tree, lengths).scores
+        output = verify(runner, tree, lengths, wants=Wants(hidden_layers=hidden_layers))
+        yield from (output.scores, *output.hidden_states.values())
         lengths += 1 + number
 
 

@@ -30,7 +30,7 @@ from specdec.target.facts import find
 from tests.launches import FREE
 from tests.models import tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated
-from tests.specdec.test_forward import rounds, runner_of
+from tests.specdec.test_forward import LOOPS, rounds, runner_of
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
@@ -62,16 +62,13 @@ def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float =
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
-PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
-
-
 def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
     sampling = SamplingParams(temperature=0.0, max_new_tokens=7)
     drafter = NGramDrafter(max_draft_tokens=3)
     with Engine(
         Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="off", **options
     ) as engine:
-        return [done.token_ids for done in engine.generate(PROMPTS, sampling)]
+        return [done.token_ids for done in engine.generate(LOOPS, sampling)]
 
 
 @pytest.mark.parametrize(

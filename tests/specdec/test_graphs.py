@@ -22,7 +22,6 @@ from specdec.execution.recorder import (
     Recorder,
     Recordings,
     Stage,
-    UnrecordableError,
     recording_now,
 )
 from tests.components import DRAFTERS, fitting
@@ -156,15 +155,6 @@ def test_a_stage_that_makes_the_host_wait_is_refused_before_it_is_captured(cuda:
     for _ in range(3):
         run(recordings, "verify", plus_one)
     assert len(recordings.kept) == 1
-
-
-def test_code_of_a_users_is_refused_by_design(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
-    hooked = Mock(side_effect=UnrecordableError("the model has hooks from elsewhere"))
-    recordings = graphs()
-    for key in range(9):
-        assert run(recordings, "verify", lambda x: hooked() if recording_now() else plus_one(x), key) == 2
-    assert recordings.refused == {("verify", "the model has hooks from elsewhere", True): 9}
-    assert not caplog.records
 
 
 def test_an_address_is_a_graphs_only_as_long_as_there_is_the_graph(cuda: Cuda) -> None:

@@ -123,7 +123,6 @@ def test_auto_fits_the_machine(monkeypatch: pytest.MonkeyPatch, saved: Path) -> 
         (FAST, None, "auto", torch.bfloat16, "auto: bfloat16"),
         (SLOW, None, "auto", torch.float32, "auto: float32, because this CPU"),
         (SLOW, object(), "auto", torch.bfloat16, "auto: bfloat16"),
-        (SLOW, None, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
     ):
         monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
         monkeypatch.setattr(dtypes, "native_library", lambda library=library: library)

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import specdec.execution.forwards
 import specdec.execution.native_program as native_program
-from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
+from specdec import ForwardBatch, ModelRunner, Topology
 from specdec.execution.forwards import CurrentForward
 from specdec.execution.native_program import Looked, with_tables
 from specdec.execution.norms import FUNCTIONS, Forward, activate, modules_in_c
@@ -19,38 +18,18 @@ from specdec.execution.program import Step, noted
 from specdec.native import native_library
 from tests.architectures import tiny
 from tests.components import mtp_head
-from tests.forwards import prefill, verify
 from tests.launches import counted
 from tests.models import ARCHITECTURES, tiny_model
+from tests.specdec.test_forward import rounds, runner_of
 from tests.verifiers.cases import complete
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 
-LENGTHS = (9, 4)
-SHAPE = TreeShape.branching(2, 2)
 
-
-def drafted(seed: int) -> DraftTree:
-    generator = torch.Generator().manual_seed(seed)
-    return DraftTree.from_shape(SHAPE, torch.randint(0, 64, (2, SHAPE.num_nodes + 1), generator=generator))
-
-
-def filled(model: Any, **options: Any) -> ModelRunner:
-    runner = ModelRunner(model, max_batch_size=3, max_length=40, max_nodes=8, **options)
-    tokens = torch.randint(0, 64, (2, max(LENGTHS)), generator=torch.Generator().manual_seed(1))
-    prefill(runner, tokens, np.zeros(2, dtype=np.int64), slots=[2, 0])
-    return runner
-
-
-def forwards(model: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], Any]:
-    """Outputs of three forwards over a ragged cache that grows, what it holds then, and the recordings."""
-    runner = filled(model, **options)
-    found: list[Tensor] = []
-    for seed in range(3):
-        lengths = np.array(LENGTHS) + 3 * seed
-        output = verify(runner, drafted(seed), lengths, slots=[2, 0], wants=Wants(hidden_layers=(-1, 1)))
-        found += [output.scores, *output.hidden_states.values()]
-    return found, [tensor.clone() for tensor in runner.cache.tensors], runner.executor.recordings  # type: ignore[attr-defined]
+def forwards(model: Any) -> tuple[list[Tensor], Any]:
+    """Outputs of forwards over a ragged cache that grows, and what it holds then; and their runner."""
+    runner = runner_of(model)
+    return [*rounds(runner, hidden_layers=(-1, 1)), *runner.cache.tensors], runner
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -61,15 +40,14 @@ def test_lists_give_the_bits_of_the_operations(architecture: str, dtype: torch.d
     """Outputs of earlier forwards are not written over."""
     model = tiny_model(architecture).to(dtype)
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 10**9)
-    eager, kept, _ = forwards(model)
+    eager, _ = forwards(model)
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
-    listed, held, recordings = forwards(model)
-    assert recordings.made == 1 and recordings.replays == 2 and not recordings.refused
-    assert all(torch.equal(one, other) for one, other in zip([*eager, *kept], [*listed, *held], strict=True))
-    runner = filled(model)
-    for seed in range(2):
-        with counted() as work:
-            verify(runner, drafted(seed), LENGTHS, slots=[2, 0])
+    listed, runner = forwards(model)
+    recordings = runner.executor.recordings
+    assert recordings.made == 1 and recordings.replays == 3 and not recordings.refused
+    assert all(torch.equal(one, other) for one, other in zip(eager, listed, strict=True))
+    with counted() as work:
+        next(rounds(runner, hidden_layers=(-1, 1)))
     assert work.operations["turned"] == work.operations["attention"] == model.config.num_hidden_layers
     # What a layer computes in several operations of torch is in the lists; Phi-3 turns with code of its own.
     several = {"silu", "gelu", "rsqrt"} | ({"neg", "cos", "sin"} if architecture != "phi3" else set())
@@ -129,7 +107,7 @@ MUTANTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 def test_a_wrong_list_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     monkeypatch.setattr(native_program, name, MUTANTS[name](getattr(native_program, name)))
-    _, _, recordings = forwards(tiny_model())
+    recordings = forwards(tiny_model())[1].executor.recordings
     assert not recordings.made and "other numbers" in str(*recordings.refused)
 
 
