@@ -53,7 +53,7 @@ class Cuda:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.captures: list[tuple[int, str]] = []
-        self.stream, self.underway, self.mode, self.waits = "main", list[int](), 0, False
+        self.stream, self.underway, self.mode = "main", list[int](), 0
         handles = itertools.count()
         fakes = {
             "device": lambda device: nullcontext(), "graph_pool_handle": lambda: next(handles),

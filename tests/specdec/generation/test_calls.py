@@ -62,11 +62,6 @@ def letters() -> PreTrainedTokenizerFast:
 class OwnEos(EosTokenCriteria): ...
 
 
-WATERMARK = logits_process.SynthIDTextWatermarkLogitsProcessor(
-    2, keys=[1], sampling_table_size=8, sampling_table_seed=0, context_history_size=4, device=torch.device("cpu")
-)
-
-
 def criteria(*given: StoppingCriteria) -> dict[str, Any]:
     return {"stopping_criteria": StoppingCriteriaList(given)}
 
@@ -83,13 +78,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position_ids": torch.arange(4)[None] + 1}, "row 0 of position_ids"),
     ({"max_time": 1.0}, "MaxTimeCriteria"),
     (criteria(OwnEos(3)), "OwnEos"),
-    ({"logits_processor": [WATERMARK]}, "keeps a state from step to step"),
     ({"stop_strings": "a"}, "need a tokenizer"),
     # Nothing pads the rows that end first.
     (criteria(StopStringCriteria(letters(), "a")), "set eos_token_id"),
 ]
-
-
 if penalties(1):
     REFUSED.append(({"logits_processor": penalties(1, 2, 3)}, "prompt_ignore_length for 3 rows, and the batch has 2"))
 
