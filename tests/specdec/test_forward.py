@@ -108,11 +108,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
 
 
-def captured(runner: ModelRunner) -> list[object]:
-    """The programs that replace forwards."""
-    return list(runner.executor.recordings.kept)  # type: ignore[attr-defined]
-
-
 def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """Logits of several rounds, each with other tokens, behind prefixes that grow."""
     lengths = np.array(LENGTHS[:batch])
@@ -139,7 +134,7 @@ def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
     assert not Frozen(model).known
     runner = runner_of(model)
     first = list(rounds(runner))
-    assert not captured(runner)
+    assert not runner.executor.recordings.kept  # type: ignore[attr-defined]
     Scaled.factor = 2.0
     assert not torch.equal(first[0], next(rounds(runner)))
 
@@ -174,7 +169,7 @@ def test_without_memory_for_a_capture_the_model_runs_as_it_is(at_once: None, mon
     runner, plain = runner_of(tiny_model()), runner_of(tiny_model(), optimize=False)
     for found, expected in zip([*rounds(runner), *rounds(runner, 1)], [*rounds(plain), *rounds(plain, 1)], strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert not captured(runner)
+    assert not runner.executor.recordings.kept  # type: ignore[attr-defined]
     assert len(caplog.records) == 1 and "no memory is left for recordings" in caplog.text
 
 
