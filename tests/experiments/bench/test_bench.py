@@ -89,13 +89,10 @@ def test_the_table_of_a_gpu_is_rehearsed_on_a_processor(monkeypatch: pytest.Monk
     assert table.met.isna().all() and "left out: OutOfMemoryError: CUDA out of memory." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["drafts=[ngarm]"], "drafts: there is no 'ngarm': did you mean ngram"),
-        (["against=no-such-commit"], "against=no-such-commit: give a commit"),
-    ],
-)
-def test_mistakes_end_in_one_sentence(configure: Configure, tmp_path: Path, words: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        checked(configure("bench", *QUICK, *words, f"out={tmp_path}"))
+def test_mistakes_end_in_one_sentence(configure: Configure, tmp_path: Path) -> None:
+    for word, message in (
+        ("drafts=[ngarm]", "drafts: there is no 'ngarm': did you mean ngram"),
+        ("against=no-such-commit", "against=no-such-commit: give a commit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            checked(configure("bench", *QUICK, word, f"out={tmp_path}"))

@@ -37,8 +37,6 @@ HEADS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
     "uno": (["head.depths=3", "head.rank=4"], UnoDrafter, {"shape": 3}),
     "mtp": (["head.depths=2"], MTPDrafter, {"shape": 2}),
     "dflash": (["head.block_size=4"], BlockDrafter, {}),
-    "dflash2": (["head.block_size=4", "head.config={selector_rank: 8, conv_group_size: 8}"], BlockDrafter, {}),
-    "domino": (["head.block_size=3", "head.config={gru_hidden_dim: 8, emb_dim: 8}"], BlockDrafter, {}),
     "xpress": (["head.block_size=4", "head.config.xpress_rank=8"], BlockDrafter, {}),
     "dspark": (["head.block_size=3", "head.config.markov_rank=8"], BlockDrafter, {}),
 }
