@@ -374,18 +374,6 @@ def test_sampled_anchors(generator: torch.Generator) -> None:
     assert (seen[1:13] - 250).abs().max() < 4 * (1000 * 0.25 * 0.75) ** 0.5
 
 
-def test_anchors_stay_within_documents_and_supervised_text() -> None:
-    supervised = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 1]]).bool()
-    documents = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1]])
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1]])
-    batch = TextBatch(torch.arange(8)[None], supervised, documents, positions)
-    found = Anchors.everywhere(batch, 3)
-    assert found.index.tolist() == [1, 2, 4]
-    assert found.valid.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0]]
-    assert Anchors.everywhere(batch, 1, before=0).index.tolist() == [0, 1, 2, 4, 6]
-    assert found.labels(batch)[0].tolist() == [2, 3, 4] and found.places(batch)[0].tolist() == [1, 2, 3]
-
-
 def test_drafts_are_dropped_from_depth_to_depth(generator: torch.Generator) -> None:
     """As many as the shares say, each draft as likely as any other, and none that was dropped comes back."""
     batch = packed((14,), (14,), supervised=1.0)
