@@ -73,9 +73,7 @@ def test_a_resumed_training_ends_as_the_uninterrupted_one(stop: int, training, t
 
 
 @pytest.mark.parametrize(("native", "taken"), [(False, "float32"), (True, "auto")])
-def test_a_training_takes_float32_where_products_in_16_bits_are_slow(
-    native: bool, taken: str, configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_training_takes_float32_where_16_bits_are_slow(native, taken, configure, monkeypatch, tmp_path) -> None:
     """Decoding keeps the checkpoint's dtype there, by products of this project's C, which have no gradients."""
     monkeypatch.setattr(commands_train, "is_native", lambda *given: native)
     config = configure("train", "head=eagle3", "target.dtype=auto", f"out={tmp_path}", "fit.steps=0")
@@ -134,10 +132,8 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Configure, tm
 
 
 @pytest.mark.parametrize("by", ["served_length", "expected_length"])
-def test_the_best_weights_have_the_greatest_length_and_another_training_is_refused(
-    by: str, training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By the expected length, against the served one, where there is one."""
+def test_the_best_weights_are_kept_and_another_training_is_refused(by, training, tmp_path, monkeypatch, capsys) -> None:
+    """The greatest length decides: the expected one, against the served one, where there is one."""
     figures = iter([{"served_length": 9.0 - length, by: length} for length in (1.5, 2.5, 2.0)])
     monkeypatch.setattr(commands_train, "served", lambda *_, **__: next(figures))
     train(training("evaluate_every=4"))
@@ -272,9 +268,7 @@ def gradients(target: Target, batch: TextBatch, states: TargetStates) -> Tensor:
     return torch.cat([each.grad.flatten() for each in head.parameters() if each.grad is not None])
 
 
-def test_states_from_a_disk_give_the_gradients_of_computed_ones(
-    target: Target, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_from_a_disk_give_the_gradients_of_computed_ones(target, rows, tmp_path, monkeypatch) -> None:
     """To the last bit: when they are computed and stored, when they are read, and by another process.
 
     Every row is computed once.
@@ -299,9 +293,7 @@ def test_states_from_a_disk_give_the_gradients_of_computed_ones(
     assert seen == [2, 1, 1], "text without numbers is not the training's"
 
 
-def test_the_size_is_said_and_a_full_disk_and_other_states_are_refused(
-    target: Target, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_and_other_states_are_refused(target, rows, tmp_path, monkeypatch, capsys) -> None:
     frozen = FrozenTarget(target, [1])
     size = len(rows) * 2 * 16 * target.model.config.hidden_size * 4
     with monkeypatch.context() as patch:
