@@ -38,24 +38,19 @@ def test_shapes_are_numbered_level_by_level_however_they_are_written() -> None:
     assert TreeShape.of([[0], [1], [0, 0]]) == TreeShape.from_paths([(0,), (1,), (0, 0)])
 
 
-LINE = torch.zeros(1, 2, dtype=torch.long)
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
+def test_shapes_and_tensors_that_make_no_tree() -> None:
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    for make, named in (
         (lambda: TreeShape.chain(0), "chain length=0"),
         (lambda: TreeShape.from_paths([(0,), (-1,)]), r"path \(-1,\)"),
         (lambda: TreeShape.from_paths([(0,), (1, 0)]), r"path \(1, 0\) .*add the path \(1,\)"),
         (lambda: TreeShape.of([2, [0]]), r"tree shape is \[2, \[0\]\]"),
         (lambda: TreeShape.branching(*[9] * 99), "at most 4,096 nodes"),  # refused before a node is made
-        (lambda: DraftTree.from_shape(TreeShape.chain(2), LINE), r"^the tokens .*\[1, 2\]: give \[batch, 3\]"),
-        (lambda: DraftTree.build(LINE, torch.zeros(1, 3).long()), r"^parents .*\[1, 3\]: give \[1, 2\]"),
-    ],
-)
-def test_shapes_and_tensors_that_make_no_tree(make, named: str) -> None:
-    with shapes_unchecked(), pytest.raises(ValueError, match=named):
-        make()
+        (lambda: DraftTree.from_shape(TreeShape.chain(2), tokens), r"^the tokens .*\[1, 2\]: give \[batch, 3\]"),
+        (lambda: DraftTree.build(tokens, torch.zeros(1, 3).long()), r"^parents .*\[1, 3\]: give \[1, 2\]"),
+    ):
+        with shapes_unchecked(), pytest.raises(ValueError, match=named):
+            make()
 
 
 def test_depth_ancestors_their_words_and_bounds_are_derived_from_parents_alone() -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -97,20 +96,17 @@ def test_mixtures_choose_layers() -> None:
         assert [layer.mlp.experts for layer in read_shape(base | given).layers] == experts
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
+def test_what_is_no_decoder_is_refused() -> None:
+    for config, said in (
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 12}, "BertForMaskedLM"),
         ({"model_type": "t5", "is_encoder_decoder": True, "num_layers": 6}, "encoder-decoder"),
         ({}, "the configuration has no layers"),
         (BASE | {"hidden_size": "wide"}, "hidden_size='wide'"),
         (BASE | {"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok=9"),
         (BASE | {"model_type": "zamba2", "layer_types": ["mamba"]}, "'mamba' layer of model_type 'zamba2'"),
-    ],
-)
-def test_what_is_no_decoder_is_refused(config: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        read_shape(config)
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_shape(config)
 
 
 def test_sizes_that_files_leave_out_are_named_or_those_that_transformers_takes() -> None:
