@@ -95,19 +95,13 @@ def test_to_drop_a_drawn_token_is_biased(rule: str, law: DraftSampling) -> None:
 
 def test_equal_beginnings_are_shared() -> None:
     """The example of the docstring."""
-    law, tokens, parents = torch.tensor([[TOP, IID, IID]], dtype=torch.int8), [[4, 5, 7]], [[-1, 0, 1]]
+    law, tokens, parents = torch.tensor([[TOP, IID, IID]], dtype=torch.int8), torch.tensor([[4, 5, 7]]), [[-1, 0, 1]]
     second = DraftTree.build(torch.tensor([[4, 5, 8, 6]]), torch.tensor([[-1, 0, 1, 0]]))
-    drawn = DraftTree.build(
-        torch.tensor(tokens), torch.tensor(parents), sampling=law, draft_probs=torch.full((1, 3, 9), 1 / 9)
-    )
-    tree = merged(drawn, second)
+    q = torch.full((1, 3, 9), 1 / 9)
+    tree = merged(DraftTree.build(tokens, torch.tensor(parents), sampling=law, draft_probs=q), second)
     assert tree.tokens.tolist() == [[4, 5, 7, 5, 8, 6]] and tree.parents.tolist() == [[-1, 0, 1, 0, 1, 0]]
     assert tree.valid.tolist() == [[True, True, True, False, True, True]] and tree.law.tolist() == [[0, 1, 1, 0, 0, 0]]
-    assert tree.draft_probs is not None and tree.draft_probs[0].sum(-1).tolist() == pytest.approx([1, 1, 1, 0, 0, 0])
-    chosen = merged(DraftTree.build(torch.tensor(tokens), torch.tensor(parents)), second)
-    assert torch.equal(chosen.valid, tree.valid)
-    assert chosen.only_law is TOP and chosen.draft_probs is None
-    assert chosen.children[0, 1].tolist()[:2] == [2, 4]  # the model's child first
+    assert merged(DraftTree.build(tokens, torch.tensor(parents)), second).only_law is TOP
 
 
 HEADS: dict[str, Callable[[Any], Drafter]] = {

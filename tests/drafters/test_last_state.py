@@ -30,11 +30,9 @@ from verifiers import RejectionVerifier
 HIDDEN, VOCAB = 32, 64
 
 
-def begun(
-    target: Target, drafter: LastStateDrafter, hidden: Tensor, counts: list[int], **options: bool
-) -> ScoredSession:
+def begun(target: Target, drafter: LastStateDrafter, hidden: Tensor, counts: list[int]) -> ScoredSession:
     """A session that was told of committed tokens, with these hidden states."""
-    session = drafter.bind(target, Sizes(max_batch_size=len(hidden), max_length=50, **options))
+    session = drafter.bind(target, Sizes(max_batch_size=len(hidden), max_length=50))
     tokens = torch.zeros(hidden.shape[:2], dtype=torch.long)
     session.observe(outcome_of(tokens, counts, hidden_states={-1: hidden}))
     return session
@@ -249,22 +247,6 @@ def test_the_caller_s_heads_stay_as_they_are(target: Target) -> None:
         assert now is parameter and now.requires_grad and now.grad is gradient is not None
         assert now.dtype is torch.float64 and torch.equal(now, value)
     assert all(p.grad is None and not p.requires_grad for p in session.models[0].parameters())
-
-
-@torch.no_grad()
-def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target) -> None:
-    heads = random_heads()
-    drafter = MedusaDrafter(heads, [2, 1], sampling="without_replacement")
-    assert drafter.laws == {DraftSampling.WITHOUT_REPLACEMENT} and drafter.has_leaf_probs
-    hidden = torch.randn(3, 4, HIDDEN)
-    session = begun(target, drafter, hidden, [4, 1, 2], leaf_probs=True)
-    params = [SamplingParams(temperature=t) for t in (0.5, 1.0, 2.0)]
-    tree = drafted(session, slots_of([[0, 10], [0, 11], [0, 12]], vocab_size=VOCAB, params=params, max_length=50))
-    depths = [0, 1, 1, 2, 2]
-    for row, (last, temperature) in enumerate(((3, 0.5), (0, 1.0), (1, 2.0))):
-        for node, depth in enumerate(depths):  # leaves included
-            wanted = (heads.heads[depth](hidden[row, last]) / temperature).softmax(-1)
-            torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
 
 
 # Hydra and Hydra++

@@ -1,4 +1,4 @@
-"""Drafting models, beyond what the generic tests see: coupled drafts, q at the leaves, and other tokenizers."""
+"""Drafting models, beyond what the generic tests see: coupled drafts, and other tokenizers."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ SAMPLED = SamplingParams(temperature=0.9, seed=3)
 GREEDY = SamplingParams(seed=3)
 
 
-def proposed(drafter: ModelDrafter, model, params: list[SamplingParams], *, leaf_probs: bool = False) -> DraftTree:
+def proposed(drafter: ModelDrafter, model, params: list[SamplingParams]) -> DraftTree:
     """The drafts behind prompts that nobody has prefilled yet: the session catches up with them."""
-    session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32, leaf_probs=leaf_probs))
+    session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32))
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
         session.admit(slot, prompt, sampling)
         session.scorer._last_token[slot], session.scorer._known[slot] = prompt[-2], 0
@@ -56,22 +56,6 @@ def test_coupled_children_are_the_first_in_the_race_and_greedy_rows_get_the_top_
         noise = shared_noise(torch.tensor([request_key(3, 1)]), position, VOCAB)[0, 0]
         expected = (law_after(twin, prompt + above, SAMPLED).log() - noise.log()).topk(len(children)).indices
         assert tree.tokens[1, children].tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize(("shape", "sampling"), [(3, "iid"), (SHAPE, "without_replacement")])
-def test_q_stands_at_every_node_with_leaf_probs(model, shape: Any, sampling: str) -> None:
-    """A greedy row has q at temperature 1; the tokens are the same as without q at the leaves."""
-    twin = perturbed(model, 0.3)
-    params = [GREEDY, SAMPLED]
-    drafter = ModelDrafter(twin, shape, sampling=sampling)
-    without = proposed(drafter, model, params)
-    tree = proposed(drafter, model, params, leaf_probs=True)
-    assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
-    assert tree.draft_probs is not None
-    for row, prompt in enumerate(PROMPTS):
-        for node, path in node_paths(tree, row).items():
-            wanted = law_after(twin, prompt + path[1:], (SamplingParams(temperature=1.0), SAMPLED)[row])
-            torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
 
 
 # Another tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafters.heads.mtp import MTPHead, load_mtp, save_mtp
 from drafters.mtp import MTPDrafter
@@ -19,42 +19,17 @@ from specdec.target.loading import load_model
 from tests.architectures import tiny
 from tests.components import wide
 from tests.drafters.folders import logits
-from tests.models import COMMON, tiny_model
+from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier
 
 VOCAB = 64
 
 
-def deepseek() -> PreTrainedModel:
-    """Latent attention, a dense layer and two of experts."""
-    torch.manual_seed(0)
-    config = DeepseekV3Config(
-        vocab_size=VOCAB,
-        **COMMON | {"num_hidden_layers": 3, "num_key_value_heads": 4},
-        moe_intermediate_size=16,
-        n_routed_experts=8,
-        n_group=2,
-        topk_group=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.data.mul_(5.0)
-    return model
-
-
 TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: tiny_model("llama", vocab_size=VOCAB),
     "gemma3": lambda: tiny_model("gemma3", vocab_size=VOCAB),  # norms of 1 + weight, sliding layers
-    "deepseek": deepseek,
+    "deepseek": lambda: tiny("deepseek_v3"),  # latent attention, a dense layer and others of experts
     # recurrent layers between the attention layers, of whose kind the module is; norms of 1 + weight
     "qwen3_next": lambda: tiny("qwen3_next"),
     "qwen3_5_text": lambda: tiny("qwen3_5_text"),
@@ -111,7 +86,7 @@ def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: 
 
 def test_a_module_is_found_in_the_targets_own_shards(tmp_path: Path) -> None:
     """Under DeepSeek's names, behind the target's last layer, in the second place of two."""
-    target = deepseek()
+    target = tiny("deepseek_v3")
     layers = target.config.num_hidden_layers
     heads = [head_of(target) for _ in range(2)]
     heads[1].model.proj.weight.data.mul_(-1.0)  # type: ignore[union-attr]
