@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.block_training import TrainedBlock
 from drafters.heads.block import BlockHead
 from drafters.heads.block_parts import CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
-from specdec import Batch, DraftSampling, ModelRunner, Outcome, SamplingParams, Sizes, Target, Topology
+from specdec import Batch, Outcome, Sizes, Target
 from specdec.drafting.scored import ScoredSession
-from specdec.forward import LOGITS, ForwardBatch, Wants
+from tests.components import TREE
 from tests.drafters import pairs
-from tests.forwards import drafted, inner_paths, outcome_of, slots_of
+from tests.drafters.agreeing import PROMPTS, agreements
+from tests.forwards import drafted, outcome_of, slots_of
 
 VOCAB, HIDDEN = 64, 32
 
@@ -39,13 +39,11 @@ def head_for(target: Target, *, seed: int = 3, **settings: Any) -> BlockHead:
 
 
 def _convolved(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
-    """One place, one tap and one channel after the other; ``added`` is ``[place, tap, group]``."""
+    """One place and one tap after the other; ``added`` is ``[place, tap, group]``."""
     out, size = torch.zeros_like(x), x.shape[1] // added.shape[2]
     for place in range(len(x)):
         for tap in range(min(len(base), place + 1)):
-            for channel in range(x.shape[1]):
-                kernel = base[tap, channel] + added[place, tap, channel // size]
-                out[place, channel] += kernel * x[place - tap, channel]
+            out[place] += (base[tap] + added[place, tap].repeat_interleave(size)) * x[place - tap]
     return out
 
 
@@ -59,8 +57,8 @@ def _around(x: Tensor, part: dict[str, Tensor], conv: str, sublayer: Callable[[T
 
 
 @torch.no_grad()
-def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list[int], *, causal: bool) -> Tensor:
-    """The logits of one block behind one row's context, in float64, written from the papers' description."""
+def dense(head: BlockHead, target: Target, features: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """The last states and the logits of one block behind a context, in float64, as the papers describe them."""
     config = head.config
     weights = {name: tensor.detach().double() for name, tensor in head.state_dict().items()}
     table = target.model.get_input_embeddings().weight.double()
@@ -86,7 +84,7 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
             query, key = pairs.turned(query, theta, place[count:]), pairs.turned(key, theta, place)
             groups = query.shape[1] // key.shape[1]
             scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) / dim**0.5
-            if config.causal_in_windows if slides and config.causal_in_windows is not None else causal:
+            if config.causal_in_windows if slides and config.causal_in_windows is not None else config.causal:
                 scores = scores.masked_fill(place > place[count:, None], -torch.inf)
             if slides:
                 counted_from = torch.full((slots, 1), count) if config.window_from_root else place[count:, None]
@@ -98,56 +96,24 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
         x = x + _around(pairs.norm(x, part["input_layernorm.weight"], eps), part, "attention_conv", attended)
         x = x + _around(pairs.norm(x, part["post_attention_layernorm.weight"], eps), part, "mlp_conv", mlp)
         hidden = x
-    logits = pairs.norm(hidden, weights["norm.weight"], eps) @ output.T * config.output_multiplier
-    cap = config.final_logit_softcapping
-    return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-ROWS = (7, 0, 3)
-
-
-def context_of(head: BlockHead, rows: tuple[int, ...] = ROWS) -> Tensor:
-    return torch.randn(len(rows), max(rows), head.feature_width, generator=torch.Generator().manual_seed(1))
+    hidden = pairs.norm(hidden, weights["norm.weight"], eps)
+    logits, cap = hidden @ output.T * config.output_multiplier, config.final_logit_softcapping
+    return hidden, logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 WINDOW = {"sliding_window": 6, "use_sliding_window": True}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW, "causal_in_windows": True}
 
 
-def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens: Tensor, topology: Topology) -> Tensor:
-    """The logits of one block a row: the context in two pieces, into slots that are not in order."""
-    slots = np.array([2, 0, 3])
-    lengths = np.array(ROWS)
-    for start, stop in ((0, 4), (4, 7)):
-        piece = features[:, start:stop]
-        runner.run(
-            ForwardBatch(
-                tokens=torch.zeros(piece.shape[:2], dtype=torch.long),
-                slots=torch.from_numpy(slots),
-                lengths=torch.full((3,), start),
-                topology=Topology.chain(piece.shape[1], runner.device),
-                features=piece,
-                wants=Wants(logits=0),
-            )
-        )
-    output = runner.run(
-        ForwardBatch(
-            tokens=None,
-            embeds=head.get_input_embeddings()(tokens),
-            slots=torch.from_numpy(slots),
-            lengths=torch.from_numpy(lengths),
-            topology=topology,
-            wants=LOGITS,
-        )
-    )
-    return output.scores
+SHIFTED = {"shifted": True, "markov_rank": 6}
+SECOND = {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8}
 
 
 @pytest.mark.parametrize(
     ("settings", "attention"),
     [
         ({}, "grouped"),
-        ({}, "eager"),
+        ({"shifted": True}, "eager"),
         ({"causal": True}, "grouped"),
         ({"layer_kind": "llama", "layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
         ({"layer_types": ["sliding_attention", "sliding_attention"], **WINDOW, "causal": True}, "eager"),
@@ -156,30 +122,42 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         ({**MIXED, "sliding_window": 3, "window_from_root": True}, "eager"),
         ({**MIXED, "sliding_window": 3, "window_from_root": True, "causal_in_windows": False}, "dense"),
         ({"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0}, "grouped"),
+        # Heads whose places depend on the tokens before them.
+        (SHIFTED, "grouped"),
+        (SHIFTED | {"markov_head_type": "gated"}, "grouped"),
+        (SHIFTED | {"markov_head_type": "rnn"}, "grouped"),
+        (SECOND, "grouped"),
+        ({"shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1}, "grouped"),
+        ({"gru_hidden_dim": 5, "emb_dim": 6}, "grouped"),
+        ({"xpress_rank": 6}, "grouped"),
+        ({"xpress_rank": 6, "shifted": True}, "grouped"),
     ],
 )
-def test_a_block_behind_its_context_is_what_the_papers_define(
-    target: Target, settings: dict[str, Any], attention: str
-) -> None:
-    """Ragged rows, one without any context; again once the forward is captured."""
+def test_every_place_s_law_is_what_the_papers_define(target: Target, settings: dict[str, Any], attention: str) -> None:
+    """Ragged rows, one without any context; the tokens above a node change its law where the head reads them."""
     head = head_for(target, **settings)
-    head = head.bound(target.model)
-    runner = ModelRunner(head, max_batch_size=4, max_length=32, max_nodes=4, attention=attention, optimize=True)
-    width = head.config.block_size
-    topology = head.config.block(width, runner.device)
-    features = context_of(head)
-    tokens = torch.full((3, width), VOCAB - 1)
-    tokens[:, 0] = torch.tensor([5, 9, 11])
-    wanted = [
-        dense_logits(head, target, features[row, :length], tokens[row].tolist(), causal=head.config.causal)
-        for row, length in enumerate(ROWS)
-    ]
-    for _ in range(30 if attention == "grouped" else 1):  # more than it takes to be captured
-        found = forward_block(runner, head, features, tokens, topology)
-    for row in range(3):
-        torch.testing.assert_close(found[row].double(), wanted[row], atol=2e-4, rtol=2e-4)
-    if attention == "grouped":
-        assert runner.executor.recordings.kept, "nothing was captured"
+    bound, count = head.bound(target.model), head.config.tokens
+    places = bound.place_head
+
+    def law(known: list[int], path: list[int]) -> Tensor:
+        states = target.model(torch.tensor([known]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[layer][0, :-1] for layer in head.hidden_layers], dim=-1)
+        hidden, logits = dense(head, target, features, [known[-1], *[VOCAB - 1] * (head.config.block_size - 1)])
+        found, logits = logits[[len(path) - 1 - count]].float(), logits[-count:].float()
+        if places is not None:
+            before = torch.tensor(known[-2:-1] or known)  # a root without anything before it stands for that
+            given, state = places.prepare(hidden[None].float(), count, before)
+            for place, token in enumerate(path):
+                above = {"hidden": given[:, place], "embeds": bound.embed_tokens(torch.tensor([token]))}
+                found, state = places(logits[[place]], torch.tensor([token]), place, state=state, **above)
+        return found[0].softmax(-1)
+
+    tree, sampling = (None, "iid") if places is None else (TREE, "without_replacement")
+    passes = {"passes": 0} if head.config.xpress_rank else {}
+    drafter = BlockDrafter(head, tree, sampling=sampling, attention=attention, **passes)
+    found, _ = agreements(target, drafter, law, prompts=PROMPTS[:3])
+    assert all(same for _, same in found) and len(found) > 30
+    assert {depth for depth, _ in found} == set(range(count if tree is None else 3))
 
 
 def test_passes_over_a_block_are_made_before_anything_is_drafted(target: Target) -> None:
@@ -217,55 +195,6 @@ def states_for(drafter: ScoredSession) -> dict[int, Tensor]:
 def rows(first: int = 8, **options: Any) -> Batch:
     """The two rows, with their roots."""
     return slots_of([[1] * 6 + [first], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40, **options)
-
-
-SHIFTED = {"shifted": True, "markov_rank": 6}
-PLACES: dict[str, dict[str, Any]] = {
-    "plain": {}, "shifted": {"shifted": True},
-    "vanilla": SHIFTED, "gated": SHIFTED | {"markov_head_type": "gated"}, "rnn": SHIFTED | {"markov_head_type": "rnn"},
-    "selector": {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
-    "domino": {"shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1},
-    "domino_in_place": {"gru_hidden_dim": 5, "emb_dim": 6},
-    "refiner": {"xpress_rank": 6}, "refiner_shifted": {"xpress_rank": 6, "shifted": True},
-}  # fmt: skip
-"""Heads, most of whose places depend on the tokens before them."""
-
-
-@pytest.mark.parametrize("kind", PLACES)
-def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
-    """Every node's q: the slot's logits, changed by the tokens above the node where the head reads them."""
-    head = head_for(target, **PLACES[kind])
-    shape = [(0,), (1,), (2,), (1, 0), (1, 1), (1, 1, 0)]
-    passes = {"passes": 0} if head.config.xpress_rank else {}
-    drafter = bound(target, head, shape, sampling="without_replacement", **passes)
-    states = states_for(drafter)
-    drafter.observe(committed(states))
-    tree = drafted(drafter, rows(params=[SamplingParams(temperature=1.0)] * 2))
-    assert (tree.law == int(DraftSampling.WITHOUT_REPLACEMENT)).all()
-    bound_head = head.bound(target.model)
-    for row in range(2):
-        features = torch.cat([states[layer][row] for layer in drafter.hidden_layers], dim=-1)[None]
-        cache = DynamicCache()
-        with torch.no_grad():
-            bound_head(features=features, past_key_values=cache)
-            tokens = torch.tensor([[8 + row, *[VOCAB - 1] * 4]])
-            output = bound_head(
-                inputs_embeds=bound_head.embed_tokens(tokens), attention_mask=torch.zeros(1, 1, 5, 11),
-                past_key_values=cache, output_hidden_states=True,
-            )  # fmt: skip
-            places, count = bound_head.place_head, head.config.tokens
-            logits = output.logits[:, -count:]
-            known, first = logits, None
-            if places is not None:
-                known, first = places.prepare(output.hidden_states[-1], count, torch.tensor([7]))
-            for node, path in inner_paths(tree, row).items():
-                state, found = first, logits[:, len(path) - 1]
-                for place, token in enumerate([] if places is None else path):
-                    above = {"hidden": known[:, place], "state": state}
-                    above["embeds"] = bound_head.embed_tokens(torch.tensor([token]))
-                    found, state = places(logits[:, place], torch.tensor([token]), place, **above)
-                wanted = found[0].softmax(-1)
-                torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-4, rtol=1e-3)
 
 
 def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:

@@ -14,7 +14,7 @@ from drafters import BlockHead
 from drafters.heads.block_files import load_block, save_block
 from drafters.heads.files import ServedFor
 from specdec.target.target import Target
-from tests.drafters.test_block import HIDDEN, VOCAB, context_of, head_for
+from tests.drafters.test_block import HIDDEN, VOCAB, head_for
 
 LAYERS = {
     "hidden_size": HIDDEN, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -151,7 +151,8 @@ def block_logits(head: BlockHead, target: Target) -> Tensor:
     bound = head.bound(target.model)
     with torch.no_grad():
         cache = DynamicCache()
-        bound(features=context_of(head)[:1], past_key_values=cache)
+        generator = torch.Generator().manual_seed(1)
+        bound(features=torch.randn(1, 7, head.feature_width, generator=generator), past_key_values=cache)
         tokens = torch.tensor([[5, *[VOCAB - 1] * 4]])
         return bound(input_ids=tokens, attention_mask=torch.zeros(1, 1, 5, 12), past_key_values=cache).logits
 
