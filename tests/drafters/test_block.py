@@ -1,6 +1,5 @@
 """Block drafters: the head and its parts against their definitions, and trees over what it says."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -15,8 +14,7 @@ from drafters.block import BlockDrafter
 from drafters.block_training import TrainedBlock
 from drafters.heads.block import BlockHead
 from drafters.heads.block_parts import CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
-from specdec import Batch, Outcome, Sizes, Target
-from specdec.drafting.scored import ScoredSession
+from specdec import Sizes, Target
 from tests.components import TREE
 from tests.drafters import pairs
 from tests.drafters.agreeing import PROMPTS, agreements
@@ -105,6 +103,14 @@ WINDOW = {"sliding_window": 6, "use_sliding_window": True}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW, "causal_in_windows": True}
 
 
+def behind(head: BlockHead, target: Target, known: list[int]) -> tuple[Tensor, Tensor]:
+    """The last states and the logits of the block behind a sequence, whose last token is the root."""
+    states = target.model(torch.tensor([known]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer][0, :-1] for layer in head.hidden_layers], dim=-1)
+    hidden, logits = dense(head, target, features, [known[-1], *[VOCAB - 1] * (head.config.block_size - 1)])
+    return hidden.float(), logits.float()
+
+
 SHIFTED = {"shifted": True, "markov_rank": 6}
 SECOND = {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8}
 
@@ -129,89 +135,65 @@ SECOND = {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_
         (SECOND, "grouped"),
         ({"shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1}, "grouped"),
         ({"gru_hidden_dim": 5, "emb_dim": 6}, "grouped"),
-        ({"xpress_rank": 6}, "grouped"),
-        ({"xpress_rank": 6, "shifted": True}, "grouped"),
+        ({"xpress_rank": 6, "num_jacobi_passes": 0}, "grouped"),
+        ({"xpress_rank": 6, "num_jacobi_passes": 0, "shifted": True}, "grouped"),
+        ({"xpress_rank": 6, "num_jacobi_passes": 2}, "grouped"),  # passes over a block, before anything is drafted
     ],
 )
 def test_every_place_s_law_is_what_the_papers_define(target: Target, settings: dict[str, Any], attention: str) -> None:
     """Ragged rows, one without any context; the tokens above a node change its law where the head reads them."""
     head = head_for(target, **settings)
     bound, count = head.bound(target.model), head.config.tokens
-    places = bound.place_head
+    places, passes = bound.place_head, head.config.num_jacobi_passes if head.config.xpress_rank else None
 
     def law(known: list[int], path: list[int]) -> Tensor:
-        states = target.model(torch.tensor([known]), output_hidden_states=True).hidden_states
-        features = torch.cat([states[layer][0, :-1] for layer in head.hidden_layers], dim=-1)
-        hidden, logits = dense(head, target, features, [known[-1], *[VOCAB - 1] * (head.config.block_size - 1)])
-        found, logits = logits[[len(path) - 1 - count]].float(), logits[-count:].float()
-        if places is not None:
-            before = torch.tensor(known[-2:-1] or known)  # a root without anything before it stands for that
-            given, state = places.prepare(hidden[None].float(), count, before)
+        hidden, logits = behind(head, target, known)
+        logits = logits[-count:]
+        found, before = (
+            logits[[len(path) - 1]],
+            torch.tensor(known[-2:-1] or known),
+        )  # a root without anything before it stands for that
+        if passes:
+            found = Refinement(places, passes)(logits[None], hidden[None], torch.tensor(path[:1]), before)[
+                :, len(path) - 1
+            ]
+        elif places is not None:
+            given, state = places.prepare(hidden[None], count, before)
             for place, token in enumerate(path):
                 above = {"hidden": given[:, place], "embeds": bound.embed_tokens(torch.tensor([token]))}
                 found, state = places(logits[[place]], torch.tensor([token]), place, state=state, **above)
         return found[0].softmax(-1)
 
-    tree, sampling = (None, "iid") if places is None else (TREE, "without_replacement")
-    passes = {"passes": 0} if head.config.xpress_rank else {}
-    drafter = BlockDrafter(head, tree, sampling=sampling, attention=attention, **passes)
+    tree, sampling = (None, "iid") if places is None or passes else (TREE, "without_replacement")
+    drafter = BlockDrafter(head, tree, sampling=sampling, attention=attention, passes=passes)
     found, _ = agreements(target, drafter, law, prompts=PROMPTS[:3])
     assert all(same for _, same in found) and len(found) > 30
     assert {depth for depth, _ in found} == set(range(count if tree is None else 3))
 
 
-def test_passes_over_a_block_are_made_before_anything_is_drafted(target: Target) -> None:
-    """A chain is what the last pass says. Enough passes end where drawing place by place does."""
-    found = {}
-    for passes in (0, 1, 4, None):
-        drafter = bound(target, head_for(target, xpress_rank=6, num_jacobi_passes=1), passes=passes)
-        drafter.observe(committed(states_for(drafter)))
-        found[passes] = drafted(drafter, rows()).tokens.tolist()
-    assert found[0] == found[4] != found[1] == found[None]
+@torch.no_grad()
+def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
+    head, tokens = head_for(target, shifted=True, markov_rank=6, confidence=True), torch.tensor([[4, 5]])
+    weight, bias = head.confidence_head.proj.weight, head.confidence_head.proj.bias
+    session = BlockDrafter(head, [2, 1]).bind(target, Sizes(max_batch_size=1, max_length=40))
+    states = target.model(torch.tensor([[1, 2]]), output_hidden_states=True).hidden_states
+    session.observe(outcome_of([[1, 2]], [2], hidden_states={layer: states[layer] for layer in head.hidden_layers}))
+    drafted(session, slots_of([[1, 2, 3]], vocab_size=VOCAB, max_length=40))
+    above = head.markov_head.markov_w1.weight[tokens[0]]
+    hidden = behind(head, target, [1, 2, 3])[0][1].expand(2, -1)
+    wanted = torch.sigmoid(torch.cat([hidden, above], 1) @ weight.T + bias)[:, 0]
+    torch.testing.assert_close(session.scorer.confidence(tokens, 1)[0], wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_what_makes_no_head_or_drafter_is_refused(target: Target) -> None:
     with pytest.raises(ValueError, match="passes=2: only xPress's heads"):
-        bound(target, head_for(target), passes=2)
+        BlockDrafter(head_for(target), passes=2)
     with pytest.raises(ValueError, match="block_size=6: the head mixes 5 places"):
-        bound(target, head_for(target, xpress_rank=6), block_size=6)
+        BlockDrafter(head_for(target, xpress_rank=6), block_size=6)
     with pytest.raises(ValueError, match="not several"):
         head_for(target, xpress_rank=6, selector_rank=6)
     with pytest.raises(ValueError, match=r"head\.config\.markov_rank='abc'"):
         TrainedBlock(config={"markov_rank": "abc"})
-
-
-def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> ScoredSession:
-    return BlockDrafter(head, tree, **options).bind(target, Sizes(max_batch_size=3, max_length=40))
-
-
-def committed(states: dict[int, Tensor]) -> Outcome:
-    return outcome_of(torch.full((2, 6), 7), [6, 6], hidden_states=states)
-
-
-def states_for(drafter: ScoredSession) -> dict[int, Tensor]:
-    """Hidden states of two rows of six tokens."""
-    generator = torch.Generator().manual_seed(4)
-    return {layer: torch.randn(2, 6, HIDDEN, generator=generator) for layer in drafter.hidden_layers}
-
-
-def rows(first: int = 8, **options: Any) -> Batch:
-    """The two rows, with their roots."""
-    return slots_of([[1] * 6 + [first], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40, **options)
-
-
-def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
-    head = head_for(target, shifted=True, markov_rank=6, confidence=True)
-    drafter = bound(target, head, [2, 1])
-    states = states_for(drafter)
-    drafter.observe(committed(states))
-    drafted(drafter, rows())
-    scorer, tokens = drafter.scorer, torch.tensor([[4, 5], [6, 7]])
-    found = scorer.confidence(tokens, 1)
-    weight, bias = head.confidence_head.proj.weight.double(), head.confidence_head.proj.bias.double()
-    hidden = scorer._hidden[:, 1].double()
-    with torch.no_grad():
-        for row, column in itertools.product(range(2), range(2)):
-            known = head.markov_head.markov_w1.weight[tokens[row, column]].double()
-            wanted = torch.sigmoid(weight @ torch.cat([hidden[row], known]) + bias)
-            torch.testing.assert_close(found[row, column].double(), wanted[0], atol=1e-5, rtol=1e-5)
 
 
 # Parts that make a place depend on the tokens before it

@@ -21,9 +21,9 @@ from specdec.drafting.builders import BeamSearchTree
 from specdec.drafting.scored import ScoredSession
 from tests.components import hydra_heads, recurrent_head
 from tests.drafters import pairs
-from tests.drafters.agreeing import agreements, compared
+from tests.drafters.agreeing import PROMPTS, agreements, compared
 from tests.drafters.folders import assert_same
-from tests.forwards import drafted, inner_paths, node_paths, outcome_of, slots_of
+from tests.forwards import drafted, node_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
@@ -288,20 +288,18 @@ def prefix_slowly(weights: dict[str, Tensor], config: object, states: Tensor) ->
     return pairs.norm(x, weights["norm.weight"], eps)
 
 
-Read = Callable[[Tensor], Tensor]
-"""From the target's last states of a sequence to what heads read, position by position."""
+Law = Callable[[Tensor, list[int]], Tensor]
+"""From the target's last states of a sequence, and a path from the root on, to what may follow it."""
 
 
-def matching(target: Target, heads: HydraHeads, read: Read, tree: Any, *, shift: int = 0) -> list[bool]:
-    """Whether q is the paper's formula at every node of every round, for other tokens with a ``shift``."""
-    weights, embeddings = named(heads.state_dict(), NAMES), target.model.get_input_embeddings().weight
+def matching(target: Target, drafter: LastStateDrafter, law: Law, *, shift: int = 0) -> list[bool]:
+    """Whether q is a law at every node of every round, for other tokens with a ``shift``."""
 
     def after(known: list[int], path: list[int]) -> Tensor:
         states = target.model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states[-1][0]
-        return hydra_law(weights, read(states)[-1], embeddings, [(token + shift) % VOCAB for token in path])
+        return law(states, [(token + shift) % VOCAB for token in path])
 
-    found, _ = agreements(target, HydraDrafter(heads, tree, sampling="without_replacement"), after)
-    return [same for _, same in found]
+    return [same for _, same in agreements(target, drafter, after, prompts=PROMPTS[:3])[0]]
 
 
 @torch.no_grad()
@@ -309,17 +307,22 @@ def matching(target: Target, heads: HydraHeads, read: Read, tree: Any, *, shift:
 def test_every_node_is_scored_from_its_own_path(target: Target, prefix: bool) -> None:
     """And, with prefix attention, from what a dense forward over all states makes of them."""
     heads = prefixed(target.model, num_layers=2) if prefix else hydra_heads(target.model, num_layers=2)
-    weights = named(heads.state_dict(), NAMES)
+    weights, embeddings = named(heads.state_dict(), NAMES), target.model.get_input_embeddings().weight
 
     def through(states: Tensor) -> Tensor:
         return prefix_slowly(weights, heads.prefix.config, states) if prefix else states
 
-    found = matching(target, heads, through, [3, 2, 1])
+    def agreeing(tree: Any, read: Callable[[Tensor], Tensor], shift: int = 0) -> list[bool]:
+        drafter = HydraDrafter(heads, tree, sampling="without_replacement")
+        law: Law = lambda states, path: hydra_law(weights, read(states)[-1], embeddings, path)  # noqa: E731
+        return matching(target, drafter, law, shift=shift)
+
+    found = agreeing([3, 2, 1], through)
     assert all(found) and len(found) > 40
     # The mutants: other tokens above a node; plain Hydra's states; and a layer that sees the last state alone.
-    assert sum(matching(target, heads, through, 2, shift=1)) < len(found) / 10
+    assert sum(agreeing(2, through, 1)) < len(found) / 10
     for wrong in (lambda states: states, lambda states: through(states[-1:])) if prefix else ():
-        assert sum(matching(target, heads, wrong, 2)) < len(found) / 10
+        assert sum(agreeing(2, wrong)) < len(found) / 10
 
 
 @torch.no_grad()
@@ -445,21 +448,12 @@ def test_the_tree_is_what_a_beam_search_ends_with(target: Target) -> None:
 def test_every_node_is_drawn_from_the_law_of_its_own_path(target: Target, kind: dict[str, object]) -> None:
     head = recurrent_head(target.model, **kind)
     weights, embeddings = head.state_dict(), target.model.get_input_embeddings().weight
-    hidden = torch.randn(2, 3, HIDDEN, generator=torch.Generator().manual_seed(0))
+    law: Law = lambda states, path: recurrent_law(weights, states[-1], embeddings, path).softmax(-1)  # noqa: E731
     drafter = ReDrafter(head, [2, 2, 1], sampling="without_replacement")
     assert drafter.laws == {DraftSampling.WITHOUT_REPLACEMENT}
-    params = [SamplingParams(temperature=0.7)] * 2
-    batch = slots_of([[0, 5], [0, 6]], vocab_size=VOCAB, max_length=50, params=params)
-    tree = drafted(begun(target, drafter, hidden, [3, 1]), batch)
-    assert tree.draft_probs is not None
-    apart = 0.0
-    for row, state in enumerate((hidden[0, 2], hidden[1, 0])):
-        for node, path in inner_paths(tree, row).items():
-            wanted = (recurrent_law(weights, state, embeddings, path) / 0.7).softmax(-1)
-            torch.testing.assert_close(tree.draft_probs[row, node], wanted, rtol=1e-3, atol=1e-5)
-            others = (recurrent_law(weights, state, embeddings, [(path[0] + 1) % VOCAB, *path[1:]]) / 0.7).softmax(-1)
-            apart = max(apart, float((others - wanted).abs().sum()))
-    assert apart > 0.1, "the mutant: another root"
+    found = matching(target, drafter, law)
+    assert all(found) and len(found) > 40
+    assert sum(matching(target, drafter, law, shift=1)) < len(found) / 10, "the mutant: other tokens above a node"
 
 
 @pytest.mark.parametrize("kind", KINDS)
