@@ -6,56 +6,41 @@ import pytest
 import torch
 
 from drafters import ModelDrafter, SLEMDrafter, TLIDrafter
-from specdec import Batch, DraftSampling, DraftTree, Engine, SamplingParams, Sizes, Target
+from specdec import Batch, DraftSampling, Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode
 from specdec.random import request_key, shared_noise
-from specdec.sampling import adjust, distribution
 from tests.architectures import tiny
 from tests.components import lettered, perturbed, renumbered, text_drafter
-from tests.forwards import drafted, node_paths, slots_of
+from tests.drafters.agreeing import agreements
+from tests.forwards import drafted, inner_paths, slots_of
 from tests.models import tiny_model
 from verifiers import RejectionVerifier, SharedNoiseVerifier
 
 VOCAB = 24
 PROMPTS = [[1, 2, 3, 1, 2], [5, 6, 5]]
 SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
-SAMPLED = SamplingParams(temperature=0.9, seed=3)
-GREEDY = SamplingParams(seed=3)
-
-
-def proposed(drafter: ModelDrafter, model, params: list[SamplingParams]) -> DraftTree:
-    """The drafts behind prompts that nobody has prefilled yet: the session catches up with them."""
-    session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32))
-    for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
-        session.admit(slot, prompt, sampling)
-        session.scorer._last_token[slot], session.scorer._known[slot] = prompt[-2], 0
-    return drafted(session, slots_of(PROMPTS, vocab_size=VOCAB, params=params, max_depth=9, max_length=32))
-
-
-@torch.inference_mode()
-def law_after(model, sequence: list[int], sampling: SamplingParams) -> torch.Tensor:
-    """What a plain forward draws from."""
-    state = slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
-    tokens = torch.tensor([sequence])
-    return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0]
+SAMPLED = SamplingParams(temperature=0.9, seed=3, max_new_tokens=12)
 
 
 def test_coupled_children_are_the_first_in_the_race_and_greedy_rows_get_the_top_k(model) -> None:
-    twin = perturbed(model, 0.3)
-    tree = proposed(ModelDrafter(twin, SHAPE, sampling="coupled"), model, [GREEDY, SAMPLED])
-    assert tree.draft_probs is None and tree.valid.all()
-    assert tree.law[:, 1:].tolist() == [[DraftSampling.DETERMINISTIC] * 5, [DraftSampling.COUPLED] * 5]
-    with torch.inference_mode():
-        top = twin(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(2).indices
-    assert tree.tokens[0, 1:3].tolist() == top.tolist()
-    paths, prompt = node_paths(tree, 1), PROMPTS[1]
-    for node in (0, 1, 2):
-        children = [child for child in range(6) if tree.parents[1, child] == node]
-        above = paths[node][1:]
-        position = torch.tensor([[len(prompt) + len(above)]])
-        noise = shared_noise(torch.tensor([request_key(3, 1)]), position, VOCAB)[0, 0]
-        expected = (law_after(twin, prompt + above, SAMPLED).log() - noise.log()).topk(len(children)).indices
-        assert tree.tokens[1, children].tolist() == expected.tolist()
+    twin, seen = perturbed(model, 0.3), []
+    drafter, wanted = ModelDrafter(twin, SHAPE, sampling="coupled"), [SamplingParams(max_new_tokens=12), SAMPLED]
+    with Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=2, max_length=64) as engine:
+        engine.on_round = lambda each: seen.append((each.tree, [list(row.tokens) for row in each.requests if row]))
+        engine.generate(PROMPTS, wanted)
+    whole = [each for each in seen if each[0].valid.all() and len(each[1]) == 2]
+    assert len(whole) > 2
+    for tree, sequences in whole:
+        assert tree.draft_probs is None
+        assert tree.law[:, 1:].tolist() == [[DraftSampling.DETERMINISTIC] * 5, [DraftSampling.COUPLED] * 5]
+        for row, known in enumerate(sequences):
+            for node, (_, *above) in inner_paths(tree, row).items():
+                children = tree.tokens[row, tree.parents[row] == node]
+                scores = twin(torch.tensor([[*known, *above]])).logits[0, -1] / 0.9
+                position = torch.tensor([[len(known) + len(above)]])
+                noise = shared_noise(torch.tensor([request_key(3, 1)]), position, VOCAB)[0, 0]
+                race = scores.log_softmax(-1) - noise.log() if row else scores
+                assert children.tolist() == race.topk(len(children)).indices.tolist()
 
 
 # Another tokenizer
@@ -76,23 +61,16 @@ def test_q_is_the_models_law_over_the_common_tokens_after_the_text_in_its_own(mo
     own = ["abc", "ab", *reversed(names[:-4])]
     twin, tokenizer = tiny_model("llama", vocab_size=len(own), layers=2, seed=5), lettered(own)
     drafter = TLIDrafter(twin, [2, 1], tokenizer=tokenizer, target_tokenizer=lettered(names), sampling="iid")
-    params = [SamplingParams(temperature=0.8, seed=3), SamplingParams(temperature=1.0, top_k=3, seed=3)]
-    session = drafter.bind(Target(model), SIZES)
-    for sequences in ([[0, 1, 2, 4, 0, 1], [3, 23, 3]], [[0, 1, 2, 4, 0, 1, 2, 7], [3, 23, 3, 5, 6]]):
-        tree = drafted(session, slots_of(sequences, vocab_size=VOCAB, params=params, max_length=32))
-        assert tree.draft_probs is not None
-        for row, sequence in enumerate(sequences):
-            text = "".join(names[token] for token in sequence)
-            for node, above in ((0, []), (1, [int(tree.tokens[row, 1])]), (2, [int(tree.tokens[row, 2])])):
-                # A drafted token is fed as it is, even where the text has another token with it.
-                ids = [*tokenizer(text)["input_ids"], *(own.index(names[token]) for token in above)]
-                logits = twin(torch.tensor([ids])).logits[0, -1]
-                common = torch.tensor([own.index(name) for name in names[:-4]])
-                kept = logits[common] / params[row].temperature
-                if params[row].top_k:
-                    kept = kept.masked_fill(kept < kept.topk(params[row].top_k).values[-1], -torch.inf)
-                expected = torch.cat([kept.softmax(0), torch.zeros(4)])
-                assert torch.allclose(tree.draft_probs[row, node], expected, atol=1e-5)
+    common = torch.tensor([own.index(name) for name in names[:-4]])
+
+    def law(known: list[int], path: list[int]) -> torch.Tensor:
+        # A drafted token is fed as it is, even where the text has another token with it.
+        text = tokenizer("".join(names[token] for token in known))["input_ids"]
+        logits = twin(torch.tensor([[*text, *(own.index(names[token]) for token in path[1:])]])).logits[0, -1]
+        return torch.cat([logits[common].softmax(0), torch.zeros(4)])
+
+    found, _ = agreements(Target(model), drafter, law, prompts=[[0, 1, 2, 4, 0, 1], [3, 23, 3], [5, 0, 1]], atol=1e-5)
+    assert all(same for _, same in found) and len(found) > 20
 
 
 def same(model, kind: str, depth: int = 3, lacks: int | None = None, **options: Any):
