@@ -96,13 +96,6 @@ def test_requests_of_a_batch_follow_the_adapters_that_they_choose(folders, draft
     assert [a == b for a, b in zip(wanted, without, strict=True)] == [name is None for name in CHOSEN]
 
 
-def test_an_adapter_that_is_chosen_for_other_rows_is_noticed(folders: dict[str, str], monkeypatch) -> None:
-    """Mutant: every row of a forward takes the first one's."""
-    set_ = adapters.Choice.set
-    monkeypatch.setattr(adapters.Choice, "set", lambda self, numbers: set_(self, numbers[:1].expand_as(numbers)))
-    assert mixed(folders, "model_tree_iid") != expected(folders)
-
-
 def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_path: Path) -> None:
     base().save_pretrained(tmp_path)
     model = adapters.merge(AutoModelForCausalLM.from_pretrained(tmp_path), folders["many"])

@@ -248,14 +248,3 @@ def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(target, 
     assert len(read) == len(text) == len(done.steps)
     for after, step, before in zip(read, done.steps, text, strict=True):
         assert after <= step.visible <= before
-
-
-def test_an_error_has_a_time(target, monkeypatch) -> None:
-    engine = make(target)
-    monkeypatch.setattr(engine.session, "propose", lambda batch: {}["broken"])
-    engine.submit(REPEATED[0], GREEDY)
-    with pytest.raises(KeyError, match="broken"):
-        engine.step()
-    (failed,) = engine.step()
-    found = failed.timestamps  # of a submitted request, in its last step
-    assert found.arrived < found.admitted < found.prefilled <= found.finished == failed.visible

@@ -12,8 +12,6 @@ import torch
 
 from drafters import ModelDrafter, NGramDrafter
 from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Paging, SamplingParams, Session, Sizes, Target
-from specdec.engine.running import RunningRequests
-from specdec.engine.turns import Turns
 from specdec.memory import free_memory
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
@@ -258,15 +256,3 @@ def test_what_was_not_finite_ends_its_request_and_nothing_else(recording, kind: 
             assert output.token_ids == whole.token_ids[: None if fine else len(output.token_ids)]
         assert {output.finish_reason for output in outputs} == {"error", "length"}
         assert all("not finite in round 0" in str(output.error) for output in outputs[-2:])
-
-
-def test_drafts_among_padded_pieces_and_slots_that_are_left_as_they_are_would_be_noticed(monkeypatch) -> None:
-    leave = RunningRequests.leave
-    for owner, name, wrong, seed in (
-        (Turns, "_joins", lambda self, pieces: True, 7),
-        (RunningRequests, "leave", lambda self, request, *, sound=True: leave(self, request), 1),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, wrong)
-            with pytest.raises(AssertionError):
-                test_what_was_not_finite_ends_its_request_and_nothing_else("rounds", "poisoned", None, seed)

@@ -1,7 +1,7 @@
 """Invariant mode: a token's logits are the same bits in any forward; models that cannot keep that are refused."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdec import DraftSampling, DraftTree, Engine, ForwardBatch, ModelRunner, SamplingParams, Target, Wants
 from specdec.attention import logical_order
-from specdec.attention.logical_order import Nodes
-from specdec.execution.invariant import ROWS, InvariantExecutor
+from specdec.execution.invariant import ROWS
 from specdec.native import native_library
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
@@ -95,19 +94,6 @@ def test_quantized_weights_have_one_way_of_rounding_and_nan_spoils_its_own_row()
     assert spoilt[0].isnan().all() and same(spoilt[1], whole.scores[1])
 
 
-def parted(runner: ModelRunner, starts: Sequence[int] = (5, 14, 20)) -> int:
-    """How many places of how a tree computes its deepest path differ from plain decoding."""
-    given = tokens()
-    plain = one_by_one(runner, given)
-    found = 0
-    for start in starts:
-        logits = trees(runner, given, [start], [1])[0, PATH]
-        wanted = plain[start : start + len(PATH)]
-        assert torch.allclose(logits.float(), wanted.float(), atol=1.0), "a mutant rounds otherwise; it is not wrong"
-        found += sum(not same(a, b) for a, b in zip(logits, wanted, strict=True))
-    return found
-
-
 def test_states_of_another_parent_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the trial: all nodes of a tree start from its root's states."""
 
@@ -140,54 +126,15 @@ def with_layer(share: Callable[[Tensor], Any]) -> PreTrainedModel:
     return model
 
 
-def rounding_by_rows() -> PreTrainedModel:
-    """A model with products that round in another way for every number of rows, as some libraries do."""
-    return with_layer(lambda inputs: inputs.flatten(0, -2).shape[0])
-
-
-def test_the_ordinary_engine_and_blocks_of_the_forwards_size_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant gives a block as many rows as there are nodes, to products that round by their number of rows."""
-    run = InvariantExecutor.run
-
-    def as_many_rows_as_nodes(self: InvariantExecutor, batch: ForwardBatch, cache: Any) -> Any:
-        self.rows = batch.batch * batch.nodes
-        return run(self, batch, cache)
-
-    model = rounding_by_rows()
-    assert parted(runner_for(model)) == 0
-    sizes = {"max_batch_size": 3, "max_length": 48, "max_nodes": SHAPE.num_nodes}
-    assert parted(ModelRunner(model, **sizes, optimize=False, attention="grouped")) > 0
-    monkeypatch.setattr(InvariantExecutor, "run", as_many_rows_as_nodes)
-    monkeypatch.setattr(invariance, "_trial", lambda executor: "")
-    assert parted(runner_for(model)) > 0
-
-
-def test_keys_in_the_order_of_the_cache_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logical_order, "BLOCK", 16)
-
-    def in_cell_order(self: Nodes, block: int, length: int, path: Any) -> tuple[np.ndarray, np.ndarray]:
-        cells = np.arange(block * 16, (block + 1) * 16)
-        if path is None:
-            return cells, np.minimum(cells, self._last)
-        positions = np.where(cells < length, cells, 10**6)  # a node beside the path is beyond what anybody sees
-        for depth, node in enumerate(path):
-            positions[cells == length + node] = length + depth
-        return positions, np.minimum(cells, self._last)
-
-    def as_far_as_the_tree(self: Nodes, chosen: np.ndarray) -> list[logical_order.Piece]:
-        positions = self.positions
-        self.positions = np.full_like(positions, int(self.cells.max()))  # whose blocks reach as far as its cells do
-        try:
-            return pieces(self, chosen)
-        finally:
-            self.positions = positions
-
-    pieces = Nodes.pieces
-    monkeypatch.setattr(Nodes, "_block", in_cell_order)
-    monkeypatch.setattr(Nodes, "pieces", as_far_as_the_tree)
-    monkeypatch.setattr(invariance, "_trial", lambda executor: "")
-    runner = runner_for(model_in(torch.float32))
-    assert parted(runner) > 0
+def test_products_that_round_in_another_way_for_every_number_of_rows() -> None:
+    """As some libraries' do: the ordinary engine is told apart."""
+    model, given = with_layer(lambda inputs: inputs.flatten(0, -2).shape[0]), tokens()
+    for options in ({"invariant": True}, {"optimize": False, "attention": "grouped"}):
+        runner = ModelRunner(model, max_batch_size=3, max_length=48, max_nodes=SHAPE.num_nodes, **options)
+        plain = one_by_one(runner, given)
+        paths = {start: trees(runner, given, [start], [1])[0, PATH] for start in (5, 14, 20)}
+        alike = all(same(path, plain[start : start + len(PATH)]) for start, path in paths.items())
+        assert alike is ("invariant" in options)
 
 
 @pytest.mark.parametrize(
