@@ -35,15 +35,6 @@ def make(target: Target, drafter: str | None = "model_tree_without_replacement",
     return Engine(target, made, rule, **{"max_batch_size": 3, "max_length": 64, **options})
 
 
-def test_equal_prompts_get_different_samples_and_seeds_repeat(target) -> None:
-    engine, found = make(target, max_batch_size=6), []
-    for seed in (0, 0, 1):
-        sampling = SamplingParams(temperature=1.5, max_new_tokens=8, n=3, seed=seed)
-        found.append([output.token_ids for output in engine.generate([[1, 2, 3]] * 2, sampling)])
-    assert len(set(found[0])) == 6
-    assert found[0] == found[1] != found[2]
-
-
 def test_steps_add_up(target) -> None:
     engine = make(target, timing=True)
     for output in engine.generate(PROMPTS, SamplingParams(max_new_tokens=11)):

@@ -39,25 +39,6 @@ def wanted(target: Target) -> list[tuple[int, ...]]:
     return [o.token_ids for o in Engine(target, max_length=64).generate(PROMPTS, SAMPLING)]
 
 
-def test_an_observer_that_raises_and_a_release_that_does_too(target: Target, wanted: list[tuple[int, ...]]) -> None:
-    class Both(NGramDrafter):
-        def release(self, slot: int) -> None:
-            if engine.on_round is not None:
-                raise KeyError("release")
-
-    def raises(seen: object) -> None:
-        raise RuntimeError("the observer is broken")
-
-    engine = Engine(target, Both(), RejectionVerifier(), max_batch_size=2, max_length=64)
-    engine.on_round = raises
-    with pytest.raises(RuntimeError, match="the observer is broken") as caught:
-        engine.generate(PROMPTS, SAMPLING)
-    assert any("on releasing request 0: KeyError" in note for note in caught.value.__notes__)
-    engine.on_round = None
-    assert engine.unfinished == 0
-    assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
-
-
 def test_a_chain_behind_an_invalid_node_is_committed_and_more_nodes_than_announced_are_refused(target, wanted) -> None:
     drafter = Wrapping(ModelDrafter(target.model, 2), Gapped)
     drafter.max_nodes = 3
