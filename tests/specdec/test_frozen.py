@@ -23,23 +23,15 @@ PROMPTS = [[1, 2, 3, 4, 5], [7, 8]]
 REFUSED = r"was changed while an engine serves it \({}\): call Engine.weights_changed\(\)"
 
 
-class Adapted(nn.Module):
-    """A low-rank adapter around a linear layer, as adapter libraries put them in its place."""
-
-    def __init__(self, layer: nn.Linear):
-        super().__init__()
-        self.layer = layer
-        generator = torch.Generator().manual_seed(3)
-        self.down = nn.Parameter(torch.randn(2, layer.in_features, generator=generator))
-        self.up = nn.Parameter(torch.randn(layer.out_features, 2, generator=generator))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layer(inputs) + inputs @ self.down.t() @ self.up.t()
+def wrapped(layer: nn.Linear) -> nn.Module:
+    """A module around a linear layer, as adapter libraries put them in its place."""
+    torch.manual_seed(3)
+    return nn.Sequential(layer, nn.Linear(layer.out_features, layer.out_features))
 
 
 def adapt(model) -> None:
     attention = model.model.layers[1].self_attn
-    attention.q_proj = Adapted(attention.q_proj)
+    attention.q_proj = wrapped(attention.q_proj)
 
 
 @torch.no_grad()
@@ -112,7 +104,7 @@ def test_a_changed_drafter_is_refused_until_it_is_told() -> None:
         return engine, trees
 
     def adapted() -> None:
-        heads.heads[0][0].linear = Adapted(heads.heads[0][0].linear)
+        heads.heads[0][0].linear = wrapped(heads.heads[0][0].linear)
 
     @torch.no_grad()
     def written() -> None:
