@@ -10,6 +10,7 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +171,11 @@ NOT_SETTINGS = {
 }
 
 
-def arguments_of(component: Any) -> set[str]:
-    """Names of all arguments that a component takes by name."""
-    parameters = parameters_of(component).values()
-    named = {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
-    return named - NOT_SETTINGS.get(component, set())
-
-
 def forgotten(given: set[str], component: Any) -> set[str]:
-    """The difference between a YAML file's keys and a component's arguments, in both directions."""
-    wanted = arguments_of(component)
+    """The difference between a YAML file's keys and the arguments that a component takes by name, both ways."""
+    unnamed = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    wanted = {name for name, each in parameters_of(component).items() if each.kind not in unnamed}
+    wanted -= NOT_SETTINGS.get(component, set())
     loaded = {"name_or_path", "path"} & wanted if getattr(component, "__name__", "") == "from_pretrained" else set()
     if loaded:
         given, wanted = given - FILES, wanted - loaded - FILES | {"name"}

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from experiments.config.launch import sentence
 from experiments.results.records import read_records
 from experiments.run import run
 from tests.experiments.conftest import called
-from tests.experiments.runs import Configure, command_of, invoke
+from tests.experiments.runs import command_of, invoke
 from tests.public_models import CONFIGS
 
 MINE = """
@@ -219,7 +218,7 @@ def test_a_mistake_gets_one_sentence_before_any_work(command: str, words: str, s
     ],
 )
 def test_the_command_line_ends_with_the_sentence(
-    words: list[str], said: str, saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    words, said: str, saved: Path, mine: Path, monkeypatch, capsys
 ) -> None:
     """A component's own line is named: not the framework's that called it, nor Python's or torch's that it called."""
     function = said.partition(" in ")[2]
@@ -235,9 +234,7 @@ def test_the_command_line_ends_with_the_sentence(
             invoke(*given, monkeypatch=monkeypatch, tmp_path=mine)
 
 
-def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(
-    configure: Configure, tiny: list[str], mine: Path, no_pictures: None
-) -> None:
+def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(configure, tiny, mine, no_pictures) -> None:
     number, said = LINES["Lookup.propose"]
     words = ["drafter=none", "drafter._target_=own_parts.Lookup", "method=mine", "warmup_prompts=0"]
     config = configure("run", *tiny, *words)

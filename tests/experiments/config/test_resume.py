@@ -61,10 +61,7 @@ NGRAM = ["drafter=ngram", "method=ngram"]
         pytest.param(["conversations"], 4, marks=pytest.mark.full),  # in the middle of one
     ],
 )
-def test_the_result_is_the_uninterrupted_one(
-    more: list[str], at: int, configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_the_result_is_the_uninterrupted_one(more, at, configure, tiny, tmp_path: Path, capsys, monkeypatch) -> None:
     """Bit for bit, at every temperature; and what cannot be resumed is said. A complete run is left alone."""
     given = [*tiny, *NGRAM, *more]
     if more == ["conversations"]:
@@ -74,9 +71,18 @@ def test_the_result_is_the_uninterrupted_one(
     stop = Stop(monkeypatch, KeyboardInterrupt(), {at})
     with pytest.raises(KeyboardInterrupt):
         run(configure("run", *given))
-    before = read_records(tmp_path / "out" / "records.jsonl")
-    refused(configure, given, tmp_path)
-    with (tmp_path / "out" / "records.jsonl").open("a") as file:
+    records = tmp_path / "out" / "records.jsonl"
+    before, written = read_records(records), records.read_bytes()
+    for words, message in (  # it goes on with resume=true only, and with the settings and prompts that it had
+        ([], "go on with resume=true"),
+        (["resume=true", "drafter.branches=1"], r"had drafter\.branches=2, and this one has drafter\.branches=1"),
+        (["resume=true", "+sampling.extra=1"], r"had sampling\.extra=nothing, and this one has sampling\.extra=1"),
+        (["resume=true", f"out={tmp_path / 'none'}"], r"resume=true: there is no run in "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(configure("run", *given, *words))
+    assert records.read_bytes() == written
+    with records.open("a") as file:
         file.write('{"prompt": "half a li')  # as a crash would leave it
     done = stop.calls
     made = run(configure("run", *given, "resume=true"))
@@ -85,7 +91,7 @@ def test_the_result_is_the_uninterrupted_one(
     # What was finished did not run again: only the warm-up and the rest.
     whole = len(read_records(tmp_path / "whole" / "records.jsonl")) // 2
     assert stop.calls - done < whole + 1
-    assert read_records(tmp_path / "out" / "records.jsonl")[0].seconds == before[0].seconds
+    assert read_records(records)[0].seconds == before[0].seconds
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["config"]["resume"] is False and len(manifest["resumed"]) == 1
     # It is complete: nothing is loaded, and nothing is written.
@@ -98,23 +104,7 @@ def test_the_result_is_the_uninterrupted_one(
     assert files == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
-def refused(configure: Configure, given: list[str], folder: Path) -> None:
-    """An interrupted run goes on with ``resume=true`` only, and with the settings and prompts that it had."""
-    before = (folder / "out" / "records.jsonl").read_bytes()
-    for words, message in (
-        ([], "go on with resume=true"),
-        (["resume=true", "drafter.branches=1"], r"had drafter\.branches=2, and this one has drafter\.branches=1"),
-        (["resume=true", "+sampling.extra=1"], r"had sampling\.extra=nothing, and this one has sampling\.extra=1"),
-        (["resume=true", f"out={folder / 'none'}"], r"resume=true: there is no run in "),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run(configure("run", *given, *words))
-    assert (folder / "out" / "records.jsonl").read_bytes() == before
-
-
-def test_what_was_left_to_the_machine_is_recorded_and_kept(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_left_to_the_machine_is_recorded_and_kept(configure: Configure, tmp_path: Path, monkeypatch) -> None:
     """The format of a drafting model is chosen once, wherever in the drafter it is; one that is given stays."""
     asked = Mock(return_value=("int8", "int8: as measured"))
     monkeypatch.setattr("experiments.session.methods.format_here", asked)
@@ -135,9 +125,7 @@ def test_what_was_left_to_the_machine_is_recorded_and_kept(
         begun(other)
 
 
-def test_other_prompts_or_weights_are_not_gone_on_with(
-    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_prompts_or_weights_are_not_gone_on_with(configure, tiny, tmp_path: Path, monkeypatch) -> None:
     """The manifest has digests of the models, and the commit of the user's own code."""
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -167,9 +155,7 @@ def test_other_prompts_or_weights_are_not_gone_on_with(
 
 
 @pytest.mark.full
-def test_a_sweep_goes_on_after_its_finished_jobs_and_prompts(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_sweep_goes_on_after_its_finished_jobs_and_prompts(tiny, tmp_path: Path, monkeypatch, capsys) -> None:
     given = ["-m", *(text for text in tiny if not text.startswith("out=")), *NGRAM, "drafter.branches=1,2"]
     ends = {name: f"out={tmp_path / name}" for name in ("whole", "part", "none")}
     assert launched(*given, ends["whole"], monkeypatch=monkeypatch) == 0

@@ -1,6 +1,5 @@
 """Commands start: questions and typing errors answered at once, ranks of torchrun, words and settings checked."""
 
-import ast
 import json
 import os
 import re
@@ -28,54 +27,42 @@ from tests.public_models import CONFIGS
 ROOT = Path(__file__).parents[3]
 ALIASES = ("demo", "check_drafter", "check_verifier")
 SHIMS = [name for name in COMMANDS if name not in ("load", "bench")]
-HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb")
-ASKING = """
-import contextlib, io, runpy, sys
-from importlib import import_module
-for name in {imported!r}:
-    import_module("experiments." + name)
-for command, *words in {calls!r}:
-    sys.argv = ["command", *words]
-    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(shown):
-        try:
-            runpy.run_module("experiments." + command, run_name="__main__")
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-    print(repr((code, shown.getvalue(), [name for name in {heavy!r} if name in sys.modules])))
-"""
-"""Calls commands in one process, and prints of each its exit code, its output, and the heavy modules loaded by then."""
-TYPING_ERRORS = {
-    "there is no verifier 'bloc'": ["run", "verifier=bloc", "-m"],
-    "there is no verifier 'lenent'": ["replay", "nowhere", "verifiers=[{name: lenent, lenience: 1}]"],
-    "mixed_precision='fp16'": ["train", "mixed_precision=fp16"],
-}
-"""Mistakes that only the names of options, or the annotations of settings, can tell."""
+HEAVY = {"torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb"}
+IMPORTS = "; ".join(f"import experiments.{name}" for name in (*SHIMS, *ALIASES))
 
 
-def said_by(*words: str, folder: Path = ROOT) -> tuple[int, str]:
-    """The exit code and the output of Python in a fresh process."""
-    given = {"PYTHONPATH": str(ROOT), "PATH": ""}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=given, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+def said_by(*words: str, folder: Path = ROOT) -> tuple[int, str, set[str]]:
+    """The exit code and the output of Python in a fresh process, and the modules that it has imported."""
+    command, given = [sys.executable, "-X", "importtime", *words], {"PYTHONPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
+    errors = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("import time:")]
+    imported = re.findall(r"^import time:.*\| +(\w+)$", done.stderr, re.MULTILINE)
+    return done.returncode, done.stdout + "".join(errors), set(imported)
 
 
-def test_questions_and_typing_errors_are_answered_at_once(tmp_path: Path) -> None:
-    """All commands are imported first. A plan needs no torch."""
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-c", IMPORTS], ""),
+        (["-m", "experiments.run", "--help"], "powered by Hydra"),
+        (["-m", "experiments.run", "verifier=bloc", "-m"], "error: there is no verifier 'bloc'"),
+        (["-m", "experiments.replay", "nowhere", "verifiers=[{name: lenent}]"], "error: there is no verifier 'lenent'"),
+        (["-m", "experiments.train", "mixed_precision=fp16"], "error: mixed_precision='fp16'"),
+    ],
+)
+def test_questions_and_typing_errors_are_answered_at_once(words: list[str], said: str, tmp_path: Path) -> None:
+    """The mistakes are such that only the names of options, or the annotations of settings, can tell."""
+    code, shown, imported = said_by(*words, folder=tmp_path)
+    assert said in shown and not HEAVY & imported
+    assert code == said.startswith("error") and (code == 0 or shown.count("\n") == 1)
+
+
+def test_a_plan_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "bfloat16"}))
-    plan = ["plan", f"target.name={tmp_path}", "drafter=eagle", f"out={tmp_path / 'out'}"]
-    calls = [["run", "--help"], ["run", "--cfg", "job"], *TYPING_ERRORS.values(), plan]
-    script = ASKING.format(imported=[*SHIMS, *ALIASES], calls=calls, heavy=HEAVY)
-    code, lines = said_by("-W", "ignore::RuntimeWarning", "-c", script, folder=tmp_path)
-    assert code == 0, lines
-    asked, _, *mistaken, planned = map(ast.literal_eval, lines.splitlines())
-    assert asked[0] == 0 and "powered by Hydra" in asked[1]
-    for message, (code, shown, loaded) in zip(TYPING_ERRORS, mistaken, strict=True):
-        assert code == 1 and shown.startswith(f"error: {message}") and shown.count("\n") == 1
-        assert not loaded, "nor by anything before"
-    code, shown, loaded = planned
+    plan = [f"target.name={tmp_path}", "drafter=eagle", f"out={tmp_path / 'out'}"]
+    code, shown, imported = said_by("-m", "experiments.plan", *plan)
     assert code == 0 and "bound by memory" in " ".join(shown.split())
-    assert loaded and not {"torch", "transformers", "scipy", "pandas"} & set(loaded)
+    assert "numpy" in imported and not {"torch", "transformers", "scipy", "pandas"} & imported
 
 
 def test_every_command_is_a_console_script() -> None:
@@ -86,39 +73,39 @@ def test_every_command_is_a_console_script() -> None:
 
 
 def test_all_commands_are_listed_and_removed_ones_say_what_replaces_them() -> None:
-    code, listed = said_by("-X", "importtime", "-m", "experiments", "--help")
+    code, listed, imported = said_by("-m", "experiments", "--help")
     assert code == 0 and all(re.search(rf"^  {name} ", listed, re.MULTILINE) for name in COMMANDS)
-    assert len(COMMANDS) == 10 and not re.search(r"\| +(hydra|torch|numpy)$", listed, re.MULTILINE)
-    assert said_by("-m", "experiments", "rum") == (1, "error: there is no command rum: did you mean run?\n")
+    assert len(COMMANDS) == 10 and not {"hydra", "torch", "numpy"} & imported
+    assert said_by("-m", "experiments", "rum")[:2] == (1, "error: there is no command rum: did you mean run?\n")
     for words, told in (
         (["experiments", "pays"], removed.SENTENCES["commands"]["pays"]),
         (["experiments.pays"], removed.SENTENCES["commands"]["pays"]),
         (["experiments", "load", "memory=1e9"], removed.SENTENCES["options"]["load memory"]),
     ):
-        code, said = said_by("-m", *words)
+        code, said, _ = said_by("-m", *words)
         assert code == 1 and said.count("\n") == 1 and told in said
-
-
-def offered(line: str) -> set[str]:
-    """The words that the function asks for which bash calls on Tab."""
-    given = {**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line)), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", f"experiments.{line.split()[0].removeprefix('specdec-')}", "-sc", "query=bash"]
-    done = subprocess.run(command, cwd=ROOT / "examples" / "project", env=given, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    return set(done.stdout.split())
 
 
 @pytest.mark.full
 def test_names_and_settings_are_completed() -> None:
+    """By what bash calls on Tab: nothing else is printed in the middle of the user's line."""
+    command = [sys.executable, "-m", "experiments.run", "-sc", "query=bash"]
     models = {f"drafter={name}" for name in ("marginals", "medusa", "merged", "model", "mtp")}
-    assert offered("specdec-run drafter=m") == models
-    assert offered("specdec-run drafter=ngram drafter.b") == {"drafter.branches="}
-    assert offered("specdec-run drafter=ngram '") == set(), "nothing is printed in the middle of the user's line"
-    assert "-F hydra_bash_completion" in said_by("-m", "experiments.run", "-sc", "install=bash")[1]
+    for line, wanted in (
+        ("specdec-run drafter=m", models),
+        ("specdec-run drafter=ngram drafter.b", {"drafter.branches="}),
+        ("specdec-run drafter=ngram '", set()),
+    ):
+        given = {**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line)), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT / "examples" / "project", env=given, capture_output=True, text=True)
+        assert (done.returncode, done.stderr, set(done.stdout.split())) == (0, "", wanted)
+
+
+Become = Callable[[int], None]
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Become:
     """Makes this process one of two, as torchrun does."""
 
     def become(rank: int) -> None:
@@ -132,9 +119,7 @@ def config(**settings: Any) -> DictConfig:
     return OmegaConf.create({"target": {"tensor_parallel": 2}, "seed": 0, "out": "runs/a", "resume": False} | settings)
 
 
-def test_another_process_is_silent_and_works_on_a_copy(
-    process: Callable[[int], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_another_process_is_silent_and_works_on_a_copy(process: Become, capsys: Any, tmp_path: Path) -> None:
     process(1)
     (tmp_path / "records.jsonl").write_text("begun")
     own = config(out=str(tmp_path), resume=True)
@@ -150,7 +135,7 @@ def test_another_process_is_silent_and_works_on_a_copy(
     assert "hydra.output_subdir=null" in ranks.arguments(["a=1"])
 
 
-def test_what_cannot_run_in_several_processes(process: Callable[[int], None]) -> None:
+def test_what_cannot_run_in_several_processes(process: Become) -> None:
     process(0)
     for settings, message in (
         ({"target": {"tensor_parallel": 1}}, "would all do the same: give target.tensor_parallel=2"),
@@ -196,9 +181,7 @@ def test_the_home_is_found_wherever_a_path_begins(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_the_search_path_of_the_job_counts_and_a_class_needs_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_path_of_the_job_counts_and_a_class_needs_no_file(tmp_path: Path, monkeypatch: Any) -> None:
     """A user's folder has a rule of its own, and its name a blank, as folders have."""
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     mine = tmp_path / "my conf" / "verifier" / "mine.yaml"

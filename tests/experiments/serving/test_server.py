@@ -208,7 +208,6 @@ def test_errors_have_openais_form(server: Server, client: openai.OpenAI) -> None
 
 
 TOKENIZER = tokenizer()
-MESSAGES = [{"role": "user", "content": "abc"}]
 
 
 def understood(chat: bool = False, **body: Any) -> Any:
@@ -233,7 +232,7 @@ WRONG: dict[str, list[Any]] = {
     "stream_options": [True, {"include": True}],
     "logprobs": [True, 21],
     "prompt": [[], {}, "", "\ud800", ["abc", 5], [[]], [True]],
-    "messages": [MESSAGES],
+    "messages": [CHAT],
 }
 WRONG_IN_CHATS: dict[str, list[Any]] = {
     "messages": [
@@ -251,7 +250,7 @@ WRONG_IN_CHATS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_what_is_wrong_is_refused_by_name(chat: bool) -> None:
-    asked: dict[str, Any] = {"messages": MESSAGES} if chat else {"prompt": "abc"}
+    asked: dict[str, Any] = {"messages": CHAT} if chat else {"prompt": "abc"}
     for field, values in (WRONG_IN_CHATS if chat else WRONG).items():
         for value in values:
             with pytest.raises(RequestError) as refused:
@@ -276,7 +275,7 @@ def test_the_chat_template_is_given_tools_calls_of_them_and_more() -> None:
     assert call["function"]["arguments"] == '{"x": 2}', "the client's own are left alone"
     for name in ("tools", "chat_template_kwargs"):
         with pytest.raises(RequestError, match=r"template does not read '(tools|mood)', so it would change nothing"):
-            understood(chat=True, messages=MESSAGES, **{name: body[name]})
+            understood(chat=True, messages=CHAT, **{name: body[name]})
 
 
 def test_what_changes_nothing_is_accepted() -> None:
@@ -289,7 +288,7 @@ def test_what_changes_nothing_is_accepted() -> None:
 
 def test_a_response_format_is_a_grammar_and_fields_may_not_contradict_each_other() -> None:
     def grammar_of(**body: Any) -> Any:
-        return understood(chat=True, messages=MESSAGES, **body).sampling[0].grammar
+        return understood(chat=True, messages=CHAT, **body).sampling[0].grammar
 
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
