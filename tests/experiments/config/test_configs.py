@@ -265,16 +265,15 @@ def overrides_in(text: str) -> list[str]:
 
 
 @cache
-def content_of(path: Path) -> Any:
-    return OmegaConf.to_container(OmegaConf.load(path))
+def files() -> list[tuple[str, Any]]:
+    """The content of every file of conf/, behind the name of its folder."""
+    return [(path.parent.name, OmegaConf.to_container(OmegaConf.load(CONF / path))) for path in YAML]
 
 
-@cache
 def sections(name: str) -> list[Any]:
     """What a section of that name may hold: its files, and what commands and studies say of it."""
-    files = [*(CONF / name).rglob("*.yaml"), *CONF.glob("*.yaml"), *(CONF / "experiment").glob("*.yaml")]
-    loaded = [(path, content_of(path)) for path in files]
-    found = [content if path.parent.name == name else content.get(name) for path, content in loaded]
+    told = [(folder, content) for folder, content in files() if folder in (name, "", "experiment")]
+    found = [content if folder == name else content.get(name) for folder, content in told]
     return [*found, *TABLES.get(name, {}).values()]
 
 

@@ -22,6 +22,9 @@ from experiments.config import launch as cli
 from experiments.config import ranks
 from experiments.config.launch import with_folders, with_home
 from experiments.config.sections import CONF, option_names, sections
+from experiments.results.records import read_records
+from experiments.run import run
+from tests.experiments.runs import Configure
 from tests.public_models import CONFIGS
 
 ROOT = Path(__file__).parents[3]
@@ -33,8 +36,8 @@ IMPORTS = "; ".join(f"import experiments.{name}" for name in (*SHIMS, *ALIASES))
 
 def said_by(*words: str, folder: Path = ROOT) -> tuple[int, str, set[str]]:
     """The exit code and the output of Python in a fresh process, and the modules that it has imported."""
-    command, given = [sys.executable, "-X", "importtime", *words], {"PYTHONPATH": str(ROOT), "PATH": ""}
-    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
+    given = {"PYTHONPATH": str(ROOT), "PATH": "", "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=given, capture_output=True, text=True)
     errors = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("import time:")]
     imported = re.findall(r"^import time:.*\| +(\w+)$", done.stderr, re.MULTILINE)
     return done.returncode, done.stdout + "".join(errors), set(imported)
@@ -147,21 +150,19 @@ def test_what_cannot_run_in_several_processes(process: Become) -> None:
 
 
 @pytest.mark.full
-def test_a_run_in_two_processes_is_the_run_of_one(saved: Path, tmp_path: Path) -> None:
-    words = [f"target.name={saved}/target", f"drafter.name={saved}/drafter", "target.dtype=float32"]
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_in_two_processes_is_the_run_of_one(configure: Configure, saved: Path, tmp_path: Path) -> None:
+    words = [f"target.name={saved}/target", f"drafter.name={saved}/drafter", "target.dtype=float32", "peaks=none"]
     words += ["dataset.count=2", "sampling.max_new_tokens=12", "warmup_prompts=0", "dataset.prompt_tokens=40"]
-
-    def outputs(folder: Path, start: list[str], more: list[str]) -> list[Any]:
-        command = [sys.executable, *start, "-m", "experiments.run", *words, *more, f"out={folder}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert done.stdout.count("mean acceptance length") == 1
-        return [json.loads(line)["token_ids"] for line in (folder / "records.jsonl").read_text().splitlines()]
-
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    together = outputs(tmp_path / "two", torchrun, ["target.tensor_parallel=2"])
-    assert len(together) == 4
-    assert together == outputs(tmp_path / "one", [], [])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "experiments.run", *words, "target.tensor_parallel=2", f"out={tmp_path / 'two'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("mean acceptance length") == 1
+    run(configure("run", *words, f"out={tmp_path / 'one'}"))
+    folders = (tmp_path / name / "records.jsonl" for name in ("one", "two"))
+    one, two = ([record.token_ids for record in read_records(path)] for path in folders)
+    assert one == two and len(one) == 4
 
 
 def test_hydra_reads_the_very_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,10 +78,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     pytest.fail("that never happened")
 
 
-def metric(server: Server, name: str, prefix: str = "specdec") -> float:
+def metric(server: Server, name: str) -> float:
     """A figure of ``/metrics``, added up over its labels."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{prefix}:{name}{{"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"specdec:{name}{{"))
 
 
 @pytest.fixture(scope="module")
