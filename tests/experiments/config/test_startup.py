@@ -24,7 +24,7 @@ from experiments.config.launch import with_folders, with_home
 from experiments.config.sections import CONF, option_names, sections
 from experiments.results.records import read_records
 from experiments.run import run
-from tests.experiments.runs import Configure
+from tests.experiments.runs import Configure, local
 from tests.public_models import CONFIGS
 
 ROOT = Path(__file__).parents[3]
@@ -152,7 +152,7 @@ def test_what_cannot_run_in_several_processes(process: Become) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_in_two_processes_is_the_run_of_one(configure: Configure, saved: Path, tmp_path: Path) -> None:
-    words = [f"target.name={saved}/target", f"drafter.name={saved}/drafter", "target.dtype=float32", "peaks=none"]
+    words = [f"target.name={saved}/target", *local(saved, "model"), "target.dtype=float32", "peaks=none"]
     words += ["dataset.count=2", "sampling.max_new_tokens=12", "warmup_prompts=0", "dataset.prompt_tokens=40"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "experiments.run", *words, "target.tensor_parallel=2", f"out={tmp_path / 'two'}"]
