@@ -95,36 +95,26 @@ def test_nothing_is_measured_where_nothing_is_to_choose(measured: Path, monkeypa
     assert measure.call_count == 0 and not list(measured.iterdir())
 
 
-class Clock:
-    """A clock that only ways move; each takes the seconds that it is given, one after the other, and again."""
+def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one thread; other work makes some calls long, or all of the first comparison, and does not decide."""
+    now, threads = 0.0, set[int]()
+    monkeypatch.setattr(choices, "perf_counter", lambda: now)
 
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def way(self, *seconds: float) -> Callable[[], None]:
+    def way(*seconds: float) -> Callable[[], None]:
         taking = itertools.cycle(seconds)
 
         def call() -> None:
-            self.now += next(taking)
+            nonlocal now
+            now += next(taking)
+            threads.add(torch.get_num_threads())
 
         return call
 
-
-def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one thread; other work makes some repeats long, or all of the first comparison, and does not decide."""
-    monkeypatch.setattr(choices, "perf_counter", clock := Clock())
-    threads, seen = torch.get_num_threads(), set[int]()
-    torch.set_num_threads(2)
-    for own, lost in ((2.0, True), (1.12, True), (1.08, False), (0.5, False)):
-        assert loses(clock.way(own), clock.way(1.0)) is lost
-    loses(lambda: seen.add(torch.get_num_threads()), clock.way(1.0))
-    assert (seen, torch.get_num_threads()) == ({1}, 2)
-    torch.set_num_threads(threads)
-    disturbed, once = [9.0] * 7, [9.0] * 2 * choices.LEAST
-    assert not loses(clock.way(*disturbed, 1.0), clock.way(1.0))
-    assert not loses(clock.way(*once, *[1.0] * 100), clock.way(1.0))
+    before, disturbed, once = torch.get_num_threads(), [9.0] * 7, [9.0] * 2 * choices.LEAST
+    assert loses(way(2.0), way(1.0)) and loses(way(1.12), way(1.0))
+    for own in ([1.08], [0.5], [*disturbed, 1.0], [*once, *[1.0] * 100]):
+        assert not loses(way(*own), way(1.0))
+    assert (threads, torch.get_num_threads()) == ({1}, before)
 
 
 @pytest.mark.parametrize(
