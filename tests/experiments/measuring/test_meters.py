@@ -106,8 +106,7 @@ def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("experiments.session.engines.brief_peaks", lambda *of: quiet)
     target: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     before = {"copy": 4e9, "read": 1e9, "flops": 1e9, "cache_bytes": 1, "older": 9e9}
-    found = peaks_of(target, before)
-    assert found == {"copy": 4e9, "read": 3e9, "flops": 5e9, "cache_bytes": 1, "older": 9e9}
+    assert peaks_of(target, before) == {"copy": 4e9, "read": 3e9, "flops": 5e9, "cache_bytes": 1, "older": 9e9}
 
 
 # One layer of 100 weights in attention and 200 in the MLP, 50 in the output layer; 4 FLOP per head and width; 8 numbers
@@ -120,8 +119,7 @@ SHAPE = ModelShape(
 TARGET = ModelWork.of(SHAPE, weight_bytes=700.0, kv_bytes=16.0)
 PAIR = 4 * 3 * 2
 TOKEN = 2 * (300 + 50)
-FIRST = {"prefill": 1.0, "draft": 0.1, "verify": 0.5, "accept": 0.2, "commit": 0.1}
-SECOND = {"draft": 0.2, "verify": 0.6, "accept": 0.1, "commit": 0.1}
+FIRST, SECOND = {"prefill": 1.0, "verify": 0.5}, {"verify": 0.6}
 
 
 def step(number: int, seconds: dict[str, float], *, nodes: int, depth: int, accepted: int) -> Step:

@@ -82,8 +82,8 @@ def test_goodput_counts_what_keeps_every_limit() -> None:
     """Three of ten requests are late: 70 % of the throughput is good."""
 
     def requests(*emissions: tuple[tuple[float, int], ...], **more: Any) -> pandas.DataFrame:
-        rows = [record(str(n), 0, each, admitted=0.0, prefilled=0.1, **more) for n, each in enumerate(emissions)]
-        return frame_of(rows)
+        told = {"admitted": 0.0, "prefilled": 0.1} | more
+        return frame_of(record(str(n), 0, each, **told) for n, each in enumerate(emissions))
 
     good, late, slow, single = ((0.2, 1), (1.0, 4)), ((0.6, 1), (1.0, 4)), ((0.2, 1), (2.0, 4)), ((0.2, 1),)
     limits = Limits(ttft=0.5, tpot=0.25)
@@ -104,8 +104,7 @@ def test_durations_that_are_none(given: object) -> None:
 def test_cost_by_hand() -> None:
     """Two an hour: at 24 tokens/s a million tokens cost 23.15, at 766 they cost 0.725; 1.40 at 1,700 is 0.229."""
     for tokens, price, cost in ((24, 2.0, 23.15), (766, 2.0, 0.725), (1700, 1.4, 0.229)):
-        rows = [record("a", 0, ((1.0, tokens),), seconds=1.0)]
-        found = figures(rows, Terms(price=price))
+        found = figures([record("a", 0, ((1.0, tokens),), seconds=1.0)], Terms(price=price))
         assert found["price_per_million_tokens"] == pytest.approx(cost, abs=0.005 if cost > 1 else 0.0005)
         assert found["device_hours_per_million_tokens"] == pytest.approx(1e6 / 3600 / tokens)
     assert figures()["price_per_million_tokens"] is None
@@ -152,15 +151,12 @@ STEPS = [
 ]
 
 
-def test_the_mean_length_counts_the_next_token_and_no_cut() -> None:
+def test_rounds_by_hand() -> None:
     assert metrics.mean_acceptance_length(of(STEPS)) == pytest.approx((3 + 1 + 2 + 1) / 4)
     assert metrics.mean_acceptance_length(of([step(3, 3, tokens=2, finish_reason="stop")])) == 4
     # The rate is over depth, not nodes.
     assert metrics.draft_acceptance_rate(of(STEPS)) == pytest.approx(3 / 7)
     assert metrics.draft_acceptance_rate(of([step(0, 0)])) is None
-
-
-def test_acceptance_by_position() -> None:
     by = metrics.acceptance_by_position(of(STEPS))
     # Position 1 was drafted in three rounds and accepted in two; 2 and 3 were drafted in two rounds.
     assert positions(by, "rounds_at") == [3, 2, 2]
@@ -170,12 +166,9 @@ def test_acceptance_by_position() -> None:
 
 
 def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
-    failed = step(3, 3, finish_reason="error")
-    assert metrics.mean_acceptance_length(of([*STEPS, failed])) == metrics.mean_acceptance_length(of(STEPS))
-    # The request goes on, without the drafts that were at fault.
-    redone = step(0, 3, error="not finite")
-    assert metrics.mean_acceptance_length(of([*STEPS, redone])) == metrics.mean_acceptance_length(of(STEPS))
-    assert metrics.mean_acceptance_length(of([failed])) is None
+    failed, redone = step(3, 3, finish_reason="error"), step(0, 3, error="not finite")
+    for each in (failed, redone):  # of which the second goes on, without the drafts that were at fault
+        assert metrics.mean_acceptance_length(of([*STEPS, each])) == metrics.mean_acceptance_length(of(STEPS))
     assert metrics.acceptance_by_position(of([failed])) == {}
 
 
