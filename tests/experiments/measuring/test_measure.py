@@ -24,7 +24,7 @@ from verifiers.rejection import RejectionVerifier
 
 
 class FakeEngine:
-    """Emits the tokens it is told to; keeps a log of its calls."""
+    """Answers "p" plainly and "s" otherwise, if it is not told to emit other tokens; keeps a log of its calls."""
 
     def __init__(self, *, max_batch_size: int = 1):
         self.log: list[tuple[bool, list[Sequence[int]]]] = []
@@ -33,7 +33,7 @@ class FakeEngine:
         self.verifier = SimpleNamespace(exactness=Exactness.LOSSY)
         self.target = Target(tiny_model(vocab_size=257), byte_tokenizer())
         self.runner = None
-        self.outputs: dict[bool, list[int]] = {False: [5, 6, 7], True: [5, 6, 7]}
+        self.outputs = {False: byte_tokenizer()("p")["input_ids"], True: byte_tokenizer()("s")["input_ids"]}
         self.raise_at: dict[int, BaseException] = {}
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Any, *, speculate: bool) -> list[Completion]:
@@ -122,13 +122,6 @@ def text_of(ids: Sequence[int]) -> str:
     return byte_tokenizer().decode(ids)
 
 
-def parrot(size: int = 1) -> FakeEngine:
-    """An engine that answers "p" plainly and "s" otherwise."""
-    engine = FakeEngine(max_batch_size=size)
-    engine.outputs = {speculate: byte_tokenizer()(text)["input_ids"] for speculate, text in ((False, "p"), (True, "s"))}
-    return engine
-
-
 def talk(engine: FakeEngine, *prompts: Prompt) -> tuple[list[Record], list[list[str]]]:
     """The records of conversations, and the texts of the calls that speculate."""
     records: list[Record] = []
@@ -150,7 +143,7 @@ def test_later_turns_hold_what_was_said() -> None:
 
 
 def test_every_contender_answers_its_own_answers() -> None:
-    engine = parrot()
+    engine = FakeEngine()
     records, asked = talk(engine, TWO)
     assert asked == [["one"], ["ones\n\ntwo"]] and text_of(engine.log[2][1][0]) == "onep\n\ntwo"
     seen = [(r.prompt, r.turn, r.method, r.batch) for r in records]
@@ -159,7 +152,7 @@ def test_every_contender_answers_its_own_answers() -> None:
 
 
 def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
-    records, asked = talk(parrot(3), ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True))
+    records, asked = talk(FakeEngine(max_batch_size=3), ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True))
     assert asked == [["uno", "one", "x"], ["ones\n\ntwo", "xs\n\ny"]]
     assert len(records) == 2 * 5
     fast = rows_of(summarize(records, planned=5, bootstrap=Bootstrap(resamples=100)))[1]
@@ -168,7 +161,7 @@ def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
 
 
 def test_a_failed_turn_ends_that_conversation_only() -> None:
-    engine = parrot()
+    engine = FakeEngine()
     engine.raise_at[byte_tokenizer()("o")["input_ids"][0]] = RuntimeError("boom")
     records, _ = talk(engine, TWO, ONE)
     failed = [(r.prompt, r.turn, (r.error or "").partition(" (at ")[0]) for r in records if r.failed]

@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,9 @@ class Chain:
     """A target and a drafter whose next token depends on the one before, and texts that EOS ends."""
 
     def __init__(self, case: str):
-        end = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
-        self._p, self._q = [
-            {k: torch.tensor(v, dtype=torch.float64) for k, v in table.items()} for table in CASES[case]
-        ]
-        self._p[EOS] = self._q[EOS] = self._end = end
+        exact = partial(torch.tensor, dtype=torch.float64)
+        self._p, self._q = ({token: exact(law) for token, law in table.items()} for table in CASES[case])
+        self._p[EOS] = self._q[EOS] = self._end = exact([0.0, 0.0, 1.0])
 
     def tables(self, position: int, before: int, drafted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """P at the root and at every node of a chain, and q in whose place."""

@@ -32,8 +32,7 @@ def followed(shape: TreeShape, ranks: np.ndarray) -> tuple[DraftTree, torch.Tens
 
 
 def recorded(folder: Path, rule: Verifier) -> Recorded:
-    (drafts,) = find_drafts(folder)
-    return record([drafts], rule)
+    return record(find_drafts(folder), rule)
 
 
 def test_counts_by_hand(tmp_path: Path) -> None:
@@ -136,11 +135,6 @@ CASES = [
 ]
 
 
-def drafted(shape: TreeShape, law: DraftSampling, *, vocab: int = 5) -> WeightedDrafts:
-    kinds = ("dense", "zeros", "exhausted")
-    return enumerate_drafts(Tables.random(vocab, shape.max_depth, seed=0, kinds=kinds), shape, law)
-
-
 def test_a_table_by_hand() -> None:
     # Left of p below its two most probable tokens: .15; of q below its most probable: .2. Token 4 was drafted.
     q = torch.tensor([[[0.05, 0.8, 0.0, 0.05, 0.1], [0.0] * 5]])
@@ -182,7 +176,8 @@ def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[
 
 @pytest.mark.parametrize(("rule", "shape", "law"), CASES, ids=lambda value: type(value).__name__)
 def test_a_rule_says_what_it_says_of_a_near_target(rule: Verifier, shape: TreeShape, law: DraftSampling) -> None:
-    drafts = drafted(shape, law)
+    kinds = ("dense", "zeros", "exhausted")
+    drafts = enumerate_drafts(Tables.random(5, shape.max_depth, seed=0, kinds=kinds), shape, law)
     for dropped in (0, 0.4):
         near, far = moved(drafts, dropped)
         assert far.max() <= dropped + 1e-6, "nothing dropped is nothing changed"
@@ -191,7 +186,7 @@ def test_a_rule_says_what_it_says_of_a_near_target(rule: Verifier, shape: TreeSh
             rule.laws(tree, p).stop, rule.laws(drafts.tree, near).stop, rtol=0, atol=2e-5 if dropped else 1e-5
         )
     if law is SWOR:  # the mutant: another near target would not do
-        drafts = drafted(TreeShape.branching(2), SWOR, vocab=12)
+        drafts = enumerate_drafts(Tables.random(12, 1, seed=0, kinds=kinds), TreeShape.branching(2), SWOR)
         wrong, _ = moved(drafts, 0.4, like_q=False)
         tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
         assert (rule.laws(tree, p).stop - rule.laws(drafts.tree, wrong).stop).abs().max() > 1e-2
