@@ -157,7 +157,6 @@ def test_of_messages_the_last_is_answered(tmp_path: Path) -> None:
     [
         (lambda path: Text(files=path), b" \n", "is empty"),
         (lambda path: Text(files=path), b"\xff\xfe\x00", "not a UTF-8 text file"),
-        (lambda path: Text(files=path, prompt_tokens=2), b"text", "prompt_tokens=2"),
         (lambda path: Jsonl(file=path), b"\n", "no prompts"),
         (lambda path: Jsonl(file=path), b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON"),
         (lambda path: Jsonl(file=path), b'{"text": "a"}', "line 1 has none of turns, prompt, messages"),
@@ -165,7 +164,6 @@ def test_of_messages_the_last_is_answered(tmp_path: Path) -> None:
         (lambda path: Jsonl(file=path, template="Q:"), b"{}", r"dataset\.template='Q:': write {} where"),
         (lambda _: Letters(only=["d"]), b"", "no category 'd': choose among a, b, c"),
         (lambda _: Letters(per_category=0), b"", r"dataset\.per_category=0"),
-        (lambda _: Letters(too_long="drop"), b"", r"dataset\.too_long='drop'"),
         (lambda _: Context(tokens=9, longest=8), b"", r"dataset\.longest=8: give at least dataset\.tokens=9"),
         (lambda path: Context(longest=3000, files=path), b"short", "dataset.longest=3000: no text of 18000 characters"),
         (lambda _: Given(SAID * 2), b"", "ids must be unique"),

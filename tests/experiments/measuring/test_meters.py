@@ -1,6 +1,5 @@
 """The work of a call, by hand; meters whose counters are lists or files; what engines hold."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
 from experiments.measuring import meters
 from experiments.measuring.accounting import Accountant, ModelWork
-from experiments.measuring.meters import Clocks, LoadMeter, held_by, process_bytes
+from experiments.measuring.meters import LoadMeter, held_by, process_bytes
 from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.session.engines import peaks_of
 from specdec import Engine, Target
@@ -27,16 +26,12 @@ from verifiers import RejectionVerifier
 SIZES: Any = {"max_batch_size": 3, "max_length": 40}
 
 
-def clocks(*readings: Clocks | None) -> Callable[[], Clocks | None]:
-    return iter(readings).__next__
-
-
 def test_load_in_cores() -> None:
     # Within 2 s, cores were busy for 5 s, of which this process had 3 s.
-    meter = LoadMeter(clocks((10.0, 100.0, 7.0, 4), (12.0, 105.0, 10.0, 4)))
+    meter = LoadMeter(iter([(10.0, 100.0, 7.0, 4), (12.0, 105.0, 10.0, 4)]).__next__)
     assert meter.stop() == {"cores": 4, "own": 1.5, "others": 1.0}
-    assert LoadMeter(clocks(None, None)).stop() == {}
-    assert LoadMeter(clocks((1.0, 1.0, 1.0, 4), (1.0, 1.0, 1.0, 4))).stop() == {}, "no time has passed"
+    assert LoadMeter(lambda: None).stop() == {}
+    assert LoadMeter(lambda: (1.0, 1.0, 1.0, 4)).stop() == {}, "no time has passed"
     here = LoadMeter()
     while not (load := here.stop()):
         pass

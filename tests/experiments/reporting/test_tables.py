@@ -28,9 +28,7 @@ def lossy() -> Run:
     return run_of([replace(r, temperature=t, category=c) for r in made for t in (0.0, 1.0) for c in "xy"], series=4)
 
 
-def test_no_letter_is_too_small_no_figure_too_wide_and_a_lossy_rule_says_so(
-    lossy: Run, tmp_path: Path, monkeypatch
-) -> None:
+def test_letters_are_large_figures_narrow_and_a_lossy_rule_says_so(lossy: Run, tmp_path: Path, monkeypatch) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: figures.append(self))
     for name, plot in RUN_PLOTS.items():

@@ -175,25 +175,25 @@ def made(*records: Record) -> Run:
     return run_of([*plain, *records], planned=len(records))
 
 
-def test_neither_a_tie_under_a_bound_of_zero_nor_an_early_end_is_excused() -> None:
-    """A bound of zero is an invariant engine's: equal logits are decided by the token's id in every method."""
-    ends = "the end of the output instead of ' b' (token 9), where no dtype explains a difference"
-    for one, said in ((parted("1", 0.0, 0.0), "margin 0 nats, bound 0"), (ENDED, ends)):
-        found = judge([EQUAL, one])
-        assert found is not None and found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] == one.margin
-        assert evidence({**found, "compared_with_plain": 2}, [EQUAL, one]).endswith(said)
+def test_what_no_bound_explains_is_not_lossless() -> None:
+    """The worst is the largest of those that nothing explains, even if a tie of a wide bound has a larger margin.
 
-
-def test_not_lossless() -> None:
-    """The worst is the largest of those that nothing explains, even if a tie of a wide bound has a larger margin."""
-    outputs = [EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)]
-    found = judge(outputs)
-    assert found is not None and found["lossless"] == Verdict.NOT_LOSSLESS
-    assert (found["divergences"], found["unexplained"], found["largest_margin"]) == (3, 2, 4.0)
-    assert evidence({**found, "compared_with_plain": 4}, outputs) == (
+    A bound of zero is an invariant engine's: equal logits are decided by the token's id in every method.
+    """
+    several = [EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)]
+    worst = (
         "NOT LOSSLESS: 2 of 4 outputs leave plain decoding's by more than the dtype explains; worst on 2 at "
         "output token 1: ' [a]' (token 7) instead of ' b' (token 9), margin 4 nats, bound 0.3"
     )
+    ends = "the end of the output instead of ' b' (token 9), where no dtype explains a difference"
+    for outputs, margin, said in (
+        (several, 4.0, worst),
+        ([EQUAL, ENDED], None, ends),
+        ([EQUAL, parted("1", 0.0, 0.0)], 0.0, "margin 0 nats, bound 0"),
+    ):
+        found = judge(outputs)
+        assert found is not None and (found["lossless"], found["largest_margin"]) == (Verdict.NOT_LOSSLESS, margin)
+        assert evidence({**found, "compared_with_plain": len(outputs)}, outputs).endswith(said)
 
 
 def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> None:

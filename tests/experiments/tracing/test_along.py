@@ -129,9 +129,7 @@ def test_the_published_cases_and_their_mutants() -> None:
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7], [8, 1], [2, 2, 9, 3, 1]]
 
 
-def served(
-    target: Target, drafter, rule: Verifier, sampling: SamplingParams, times: int
-) -> tuple[list[Text], list[int]]:
+def served(target, drafter, rule: Verifier, sampling: SamplingParams, times: int) -> tuple[list[Text], list[int]]:
     """The outputs of an engine that drafts in every round, and the number of their rounds."""
     prompts = [prompt for prompt in PROMPTS for _ in range(times)]
     with Engine(target, drafter, rule, max_batch_size=16, max_length=40) as engine:
@@ -206,9 +204,7 @@ def test_the_engine_reads_p_and_q_along_the_text() -> None:
         ("model_chain_iid", RejectionVerifier(), {"stop_token_ids": [4]}, r"text 0 goes on behind its end \(stop\)"),
     ],
 )
-def test_what_has_no_closed_form_and_texts_that_the_target_did_not_write_are_refused(
-    name: str, rule: Verifier, more: dict[str, Any], words: str
-) -> None:
+def test_what_has_no_closed_form_or_was_not_served_is_refused(name: str, rule: Verifier, more: Any, words: str) -> None:
     model, sampling = tiny_model(vocab_size=24), SamplingParams(temperature=1.0, **more)
     with pytest.raises(ValueError, match=words):
         expected_rounds(Target(model), DRAFTERS[name](model), {"": rule}, [([1, 2], [4, 4, 5, 4, 5])], sampling)

@@ -209,9 +209,7 @@ CHAIN, PAIRS = TreeShape.chain(2), TreeShape.branching(2, 1)
         (LenientVerifier(lenience=0.01), PAIRS, SWOR, 0.05),
     ],
 )
-def test_a_distance_is_that_of_the_law_over_all_drafts(
-    rule: Verifier, shape: TreeShape, law: DraftSampling, off: float
-) -> None:
+def test_distances_are_those_of_all_drafts(rule: Verifier, shape: TreeShape, law: DraftSampling, off: float) -> None:
     p, every = TABLES.p[0][0], enumerate_drafts(TABLES, shape, law)
     emitted = (every.probability[:, None] * emitted_law(rule, every.tree, every.target_probs)).sum(0)
     tv, kl = float(0.5 * (emitted - p).abs().sum()), float((emitted * (emitted / p).log()).sum())
