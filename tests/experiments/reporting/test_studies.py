@@ -40,13 +40,8 @@ def run_at(folder: Path, batch: int) -> Run:
     return loaded(folder / str(batch), f"engine.max_batch_size={batch}", records=found, **facts)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    folder = tmp_path_factory.mktemp("sweep")
-    return [run_at(folder, batch) for batch in reversed(BATCHES)]  # in any order
-
-
-def test_curves_by_hand(runs: list[Run]) -> None:
+def test_curves_by_hand(tmp_path: Path, capsys: Any) -> None:
+    runs = [run_at(tmp_path / "sweep", batch) for batch in reversed(BATCHES)]  # in any order
     frame = batch_sweep.report.frame(runs)
     plain, fast = (own for _, own in frame.groupby("name", sort=False))
     assert list(plain[BATCH]) == list(fast[BATCH]) == list(BATCHES)
@@ -59,10 +54,7 @@ def test_curves_by_hand(runs: list[Run]) -> None:
     # The knee, where throughput over latency is largest: 331 at 4 rows, 200 at 2, 165 at 8.
     assert list(frame[BATCH][frame.knee != ""]) == [4, 4]
     assert set(batch_sweep.report.frame(runs[1:]).knee) == {""}, "it may go on after batch 4"
-
-
-def test_crossings_on_a_logarithmic_scale(runs: list[Run]) -> None:
-    frame = batch_sweep.report.frame(runs)
+    # Crossings are looked for on a logarithmic scale.
     ((at, words),) = crossings(frame[frame.name == "fast"])
     # The speedup is 0.22/0.17 = 1.29 at batch 4, and exactly 1 at batch 8: that is not above 1 any more.
     assert at == pytest.approx(8.0) and words.startswith("stops to be faster than plain decoding between batch 4 and 8")
@@ -73,13 +65,11 @@ def test_crossings_on_a_logarithmic_scale(runs: list[Run]) -> None:
     assert down[0] == pytest.approx(4.0) and down[1].startswith("stops"), "half way from 2 to 8"
     assert up[0] == pytest.approx(8 * 4 ** (1 / 4)) and up[1].startswith("begins") and "holds 1" not in up[1]
 
-
-def test_what_is_written_and_said_of_batches(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
-    batch_sweep.report(runs, tmp_path)
+    batch_sweep.report(runs, tmp_path / "out")
     said = capsys.readouterr().out
-    assert "plain, T=0: knee at batch 4" in said
-    assert "stops to be faster than plain decoding between batch 4 and 8, at about 8.0" in said
-    assert {path.name for path in tmp_path.iterdir()} == {f"batch_sweep.{end}" for end in ("md", "json", "png", "svg")}
+    assert "plain, T=0: knee at batch 4" in said and "between batch 4 and 8, at about 8.0" in said
+    files = {f"batch_sweep.{end}" for end in ("md", "json", "png", "svg")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files
     with pytest.raises(ValueError, match=r"needs runs .* at two values of engine\.max_batch_size or more: give engine"):
         batch_sweep.report(runs[:1], tmp_path)
 

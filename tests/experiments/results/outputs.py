@@ -6,14 +6,7 @@ from experiments.results.records import Record
 
 
 def output(prompt: str = "a", method: str = "fast", *, tokens: int = 3, **fields: Any) -> Record:
-    """One output.
-
-    Args:
-        prompt: Id of the prompt.
-        method: Name of the method; ``plain`` has no rule, any other an exact one.
-        tokens: Length of the output.
-        **fields: Fields of the record; without others, its rounds are those of ``accepted``, nothing else drafted.
-    """
+    """One output of an exact rule, or of none (``plain``); its rounds are those of ``accepted``, no more is drafted."""
     accepted = fields.get("accepted", (0,))
     depth = fields.get("proposed_depth", accepted)
     filled: dict[str, Any] = {

@@ -23,8 +23,7 @@ from tests.experiments.made_runs import made
 from tests.experiments.results.outputs import moments, output
 from verifiers import RejectionVerifier
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "measurements.md"
+PAGE = Path(__file__).parents[3] / "docs" / "measurements.md"
 
 
 FACTS: dict[str, Any] = {
@@ -37,9 +36,9 @@ FACTS: dict[str, Any] = {
 }
 
 
-def documented() -> dict[str, list[str]]:
+def documented() -> dict[str, set[str]]:
     """Columns of every frame, as the page has them."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     frame = ""
     for line in PAGE.read_text().splitlines():
         heading = re.fullmatch(r"### `(\w+)`.*", line)
@@ -47,7 +46,7 @@ def documented() -> dict[str, list[str]]:
             frame = heading[1] if heading else ""
         item = re.fullmatch(r"- ((?:`[^`]+`(?:, )?)+): .+", line)
         if frame and item:
-            found.setdefault(frame, []).extend(re.findall(r"`([^`]+)`", item[1]))
+            found.setdefault(frame, set()).update(re.findall(r"`([^`]+)`", item[1]))
     return found
 
 
@@ -103,9 +102,7 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
 
 def test_every_column_is_on_the_page_and_has_its_type(outputs: Path) -> None:
     schemas, found = {"runs": RUNS, "prompts": PROMPTS, "rounds": ROUNDS}, results.load("outputs")
-    assert {name: sorted(listed) for name, listed in documented().items()} == {
-        name: sorted(known) for name, known in schemas.items()
-    }
+    assert documented() == {name: set(known) for name, known in schemas.items()}
     for name, known in schemas.items():
         frame = getattr(found, name)
         for column in frame.columns:

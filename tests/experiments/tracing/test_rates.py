@@ -127,14 +127,6 @@ def test_chains_and_trees_that_change_are_refused(tmp_path: Path) -> None:
         recorded(tmp_path / "tree", TargetWalkVerifier())
 
 
-CASES = [
-    (RejectionVerifier(), TreeShape.branching(2, 1), IID),
-    (RejectionVerifier(), TreeShape.branching(2, 1), SWOR),
-    (BlockVerifier(), TreeShape.chain(2), IID),
-    (TargetWalkVerifier(), TreeShape.branching(2, 1), TOP),
-]
-
-
 def test_a_table_by_hand() -> None:
     # Left of p below its two most probable tokens: .15; of q below its most probable: .2. Token 4 was drafted.
     q = torch.tensor([[[0.05, 0.8, 0.0, 0.05, 0.1], [0.0] * 5]])
@@ -174,7 +166,15 @@ def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[
     return p, far[drafts.tree.valid]
 
 
-@pytest.mark.parametrize(("rule", "shape", "law"), CASES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("rule", "shape", "law"),
+    [
+        (RejectionVerifier(), TreeShape.branching(2, 1), IID),
+        (RejectionVerifier(), TreeShape.branching(2, 1), SWOR),
+        (BlockVerifier(), TreeShape.chain(2), IID),
+        (TargetWalkVerifier(), TreeShape.branching(2, 1), TOP),
+    ],
+)
 def test_a_rule_says_what_it_says_of_a_near_target(rule: Verifier, shape: TreeShape, law: DraftSampling) -> None:
     kinds = ("dense", "zeros", "exhausted")
     drafts = enumerate_drafts(Tables.random(5, shape.max_depth, seed=0, kinds=kinds), shape, law)
