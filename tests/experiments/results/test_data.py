@@ -25,7 +25,6 @@ from verifiers import RejectionVerifier
 
 PAGE = Path(__file__).parents[3] / "docs" / "measurements.md"
 
-
 FACTS: dict[str, Any] = {
     "started": "2026-03-01T12:00:00+01:00",
     "threads": 2,

@@ -57,9 +57,8 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
     outputs, notes = outputs_of(folder, records)
     assert not notes and sum(sum(output.record.accepted) for output in outputs) > 0
     for output in outputs:
-        emitted = [
-            token.token for each in output.rounds for token in (*(each.nodes[node] for node in each.path), each.next)
-        ]
+        taken = ((*(each.nodes[node] for node in each.path), each.next) for each in output.rounds)
+        emitted = [token.token for tokens in taken for token in tokens]
         assert tuple(emitted[: len(output.tokens)]) == output.record.token_ids
         for before, after in zip(output.rounds, output.rounds[1:], strict=False):
             assert after.nodes[0].token == before.next.token, "the root is the last token"
