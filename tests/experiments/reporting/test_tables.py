@@ -12,13 +12,13 @@ from rich.console import Console
 
 from experiments.reporting import progress, style, terminal
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot
-from experiments.reporting.run_tables import comparison_table, requests_table
+from experiments.reporting.run_tables import requests_table
 from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
 from experiments.results.limits import Limits, Terms
 from experiments.results.runs import Run
 from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import moments, output
-from tests.experiments.results.test_summary import PAIRS, record
+from tests.experiments.results.test_summary import PAIRS
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +48,6 @@ def test_svg_and_png_are_written_and_do_not_depend_on_the_time(lossy: Run, tmp_p
     first, second = ((tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
     assert first == second and "position in the draft" in first  # text, not outlines
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_table_says_what_was_measured() -> None:
-    records = []
-    for number, prompt in enumerate("abcd"):
-        records.append(record(prompt, "plain", number, 2.0, 10))
-        records.append(record(prompt, "fast", number, 1.0, 10))
-        wide = {"accepted": (3, 1), "expected_accepted": (2.5, 1.0)}
-        records.append(record(prompt, "wide", number, 0.5, 10, **wide))
-    run = run_of(records, planned=4, series=3, compared_with="fast")
-    run.manifest["config"]["labels"] = {"fast": "model: chain of 3", "wide": "model: tree of 6"}
-    table = comparison_table(run, "a title")
-    row = "| 0 | model: tree of 6 | 3.00 [3.00, 3.00] | +0.75 [+0.75, +0.75] | **4.00x [4.00, 4.00]** | 20.0 |"
-    assert row in table.markdown() and "| 0 | plain decoding | 1.00 |" in table.markdown()
-    assert table.notes[-1] == "difference: from model: chain of 3 on the same prompts, given the drafts"
 
 
 def test_a_row_per_method_with_limits_and_price_where_they_are_given() -> None:
