@@ -89,19 +89,14 @@ def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
         assert language != "yaml" or shown, f"{place}: yaml shows a file of conf/ or sweeps/"
 
 
-def two_runs(folder: Path) -> None:
-    """Leave results below a folder, for a page about reading them."""
-    for number in range(2):
-        path = made(folder / "outputs" / "sweep" / str(number), "drafter=model") / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["config"]["drafter"] = {"shape": number + 2}
-        path.write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize("document", [complete(name, strong=name == "README.md") for name in WITH_PYTHON])
 def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if document == "docs/measurements.md":
-        two_runs(tmp_path)
+    if document == "docs/measurements.md":  # a page about reading results
+        for number in range(2):
+            path = made(tmp_path / "outputs" / "sweep" / str(number), "drafter=model") / "manifest.json"
+            manifest = json.loads(path.read_text())
+            manifest["config"]["drafter"] = {"shape": number + 2}
+            path.write_text(json.dumps(manifest))
         monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples" / "project")  # a page shows a file that imports its package
     namespace: dict[str, Any] = {"__name__": document}
@@ -264,8 +259,8 @@ def test_the_notebook_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     kept = [texts(cell) for cell in notebook.cells]
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": ROOT}}).execute()
-    checked = [(old, texts(cell)) for old, cell in zip(kept, notebook.cells, strict=True) if "total variation" in old]
-    ((old, new),) = checked
+    pairs = zip(kept, map(texts, notebook.cells), strict=True)
+    ((old, new),) = [pair for pair in pairs if "total variation" in pair[0]]
     for line_old, line_new in zip(old.splitlines(), new.splitlines(), strict=True):
         assert line_old.split()[-4:] == line_new.split()[-4:], "accepted per round"
 

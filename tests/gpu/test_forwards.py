@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from specdec import DraftSampling, Engine, SamplingParams, Target, Topology
 from specdec.attention import BACKENDS
@@ -106,24 +105,17 @@ def test_quantized_keys_and_values(dtype: torch.dtype, page_size: int | None) ->
     assert error(launch(given, stored=stored, seen=seen, pieces=2), meant.expected()) < TOLERANCE[torch.float32]
 
 
-def _long(dtype: torch.dtype) -> tuple[Tensor, Stored, Seen, Topology]:
+@torch.inference_mode()
+def test_a_context_of_32k() -> None:
     """Eight rows of about 32 thousand positions, trees of 16 nodes, the heads of an 8B model."""
-    torch.manual_seed(0)
-    rows, nodes, kv_heads, positions = 8, 16, 8, 32768 + 64
-    keys = torch.randn(rows, kv_heads, positions, 128, device="cuda", dtype=dtype)
-    values = torch.randn(rows, kv_heads, positions, 128, device="cuda", dtype=dtype)
-    query = torch.randn(rows, 32, nodes, 128, device="cuda", dtype=dtype)
+    rows, nodes, positions, kind = 8, 16, 32768 + 64, {"device": "cuda", "dtype": torch.bfloat16}
+    stored = Stored(torch.randn(rows, 8, positions, 128, **kind), torch.randn(rows, 8, positions, 128, **kind))
+    query = torch.randn(rows, 32, nodes, 128, **kind)
     parents = torch.tensor([[-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))] for _ in range(rows)])
     topology = Topology.from_parents(parents.cuda())
     lengths = 32768 - torch.arange(rows, device="cuda") * 997
     table = torch.arange(rows, device="cuda").flip(0)[:, None]
     seen = Seen(lengths, table, topology.ancestor_words, topology.depth, positions)
-    return query, Stored(keys, values), seen, topology
-
-
-@torch.inference_mode()
-def test_a_context_of_32k() -> None:
-    query, stored, seen, topology = _long(torch.bfloat16)
     output = tree_attention(query, stored, seen)
     for row in range(len(query)):
         length, slot = int(seen.lengths[row]), int(seen.table[row, 0])
