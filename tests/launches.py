@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from specdec.counting import ShowsValues, counting, depends_on_values, is_view
 from specdec.host import scoped
@@ -54,22 +52,9 @@ class _Operations(TorchDispatchMode):
         self._work = work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if depends_on_values(func, args):
             self._work.reads[name] += 1
-        elif _moves_to_host(name, args, outputs):
-            self._work.reads[name] += 1
-            self._work.operations[name] += 1
         elif name not in FREE and not is_view(func):
             self._work.operations[name] += 1
-        return outputs
-
-
-def _moves_to_host(name: str, args: Any, outputs: Any) -> bool:
-    if name != "_to_copy" and name != "copy_":
-        return False
-    given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-    returned = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-    source = given[-1] if name == "copy_" else given[0]
-    return source.device.type != "cpu" and returned[0].device.type == "cpu"
+        return func(*args, **(kwargs or {}))

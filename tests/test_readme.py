@@ -155,8 +155,6 @@ def test_commands_resolve(place: str, command: str) -> None:
         extras = {extra for group in re.findall(r"\[(.*?)\]", command) for extra in group.split(",")}
         assert extras <= PROJECT["optional-dependencies"].keys(), f"{place}: pyproject.toml has not all of {extras}"
         return
-    if words == ["python", "-m", "specdec.doctor"]:
-        return
     if words[0] == "python" and words[1].startswith("examples/"):
         assert (ROOT / words[1]).is_file(), f"{place}: there is no {words[1]}"
         return
