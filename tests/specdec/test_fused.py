@@ -40,19 +40,6 @@ kernels = pytest.importorskip("specdec.kernels.layers")
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
 
 
-@pytest.fixture
-def fuses(monkeypatch: pytest.MonkeyPatch) -> list[FusedExecutor]:
-    """Let runners take the executor of GPUs; returns those that they have taken."""
-    taken: list[FusedExecutor] = []
-
-    def executor_for(model: Any, facts: Any, backend: Any, **options: Any) -> FusedExecutor:
-        taken.append(FusedExecutor(model, facts, backend, kernels))
-        return taken[-1]
-
-    monkeypatch.setattr(specdec.target.runner, "executor_for", executor_for)
-    return taken
-
-
 def fused(runner: ModelRunner, table: Any = None) -> ModelRunner:
     runner.executor = FusedExecutor(runner.model, runner.facts, runner.backend, table or kernels)
     return runner
@@ -63,13 +50,13 @@ def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float =
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
-def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=7)
-    drafter = NGramDrafter(max_draft_tokens=3)
-    with Engine(
-        Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="off", **options
-    ) as engine:
-        return [done.token_ids for done in engine.generate(LOOPS, sampling)]
+def decoded(model: PreTrainedModel, *, fuse: bool, **options: Any) -> list[tuple[int, ...]]:
+    options |= {"max_batch_size": 2, "max_length": 64, "recording": "off", "optimize": fuse}
+    with Engine(Target(model), NGramDrafter(max_draft_tokens=3), RejectionVerifier(), **options) as engine:
+        executor: Any = fused(engine.runner).executor if fuse else None
+        outputs = [done.token_ids for done in engine.generate(LOOPS, SamplingParams(max_new_tokens=7))]
+        assert executor is None or (len(executor.recordings.kept) > 1 and not executor.recordings.refused)
+        return outputs
 
 
 @pytest.mark.parametrize(
@@ -81,12 +68,9 @@ def decoded(model: PreTrainedModel, **options: Any) -> list[tuple[int, ...]]:
         *(complete(each, {}, strong=False) for each in ("qwen2", "gemma2", "phi3", "gpt2", "mistral_sliding")),
     ],
 )
-def test_greedy_tokens_are_those_of_the_models_own_code(architecture, options, fuses, monkeypatch) -> None:
+def test_greedy_tokens_are_those_of_the_models_own_code(architecture: str, options: dict[str, Any]) -> None:
     model = tiny_model(architecture, scale=4.0, layers=2)
-    found = decoded(model, **options)
-    assert len(fuses[0].recordings.kept) > 1 and not fuses[0].recordings.refused
-    monkeypatch.undo()
-    assert found == decoded(model, optimize=False, **options)
+    assert decoded(model, fuse=True, **options) == decoded(model, fuse=False, **options)
 
 
 def is_launch(step: Step) -> bool:
