@@ -1,15 +1,12 @@
 """Operations that a rule takes, none of them a look at a value; and which verifiers take which drafters."""
 
-import importlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import yaml
 
 import verifiers
 from specdec import Drafter, DraftSampling, DraftTree, Exactness, TreeShape, Verifier
@@ -19,8 +16,8 @@ from tests.components import DRAFTERS
 from tests.launches import Work, counted
 from tests.models import tiny_model
 from tests.verifiers.cases import IID, SWOR, TOP, takes
+from verifiers import ThresholdVerifier, TransportVerifier
 
-FOLDER = Path(__file__).parents[2] / "conf" / "verifier"
 SHAPES = {
     "chain of 4": TreeShape.chain(4),
     "3 x 2 x 1": TreeShape.branching(3, 2, 1),
@@ -31,16 +28,6 @@ SHAPES = {
 }
 """Trees by name. That of 12 nodes has 4 children at its root, is 5 deep, and is uneven, as trained tree shapes are."""
 VOCAB = 32
-
-
-def make_rules() -> dict[str, Verifier]:
-    """Return all rules of ``conf/verifier`` with the arguments that their files give them, by name."""
-    made: dict[str, Verifier] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-        module, _, kind = options.pop("_target_").rpartition(".")
-        made[path.stem] = getattr(importlib.import_module(module), kind)(**options)
-    return made
 
 
 def drafted(
@@ -72,20 +59,22 @@ def work_of(rule: Verifier, tree: DraftTree, p: torch.Tensor) -> Work:
     return work
 
 
-RULES = {name: rule for name, rule in make_rules().items() if name != "transport"}
-"""``transport`` solves its programs on the host: it is a reference, and says so."""
+NAMED: dict[str, type[Verifier]] = {name: getattr(verifiers, name) for name in verifiers.__all__}
+RULES = {name: kind() for name, kind in NAMED.items() if kind is not TransportVerifier}
+RULES |= {"ThresholdVerifier": ThresholdVerifier(accumulated=0.8)}
+"""All but the one that solves its programs on the host: it is a reference, and says so."""
 
 CHAIN, TREE, UNEVEN, PATHS = SHAPES
 BOUNDS = {
-    "target_walk": {(SWOR, CHAIN): 40, (SWOR, TREE): 50, (SWOR, PATHS): 50},
+    "TargetWalkVerifier": {(SWOR, CHAIN): 40, (SWOR, TREE): 50, (SWOR, PATHS): 50},
     # Without replacement a rank takes one more, the division by what is left of q.
-    "rejection": {
+    "RejectionVerifier": {
         (IID, CHAIN): 40, (TOP, PATHS): 50, (IID, TREE): 50, (IID, UNEVEN): 60, (IID, PATHS): 60, (SWOR, TREE): 60,
         (SWOR, UNEVEN): 65, (SWOR, PATHS): 80,
     },
-    "block": {(TOP, CHAIN): 40, (IID, CHAIN): 60},
-    "kseq": {(IID, TREE): 150, (IID, UNEVEN): 150, (IID, PATHS): 150},
-    "traversal": {
+    "BlockVerifier": {(TOP, CHAIN): 40, (IID, CHAIN): 60},
+    "KSeqVerifier": {(IID, TREE): 150, (IID, UNEVEN): 150, (IID, PATHS): 150},
+    "TraversalVerifier": {
         (TOP, PATHS): 50, (IID, CHAIN): 60, (IID, TREE): 90, (IID, UNEVEN): 115, (IID, PATHS): 110, (SWOR, TREE): 125,
         (SWOR, UNEVEN): 150, (SWOR, PATHS): 150,
     },
@@ -121,15 +110,12 @@ def test_a_batch_judged_in_parts_is_judged_alike(per_row: bool) -> None:
     """Where p has too many entries for one go."""
     tree, p = drafted(SHAPES[TREE], IID, per_row=per_row, batch=5)
     uniforms = torch.rand(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    whole = accept(RULES["rejection"], tree, p, uniforms)
+    whole = accept(RULES["RejectionVerifier"], tree, p, uniforms)
     with mock.patch("specdec.acceptance.MOST_ENTRIES", 2 * p[0].numel()):
-        parts = accept(RULES["rejection"], tree, p, uniforms)
+        parts = accept(RULES["RejectionVerifier"], tree, p, uniforms)
     for name in ("path", "num_accepted", "next_token", "valid"):
         assert torch.equal(getattr(whole, name), getattr(parts, name)), name
     torch.testing.assert_close(whole.expected_accepted, parts.expected_accepted)
-
-
-NAMED: dict[str, type[Verifier]] = {name: getattr(verifiers, name) for name in verifiers.__all__}
 
 
 def accepts(rule: type[Verifier], drafter: Drafter) -> bool:
