@@ -1,6 +1,5 @@
 """Gemma-4's assistants: their drafts are transformers', over the target's cache; what does not fit is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,31 +90,18 @@ def test_an_assistant_loads_from_its_public_layout(tmp_path: Path) -> None:
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
-SIZES = Sizes(max_batch_size=1, max_length=32)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: assistant(width=48), "hidden_size=48, and the target tiny has 32: give this target's assistant"),
-        (lambda: assistant(vocab_size=24), "vocab_size=24, and the target tiny has 16"),
-        (lambda: assistant(head_dim=4), "sliding_attention with 2 key heads of 4 channels, and .* has 2 of 8"),
-    ],
-)
-def test_another_target_s_assistant_is_refused(make: Callable[[], Any], words: str) -> None:
-    target = gemma(shared=0)
-    target.name = "tiny"
-    with pytest.raises(ValueError, match=words):
-        Engine(target, AssistantDrafter(make()), RejectionVerifier(), max_length=32)
-
-
 def test_what_is_no_pair_is_refused() -> None:
-    plain = Target(tiny_model(vocab_size=VOCAB))
+    target, plain = gemma(shared=0), Target(tiny_model(vocab_size=VOCAB))
+    target.name = "tiny"
+    for served, made, words in (
+        (target, assistant(width=48), "hidden_size=48, and the target tiny has 32: give this target's assistant"),
+        (target, assistant(vocab_size=24), "vocab_size=24, and the target tiny has 16"),
+        (target, assistant(head_dim=4), "sliding_attention with 2 key heads of 4 channels, and .* has 2 of 8"),
+        (plain, assistant(), r"sliding_attention with 2 key heads of 8 channels, and .* has no such layers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Engine(served, AssistantDrafter(made), RejectionVerifier(), max_length=32)
     with pytest.raises(ValueError, match="llama model and no assistant of Gemma-4"):
         AssistantDrafter(plain.model)
-    with pytest.raises(
-        ValueError, match=r"sliding_attention with 2 key heads of 8 channels, and .* has no such layers"
-    ):
-        Engine(plain, AssistantDrafter(assistant()), RejectionVerifier(), max_length=32)
     with pytest.raises(ValueError, match="there are none here: run an engine"):
-        AssistantDrafter(assistant()).bind(gemma(shared=0), SIZES)
+        AssistantDrafter(assistant()).bind(target, Sizes(max_batch_size=1, max_length=32))

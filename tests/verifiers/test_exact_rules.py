@@ -112,11 +112,8 @@ def test_random_trees_are_exact(rule: str, examples: int) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_nothing_drafted_is_plain_decoding(rule: str) -> None:
     """To the last bit, beside a batch mate that was drafted for, too."""
-    p = torch.rand(3, 1, 5).softmax(-1) * 1.000001  # sums to one as well as float32 sums do
-    laws = RULES[rule].laws(DraftTree.root_only(torch.tensor([1, 2, 3])), p)
-    assert torch.equal(laws.stop, torch.ones(3, 1))
-    assert torch.equal(laws.after(torch.zeros(3, dtype=torch.long)), p[:, 0])
     shape = TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2)
+    # It sums to one as well as float32 sums do.
     p, q = torch.rand(2, 3, 50).softmax(-1) * 1.000001, torch.rand(2, 3, 50).softmax(-1)
     valid = torch.tensor([[True, False, False], [True, True, True]])
     tokens = torch.tensor([[3, 4, 5], [3, 4, 5]])
@@ -124,6 +121,8 @@ def test_nothing_drafted_is_plain_decoding(rule: str) -> None:
     assert torch.equal(laws.stop[0], torch.tensor([1.0, 0.0, 0.0]))
     next_law = laws.after(torch.zeros(2, dtype=torch.long))
     assert torch.equal(next_law[0], p[0, 0]) and not torch.equal(next_law[1], p[1, 0])
+    laws = RULES[rule].laws(DraftTree.root_only(torch.tensor([1, 2])), p[:, :1])
+    assert torch.equal(laws.stop, torch.ones(2, 1)) and torch.equal(laws.after(torch.tensor([0, 0])), p[:, 0])
 
 
 @pytest.mark.parametrize("rule", RULES)
