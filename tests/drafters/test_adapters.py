@@ -1,5 +1,6 @@
 """Adapters: Uno's of the target over noise, and LoRA's of a small model; both are served as they are trained."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from drafters.model import ModelDrafter
 from drafters.reduced import twin_of
 from drafters.uno import TrainedUno, UnoDrafter
 from experiments.exporting.folders import Source, kind_of, read
-from specdec import Engine, SamplingParams, Target
+from specdec import Batch, Engine, SamplingParams, Target
 from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Round
 from specdec.target.adapters import Adapters
 from tests.components import noisy_adapter
+from tests.drafters.agreeing import agreements
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -46,54 +48,38 @@ def with_weights(head: Any) -> None:
 # Uno
 
 
-def rounds(model: Any, drafter: UnoDrafter) -> tuple[list[tuple[Round, list[Any]]], list[torch.Tensor]]:
-    """What is drafted behind which tokens, and the noise of every round."""
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=3, max_length=40)
-    seen, noise = [], []
-    scorer: Any = engine.session.scorer  # pyright: ignore[reportOptionalMemberAccess]
-    fill = scorer._fill
-    scorer._fill = lambda batch, count: noise.append(fill(batch, count)) or noise[-1]
-    engine.on_round = lambda found: seen.append((found, [each and each.tokens for each in found.requests]))
-    engine.generate(PROMPTS, SamplingParams(max_new_tokens=12, temperature=1.0))
-    return seen, noise
+NOISE = torch.tensor([4, 7, 2])
 
 
-@torch.inference_mode()
-def test_every_depth_says_what_the_adapted_model_says_behind_noise(model: Any) -> None:
+def test_every_depth_says_what_the_adapted_model_says_behind_noise(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is one row and one forward by peft's own rule: a token through the adapter, or not."""
-    adapter = noisy_adapter(model, 0.5)
+    init, drawn = ParallelScorer.__init__, []
+
+    def with_known_noise(self: ParallelScorer, *given: Any, fill: Any, **more: Any) -> None:
+        def noise(batch: Batch, count: int) -> torch.Tensor:
+            drawn.append(fill(batch, count))
+            return NOISE[:count].expand(len(batch), -1)
+
+        init(self, *given, fill=noise, **more)
+
+    monkeypatch.setattr(ParallelScorer, "__init__", with_known_noise)
+    adapter, twin = noisy_adapter(model, 0.5), twin_of(model)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    seen, noise = rounds(model, UnoDrafter(adapter, DEPTH, noise_below=9))
-    assert all((fill >= 1).all() and (fill < 9).all() for fill in noise)
-    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
-    twin = twin_of(model)
     adapters = Adapters(twin, {"uno": adapter})
-    tried = 0
-    drafted = [each for each in seen if each[0].tree.width > 2]
-    for (found, sequences), fill in zip(drafted, [each for each in noise if each.shape[1]], strict=True):
-        for row, so_far in enumerate(sequences):
-            depth = int(found.tree.valid[row, 1:].sum())
-            if so_far is None or depth == 0:
-                continue
-            tokens = torch.tensor([[*so_far, *fill[row].tolist()]])
-            adapters.choice.set((torch.arange(tokens.shape[1]) >= len(so_far))[None].long())
-            expected = twin(tokens).logits[0, len(so_far) - 1 :].softmax(-1)
-            q = found.tree.draft_probs[row, :depth]
-            torch.testing.assert_close(q, expected[:depth], atol=1e-4, rtol=1e-3)
-            tried += 1
-    assert tried > 10
-    for found, _ in seen:  # the first depth is the target's own, so that it is always accepted
-        assert (found.verdict.num_accepted[found.tree.valid[:, 1:].any(-1)] > 0).all()
 
+    def law(known: list[int], path: list[int], chosen: int = 1) -> torch.Tensor:
+        tokens = torch.tensor([[*known, *NOISE]])
+        adapters.choice.set(chosen * (torch.arange(tokens.shape[1]) >= len(known))[None].long())
+        return twin(tokens).logits[0, len(known) + len(path) - 2].softmax(-1)
 
-def test_noise_through_the_base_weights_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: the adapter is never chosen."""
-    init = ParallelScorer.__init__
-    right = rounds(model, UnoDrafter(noisy_adapter(model, 0.5), DEPTH))[0][0][0].tree.draft_probs
-    monkeypatch.setattr(ParallelScorer, "__init__", lambda self, *a, adapter=0, **more: init(self, *a, **more))
-    wrong = rounds(model, UnoDrafter(noisy_adapter(model, 0.5), DEPTH))[0][0][0].tree.draft_probs
-    assert right is not None and wrong is not None and not torch.allclose(right[:, 1], wrong[:, 1], atol=1e-3)
-    torch.testing.assert_close(right[:, 0], wrong[:, 0])
+    drafter = UnoDrafter(adapter, DEPTH, noise_below=9)
+    found, _ = agreements(Target(model), drafter, law, prompts=PROMPTS)
+    assert all(same for _, same in found) and len(found) > 20
+    assert all((fill >= 1).all() and (fill < 9).all() for fill in drawn)
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    # The mutant: noise through the base weights. The first depth is the target's own.
+    found, _ = agreements(Target(model), drafter, partial(law, chosen=0), prompts=PROMPTS)
+    assert all(same == (depth == 0) for depth, same in found)
 
 
 def test_uno_is_trained_as_it_is_served(model: Any, tmp_path: Path) -> None:
