@@ -208,5 +208,4 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[Dra
 
 FILE = Path(__file__).with_name("acceptance_tables.json")
 """Fixtures A (4 tokens, 4 deep), B (5 tokens, zeros, disjoint supports, p = q, one-hot rows) and L (one level of 8)."""
-needs_tables = pytest.mark.skipif(not FILE.is_file(), reason="acceptance_tables.json is not here")
 DIGITS = 5.1e-7  # six decimals

@@ -26,7 +26,6 @@ from tests.verifiers.cases import (
     TOP,
     coupled_acceptance,
     expected_coupled,
-    needs_tables,
     tables_of,
 )
 from tests.verifiers.test_mutants import UNCAPPED
@@ -126,8 +125,6 @@ def test_sharing_out_scales_and_halving_the_interval_finds_the_same_rho(monkeypa
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
     assert enumerate_outcome(RULES["k-seq"], tables, TreeShape.branching(3), IID).tv < EXACT
 
-
-pytestmark = needs_tables
 
 CHAINS = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1))
 TREES = ((1, 1, 1, 1), (2, 2), (2, 1, 1))
