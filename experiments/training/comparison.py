@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch, TrainedHead
 from experiments.training.edr import drawn, everywhere
-from experiments.training.losses import Compared, CrossEntropy, DraftLoss, Places, Table
+from experiments.training.losses import LEAST, Compared, CrossEntropy, DraftLoss, Places, Table
 from experiments.training.weights import Power, Weights
+from specdec.filters import keep_top
 
 
 class Comparison(nn.Module):
@@ -21,6 +22,8 @@ class Comparison(nn.Module):
     Args:
         chunk: How many anchors are compared at a time. With more anchors than that, their logits are computed a second
             time for the gradient, and memory holds those of one piece.
+        temperature: Divides the logits of both, as a request's does where the head is served.
+        top_k, top_p: Of the target's distribution, as requests have them; 0 and 1 are off.
 
     Raises:
         ValueError: The loss is one of whole drafts, and the head trains none, or there are weights beside its own.
@@ -28,7 +31,10 @@ class Comparison(nn.Module):
 
     ends: Sequence[int] = ()  # the target's tokens that end a text
 
-    def __init__(self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int):
+    def __init__(
+        self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, temperature: float = 1.0,
+        top_k: int = 0, top_p: float = 1.0,
+    ):  # fmt: skip
         super().__init__()
         name = f"the loss {type(loss).__name__}"
         if head.autoregressive and not loss.by_place:
@@ -36,6 +42,7 @@ class Comparison(nn.Module):
         if not loss.by_place and vars(weights) != vars(Power(1.0)):
             raise ValueError(f"{name} weighs the depths of a draft itself: give weights=equal")
         self.head, self.loss, self.weights, self.chunk = head, loss, weights, chunk
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
 
     def forward(
         self, batch: TextBatch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
@@ -79,7 +86,7 @@ class Comparison(nn.Module):
             with torch.no_grad():
                 # Neighbouring anchors share most of their places: each is computed once.
                 distinct, where = places.unique(return_inverse=True)
-                log_p = F.log_softmax(states.logits(distinct), -1)
+                log_p = self._target_law(states.logits(distinct))
                 best = log_p.argmax(-1)
                 covered, restricted, mass = torch.ones_like(best, dtype=torch.bool), log_p, None
                 if head.columns is not None:
@@ -90,7 +97,9 @@ class Comparison(nn.Module):
             def drafts(states: list[Tensor], *, noted: bool = False) -> Iterator[Compared]:
                 for depth, state in enumerate(states):
                     at = where[:, depth]
-                    log_q = F.log_softmax(head.logits(state[rows], previous[:, depth], depth + 1).float(), -1)
+                    log_q = F.log_softmax(
+                        head.logits(state[rows], previous[:, depth], depth + 1).float() / self.temperature, -1
+                    )
                     more = progress, 0.0 if mass is None else mass[at], ends
                     yield (compared := Compared(log_q, _rows(restricted, at), columns[:, depth], *more))
                     if noted:
@@ -120,6 +129,15 @@ class Comparison(nn.Module):
             value = value + head.confidence_weight * surprise
         judged = None if confidence is None else confidence.detach().sigmoid()
         return value, Places(anchors, alpha, agrees.bool(), covered.bool(), *more, confidence=judged)
+
+    def _target_law(self, logits: Float[Tensor, "place vocab"]) -> Float[Tensor, "place vocab"]:
+        """The logarithm of p, very low for tokens that are never drawn."""
+        logits, k = logits / self.temperature, self.top_k
+        if not k and self.top_p == 1:
+            return F.log_softmax(logits, -1)
+        filters = logits.new_tensor([k], dtype=torch.long), logits.new_tensor([self.top_p])
+        known = {"largest_top_k": k, "all_top_k": k > 0, "any_top_p": self.top_p < 1}
+        return F.log_softmax(keep_top(logits[None], *filters, **known)[0], -1).clamp(min=LEAST)
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:

@@ -28,6 +28,7 @@ class FitConfig:
         clip: Gradients are scaled down to this norm; 0 for never.
         chunk: Anchors whose logits are in memory at a time (``Comparison``). On a CPU it should be so few that their
             logits stay in its cache; on a GPU as many as there is memory for, which saves computing them twice.
+        temperature, top_k, top_p: Of the requests that the head is trained for (``Comparison``).
     """
 
     steps: int
@@ -43,16 +44,21 @@ class FitConfig:
     clip: float = 1.0
     chunk: int = 256
     log_every: int = 10
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None and name != "decay"}
         for name, value in given.items():
-            if name in ("lr", "muon_lr"):
+            if name in ("lr", "muon_lr", "temperature"):
                 number(f"fit.{name}", value, "give a number above 0", lambda value: 0 < value < math.inf)
+            elif name == "top_p":
+                number("fit.top_p", value, "give a probability, 1 for none", lambda value: 0 < value <= 1)
             elif name in ("weight_decay", "clip"):
                 number(f"fit.{name}", value, "give a number of at least 0", lambda value: value >= 0)
             else:
-                whole(f"fit.{name}", value, least=1)
+                whole(f"fit.{name}", value, least=int(name != "top_k"))
         if self.length < 4:
             raise ValueError(f"fit.length={self.length}: give at least 4, so that a draft has something to follow")
         if self.warmup > self.steps:

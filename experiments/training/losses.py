@@ -18,7 +18,7 @@ from specdec.arguments import number
 
 Table = Float[Tensor, "anchor depth"]
 Mask = Bool[Tensor, "anchor depth"]
-_LEAST = -1e4
+LEAST = -1e4
 """Stands for the logarithm of zero, where 0 · log 0 is to be 0."""
 
 
@@ -62,13 +62,13 @@ class Compared:
     @cached_property
     def log_likelihood(self) -> Float[Tensor, " place"]:
         """Logarithm of q of the text's token; about -∞ if the head has no column for it."""
-        return self._of_text(self.log_q)[:, 0].where(self.labels >= 0, _LEAST)
+        return self._of_text(self.log_q)[:, 0].where(self.labels >= 0, LEAST)
 
     @cached_property
     def log_ratio(self) -> Float[Tensor, " place"]:
         """Logarithm of r = q / p of the text's token."""
         ratio = self._of_text(self.log_q) - self._of_text(self.log_p) - self.log_mass
-        return ratio[:, 0].where(self.labels >= 0, _LEAST)
+        return ratio[:, 0].where(self.labels >= 0, LEAST)
 
     def _of_text(self, rows: Float[Tensor, "place column"]) -> Float[Tensor, "place 1"]:
         return rows.gather(-1, self.labels.clamp(min=0)[:, None])
@@ -162,7 +162,7 @@ class ForwardKL(Loss):
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
         # As inner products, because differences of whole rows would be written to memory and read again.
-        entropy = torch.linalg.vecdot(compared.p, compared.log_p.clamp(min=_LEAST))
+        entropy = torch.linalg.vecdot(compared.p, compared.log_p.clamp(min=LEAST))
         return entropy - torch.linalg.vecdot(compared.p, compared.log_q)
 
 
@@ -170,7 +170,7 @@ class ReverseKL(Loss):
     """KL(q ‖ p) = Σ q (log q − log p)."""
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        return (compared.q * (compared.log_q.clamp(min=_LEAST) - compared.log_p.clamp(min=_LEAST))).sum(-1)
+        return (compared.q * (compared.log_q.clamp(min=LEAST) - compared.log_p.clamp(min=LEAST))).sum(-1)
 
 
 class TotalVariation(Loss):
@@ -249,5 +249,5 @@ class BlockVerification(DraftLoss):
             product, progress = product + each.log_ratio[:, None], each.progress
             least = torch.minimum(least, product)
         scores = torch.stack(found, 1)
-        weights = (min(1.0, 2 * progress) * scores.detach()).masked_fill(~valid, _LEAST).softmax(1)
+        weights = (min(1.0, 2 * progress) * scores.detach()).masked_fill(~valid, LEAST).softmax(1)
         return -weights * scores

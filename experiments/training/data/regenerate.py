@@ -27,7 +27,7 @@ class RegenerateConfig:
         documents: How many documents are made; None for as many as there are prompts.
         prompt_tokens: Tokens at the beginning of a plain text that are its prompt. What follows them is the target's.
         max_new_tokens: Tokens of a response. A conversation ends where a response is cut off.
-        greedy: Share of the documents that is decoded greedily, not sampled at ``temperature``.
+        greedy: Share of the documents that is decoded greedily, not sampled with what stands above it.
         original: How many tokens of the data's own documents are trained on besides, per token of the new ones.
     """
 
@@ -36,6 +36,8 @@ class RegenerateConfig:
     prompt_tokens: int = 64
     max_new_tokens: int = 448
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
     greedy: float = 0.25
     original: float = 0.0
     batch_size: int = 16
@@ -47,6 +49,7 @@ class RegenerateConfig:
         number("regenerate.greedy", self.greedy, "give a share from 0 to 1", lambda value: 0 <= value <= 1)
         for name in ("temperature", "original"):
             number(f"regenerate.{name}", getattr(self, name), "give a number of at least 0", lambda value: value >= 0)
+        SamplingParams(top_k=self.top_k, top_p=self.top_p)  # refuses them before anything is read
 
 
 def prompts_of(documents: Sequence[Document], config: RegenerateConfig, seed: int) -> list[Document]:
@@ -145,7 +148,8 @@ def answered(
     tokens = [list(parts[0]) for parts in given]
     marks = [[0] * len(row) for row in tokens]
     answers: list[list[str]] = [[] for _ in prompts]
-    fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed)
+    filters = {"top_k": config.top_k, "top_p": config.top_p}
+    fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed, **filters)
     open_rows, turn = list(range(len(prompts))), 0
     while fitting := [row for row in open_rows if len(tokens[row]) + config.max_new_tokens <= engine.max_length]:
         warm = {row: config.temperature * ((numbers[row] * 0.618034) % 1 >= config.greedy) for row in fitting}
