@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from specdec.counting import count_operation
-from specdec.native import DTYPES, is_plain, native_library
+from specdec.native.library import DTYPES, NORMALIZE, is_plain, native_library, perform
 from specdec.opaque import opaque
 
 FUNCTIONS = {"silu": 0, "gelu_tanh": 1}  # the numbers that the C has for activations
@@ -131,11 +131,10 @@ def _activation_of(module: nn.Module) -> Forward | None:
 
 def normalize(inputs: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float) -> Tensor:
     """Return the norm of the last axis in C."""
-    library: Any = native_library()
     inputs = inputs.contiguous()
     outputs, width = torch.empty_like(inputs), inputs.shape[-1]
     addresses, rows = (inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr()), inputs.numel() // width
-    library.normalize(*addresses, rows, width, rows, 0, width, eps, offset, rounds, DTYPES[inputs.dtype])
+    perform(NORMALIZE.pack(1, *addresses, rows, width, rows, 0, width, eps, offset, rounds, DTYPES[inputs.dtype]))
     count_operation("norm")
     return outputs
 

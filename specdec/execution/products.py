@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.counting import count_operation
-from specdec.native import is_plain, native_library
+from specdec.native.library import MULTIPLY, is_plain, native_library, perform
 from specdec.opaque import opaque
 
 NO_MEMORY = "no memory for a copy of a product's inputs: lower batch sizes or lengths, or take a smaller model"
@@ -41,7 +41,6 @@ class PanelWeight:
     def __init__(
         self, panels: Tensor, format: int, out: int, width: int, dtype: torch.dtype, scales: Tensor | None = None
     ):
-        self._function = native_library().multiply  # type: ignore[union-attr]
         self.panels, self.scales, self.format = panels, scales, format
         self.out, self.width, self.dtype = out, width, dtype
         self.kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
@@ -60,9 +59,9 @@ class PanelWeight:
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out))
         added = bias.contiguous() if bias is not None and is_plain(bias) else None
-        more = None if self.scales is None else self.scales.data_ptr(), None if added is None else added.data_ptr()
+        more = 0 if self.scales is None else self.scales.data_ptr(), 0 if added is None else added.data_ptr()
         sizes = self.out, width, self.width, inputs.numel() // width, self.format, self.kind
-        if self._function(self.panels.data_ptr(), *more, inputs.data_ptr(), outputs.data_ptr(), *sizes) == 0:
+        if not perform(MULTIPLY.pack(0, self.panels.data_ptr(), *more, inputs.data_ptr(), outputs.data_ptr(), *sizes)):
             raise MemoryError(NO_MEMORY)
         count_operation("panels")
         return outputs if bias is None or added is not None else outputs.add_(bias)

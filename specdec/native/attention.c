@@ -11,8 +11,6 @@
    has those that it has in a line: its ancestors, between which others stand, are taken in the order of their positions,
    and so in the same blocks, lanes and pairs. */
 
-#include <omp.h>
-
 #include "calls.h"
 #include "vectors.h"
 
@@ -375,31 +373,35 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
   }
 }
 
-/* What Python calls. Returns 0 if there is no memory. */
-int attend(const call *c) {
+/* Returns 0 if there is no memory. */
+int attend_together(const call *c, loop *l) {
   const long queries = c->nodes * (c->heads / c->key_heads), blocks = (queries + QUERIES - 1) / QUERIES;
   const long each = (queries + blocks - 1) / blocks, dims = filled_up(c->dim) + filled_up(c->value_dim);
   const long of_tree = c->words ? KEYS * filled_up(c->value_dim) + BLOCKS(c) * QUERIES * KEYS + MOST * c->cells : 0;
-  const long room = 4 * (KEYS * (dims + MOST) + QUERIES * dims + of_tree), threads = omp_get_max_threads();
+  const long room = 4 * (KEYS * (dims + MOST) + QUERIES * dims + of_tree), threads = omp_get_num_threads();
   /* As many heads together as there is room for, as long as every thread has a task. */
   long tasks_of_row = (c->key_heads * each + QUERIES - 1) / QUERIES;
   if (tasks_of_row * c->rows * blocks < threads) tasks_of_row = (threads + c->rows * blocks - 1) / (c->rows * blocks);
   long together = (c->key_heads + tasks_of_row - 1) / tasks_of_row;
   if (together > QUERIES / each) together = QUERIES / each;
   const long parts = (c->key_heads + together - 1) / together, tasks = c->rows * parts * blocks;
-  int failed = 0;
-  _Pragma("omp parallel reduction(|:failed) if (tasks > 1)")
-  {
-    float *own = aligned_alloc(64, (room + 63) / 64 * 64);
-    failed |= !own;
-    _Pragma("omp for schedule(dynamic)")
-    for (long task = 0; task < tasks; task++) {
-      const long first = task % blocks * each, head = task / blocks % parts * together;
-      const long count = queries - first < each ? queries - first : each;
-      const long heads = c->key_heads - head < together ? c->key_heads - head : together;
-      if (own && count > 0) attend_task(c, task / blocks / parts, head, heads, first, count, own);
-    }
-    free(own);
+  float *own = aligned_alloc(64, (room + 63) / 64 * 64);
+  if (!own) return 0;
+  SHARE(l, tasks, task) {
+    const long first = task % blocks * each, head = task / blocks % parts * together;
+    const long count = queries - first < each ? queries - first : each;
+    const long heads = c->key_heads - head < together ? c->key_heads - head : together;
+    if (count > 0) attend_task(c, task / blocks / parts, head, heads, first, count, own);
   }
-  return !failed;
+  free(own);
+  return 1;
+}
+
+/* What Python calls. Returns 0 if there is no memory. */
+int attend(const call *c) {
+  loop l = {0};
+  int done = 1;
+  _Pragma("omp parallel reduction(&:done)")
+  done = attend_together(c, &l);
+  return done;
 }

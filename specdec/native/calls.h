@@ -1,6 +1,17 @@
-/* What the files of this folder call of each other, and Python of them. */
+/* What the files of this folder call of each other. */
 
+#include "threads.h"
 #include <stdint.h>
+
+/* A number of an operation. An address is a place, in the upper 16 bits, and how far behind it: place 0 is address 0. */
+typedef union {
+  long integer;
+  float number;
+} word;
+
+static inline void *address(char *const *places, word w) {
+  return places[(unsigned long)w.integer >> 48] + (w.integer & 0xffffffffffff);
+}
 
 /* One layer's attention. */
 typedef struct {
@@ -23,19 +34,12 @@ typedef struct {
   long window, chunk;       /* 0 for none */
 } call;
 
-int attend(const call *c);
+/* What threads share: attention, which returns 0 if there is no memory, and operations with their words. */
+int attend_together(const call *c, loop *l);
 
-int multiply(const void *panels, const float *scales, const void *bias, const void *x, void *y, long out, long in,
-             long width, long rows, int number, int kind);
+void multiply(const word *w, char *const *places, void *room, loop l[2]);
 
-void normalize(const void *x, const void *weight, void *y, long rows, long width, long inner, long outer, long step,
-               float eps, float offset, int rounds, int dtype);
+void normalize(const word *w, char *const *places, loop *l);
 
 /* Functions of each number. */
 enum { SILU, GELU_TANH, ADDED };
-
-void activate(const void *x, void *y, long count, int function, int dtype);
-
-void first_largest(const void *x, int64_t *ids, long rows, long width, int dtype);
-
-void uniforms(const int64_t *keys, const int64_t *rounds, double *numbers, long rows, long count, long purpose);

@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from specdec.machine import Cpu, cpu, usable_cores
-from specdec.native.library import DTYPES, SWITCH, keep, native_library
+from specdec.native.library import DTYPES, MULTIPLY, SWITCH, keep, native_library, perform
 
 logger = logging.getLogger(__name__)
 
@@ -105,16 +105,15 @@ def _threads(cores: int) -> int | None:
     None if more of them take longer. They then wait for each other, because something else runs: no memory is slower
     for being read by two.
     """
-    library, threads = native_library(), torch.get_num_threads()
-    assert library is not None, "asked by `chosen`"
+    threads = torch.get_num_threads()
     weights = cycle(torch.ones(_WEIGHTS, _WIDTH, _WIDTH, dtype=torch.bfloat16, device="cpu"))
     inputs, outputs = torch.ones(2, _ROWS, _WIDTH, dtype=torch.float32, device="cpu")
     formats = DTYPES[torch.bfloat16], DTYPES[torch.float32]
 
     def product(count: int) -> None:
         torch.set_num_threads(count)
-        addresses = next(weights).data_ptr(), None, None, inputs.data_ptr(), outputs.data_ptr()
-        library.multiply(*addresses, _WIDTH, _WIDTH, _WIDTH, _ROWS, *formats)
+        addresses = next(weights).data_ptr(), 0, 0, inputs.data_ptr(), outputs.data_ptr()
+        perform(MULTIPLY.pack(0, *addresses, _WIDTH, _WIDTH, _WIDTH, _ROWS, *formats))
 
     counts = sorted({*(2**power for power in range(cores.bit_length())), cores})
     try:

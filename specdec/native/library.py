@@ -12,6 +12,7 @@ import logging
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,10 @@ SWITCH = "SPECDEC_NATIVE"
 """The environment variable that forbids (``0``) what is compiled here, or (``1``) has it all used without measuring."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The numbers that the C has for the dtypes of a model."""
+
+MULTIPLY, NORMALIZE = struct.Struct("@12l160x"), struct.Struct("@9lf4xf4x2l152x")
+"""Single operations of ``native/program.c``: their kind, 0 and 1, and their words."""
+_ABSOLUTE = (ctypes.c_void_p * 1)()  # the place of absolute addresses
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-ffp-contract=off")
 _SECONDS = 300  # for a compiler that hangs
@@ -55,6 +60,11 @@ def native_library() -> ctypes.CDLL | None:
             _said(error),
         )
         return None
+
+
+def perform(operation: bytes) -> bool:
+    """Run an operation whose addresses are absolute. Returns whether there was memory for it."""
+    return native_library().run(operation, 1, _ABSOLUTE, None, None) != 0  # type: ignore[union-attr]
 
 
 def cache_folder() -> Path | None:
@@ -162,11 +172,7 @@ def _run(command: list[str]) -> str:
 _ARGUMENTS = {
     "panel_channels": "",
     "tiles_from": "i",  # rows
-    # panels, scales, bias, inputs, outputs; out, in, width, rows; format, kind
-    "multiply": "pppppllllii",
     "attend": "p",
-    # inputs, weight, outputs; rows, width, and how far rows are apart; eps, offset; rounds, dtype
-    "normalize": "ppplllllffii",
     # inputs, outputs; numbers; function, dtype
     "activate": "pplii",
     # inputs, ids; rows, width; dtype

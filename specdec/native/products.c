@@ -9,8 +9,6 @@
    Every sum is one lane of a register that takes the inputs one after the other. So a row's outputs are the same bits
    whatever the number of rows, its place among them, and the number of threads.
 
-   Where the processor has tiles of its own (AMX), products of bfloat16 use these (tiles.h).
-
    Sums are in float32. Where inputs and outputs are float32 and the weights are not quantized, nothing is rounded.
    Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/base.py says
    why). */
@@ -261,37 +259,34 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
 /* Returns the channels of a panel. */
 int panel_channels(void) { return PANEL; }
 
-/* Writes y[rows, out], the product of x[rows, in] with panels of `width` inputs, at least as many, in one of the formats.
-   Returns 0 if there is no memory. */
-int multiply(const void *panels, const float *scales, const void *bias, const void *x, void *y, long out, long in,
-             long width, long rows, int number, int kind) {
+/* Words: panels, scales, bias, x, y; out, in, width, rows; format, kind. Writes y[rows, out], the product of x[rows, in]
+   with panels of `width` inputs, at least as many. `room` is for 4 * rows * width bytes. */
+void multiply(const word *w, char *const *places, void *room, loop l[2]) {
   const format *const formats[] = {&of_float32, &of_bfloat16, &of_float16, &of_int8, &of_int4};
-  job j = {.format = formats[number], .panels = panels, .scales = scales, .grouped = number == INT4, .bias = bias,
-           .x = x, .item = PAIRS && kind != EXACT ? 2 : 4, .y = y, .out = out, .in = width, .rows = rows, .kind = kind};
+  const long out = w[5].integer, in = w[6].integer, width = w[7].integer, rows = w[8].integer;
+  const int number = w[9].integer, kind = w[10].integer;
+  const void *x = address(places, w[3]);
+  job j = {.format = formats[number], .panels = address(places, w[0]), .scales = address(places, w[1]),
+           .grouped = number == INT4, .bias = address(places, w[2]), .x = x, .item = PAIRS && kind != EXACT ? 2 : 4,
+           .y = address(places, w[4]), .out = out, .in = width, .rows = rows, .kind = kind};
 #if PAIRS
   if (kind != EXACT && number == BFLOAT16) j.format = &pairs_of_bfloat16;
 #endif
-  void *copy = NULL;
   if (in != width || kind == ROUNDED || (kind == HALF && !PAIRS)) {
-    j.x = copy = aligned_alloc(64, (rows * width * j.item + 63) / 64 * 64);
-    if (!copy) return 0;
-    for (long row = 0; row < rows; row++) /* as the tiles read it: in their type, and filled up with zeros */
+    j.x = room;
+    SHARE(l, rows, row) /* as the tiles read it: in their type, and filled up with zeros */
       for (long i = 0; i < width; i += WIDTH) {
         const vec numbers = load_some(x, row * in + i, in - i, kind == HALF ? BFLOAT16 : FLOAT32);
-        store_some(copy, row * width + i, width - i, j.item == 2 ? BFLOAT16 : FLOAT32,
+        store_some(room, row * width + i, width - i, j.item == 2 ? BFLOAT16 : FLOAT32,
                    rounded(numbers, kind == ROUNDED ? BFLOAT16 : FLOAT32));
       }
   }
-  const long count = (out + PANEL - 1) / PANEL;
   /* In models of float32 no row may have other bits than the rest. */
   j.tiled = least_rows && rows >= least_rows && (kind == HALF || (kind == ROUNDED && least_rows == 1));
   const long most = j.tiled ? GROUP_ROWS : GROUP_ROWS / MOST_ROWS * MOST_ROWS;
-  _Pragma("omp parallel for schedule(static) if (out * width >= LEAST_PARALLEL)")
-  for (long panel = 0; panel < count; panel++)
+  SHARE(l + 1, (out + PANEL - 1) / PANEL, panel)
     for (long row = 0; row < rows; row += most) {
       const long some = rows - row < most ? rows - row : most;
       multiply_panel(&j, panel, row, some, row + some < rows);
     }
-  free(copy);
-  return 1;
 }

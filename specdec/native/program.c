@@ -4,12 +4,6 @@
 #include "calls.h"
 #include "vectors.h"
 
-/* A number of an operation. An address is a place, in the upper 16 bits, and how far behind it: place 0 is address 0. */
-typedef union {
-  long integer;
-  float number;
-} word;
-
 #define WORDS 32
 enum { MULTIPLY, NORMALIZE, JOIN, TURN, ATTEND };
 typedef struct {
@@ -34,10 +28,6 @@ typedef struct {
   long key_page, key_head, key_position, value_page, value_head, value_position, page_size;
 } layer;
 
-INLINE void *address(char *const *places, word w) {
-  return places[(unsigned long)w.integer >> 48] + (w.integer & 0xffffffffffff);
-}
-
 /* ---- Functions of each number. ---- */
 
 /* e ** -|x| / (1 + e ** -|x|), or 1 / (1 + e ** -|x|) for x >= 0. */
@@ -61,13 +51,17 @@ void activate(const void *x, void *y, long count, int function, int dtype) {
     store_some(y, i, count - i, dtype, activated(load_some(x, i, count - i, dtype), function));
 }
 
-/* y = a + b, or a function of a times b. */
-INLINE void join(const void *a, const void *b, void *y, long count, int function, int dtype) {
-  for (long i = 0; i < count; i += WIDTH) {
-    const vec first = load_some(a, i, count - i, dtype), second = load_some(b, i, count - i, dtype);
-    const vec numbers = function == ADDED ? first + second : rounded(activated(first, function), dtype) * second;
-    store_some(y, i, count - i, dtype, numbers);
-  }
+/* Words: a, b, y, each with what is between rows; rows, width; function, dtype. y = a + b, or a function of a times b. */
+static void join(const word *w, char *const *places, loop *l) {
+  const void *a = address(places, w[0]), *b = address(places, w[2]);
+  const int function = w[8].integer, dtype = w[9].integer;
+  SHARE(l, w[6].integer, row)
+    for (long i = 0, width = w[7].integer; i < width; i += WIDTH) {
+      const vec first = load_some(a, row * w[1].integer + i, width - i, dtype);
+      const vec second = load_some(b, row * w[3].integer + i, width - i, dtype);
+      const vec numbers = function == ADDED ? first + second : rounded(activated(first, function), dtype) * second;
+      store_some(address(places, w[4]), row * w[5].integer + i, width - i, dtype, numbers);
+    }
 }
 
 /* ---- Rotary embeddings, and the write to the cache. ---- */
@@ -91,8 +85,7 @@ INLINE void rotate(const char *x, const char *cosines, const char *sines, char *
    up there, or NULL, with the strides of rows and nodes (without positions: of cosines and sines); the turned query, with
    its strides; layer, heads, key heads, nodes, dim, value dim, dtype. Without cosines nothing is turned: keys and values
    are written only. */
-static void turn(const operation *o, char *const *places, const forward *f, const layer *layers) {
-  const word *w = o->words;
+static void turn(const word *w, char *const *places, const forward *f, const layer *layers, loop *shared) {
   const char *q = address(places, w[0]), *k = address(places, w[4]), *v = address(places, w[8]);
   const char *cosines = address(places, w[12]), *sines = address(places, w[13]);
   const int64_t *looked = address(places, w[14]);
@@ -100,7 +93,7 @@ static void turn(const operation *o, char *const *places, const forward *f, cons
   const layer *l = layers + w[21].integer;
   const long heads = w[22].integer, key_heads = w[23].integer, nodes = w[24].integer;
   const long dim = w[25].integer, value_dim = w[26].integer, dtype = w[27].integer, item = dtype == FLOAT32 ? 4 : 2;
-  for (long row = 0; row < f->rows; row++)
+  SHARE(shared, f->rows, row)
     for (long node = 0; node < nodes; node++) {
       long position = f->lengths[row] + f->cells - nodes + node;
       if (position > f->pages * l->page_size - 1) position = f->pages * l->page_size - 1;
@@ -128,8 +121,7 @@ static void turn(const operation *o, char *const *places, const forward *f, cons
 
 /* Words: query with its strides; output; layer, heads, key heads, nodes, dim, value dim, dtype; scale, softcap; sinks;
    window, chunk. */
-static int attend_now(const operation *o, char *const *places, const forward *f, const layer *layers) {
-  const word *w = o->words;
+static int attend_now(const word *w, char *const *places, const forward *f, const layer *layers, loop *shared) {
   const layer *l = layers + w[5].integer;
   const call c = {
       .query = address(places, w[0]), .query_row = w[1].integer, .query_head = w[2].integer, .query_node = w[3].integer,
@@ -141,41 +133,36 @@ static int attend_now(const operation *o, char *const *places, const forward *f,
       .rows = f->rows, .heads = w[6].integer, .key_heads = w[7].integer, .nodes = w[8].integer, .cells = f->cells,
       .dim = w[9].integer, .value_dim = w[10].integer, .scale = w[12].number, .softcap = w[13].number,
       .sinks = address(places, w[14]), .window = w[15].integer, .chunk = w[16].integer};
-  return attend(&c);
+  return attend_together(&c, shared);
+}
+
+/* One operation, with two loops of its own. Returns 0 if there is no memory. */
+static int perform(const operation *o, char *const *places, const forward *f, const layer *layers, void *room, loop *l) {
+  switch (o->kind) {
+  case MULTIPLY: multiply(o->words, places, room, l); break;
+  case NORMALIZE: normalize(o->words, places, l); break;
+  case JOIN: join(o->words, places, l); break;
+  case TURN: turn(o->words, places, f, layers, l); break;
+  default: return attend_now(o->words, places, f, layers, l);
+  }
+  return 1;
 }
 
 /* What Python calls. Returns 0 if there is no memory. */
 int run(const operation *o, long count, char *const *places, const forward *f, const layer *layers) {
-  for (; count > 0; count--, o++) {
-    const word *w = o->words;
-    int done = 1;
-    switch (o->kind) {
-    case MULTIPLY: /* panels, scales, bias, x, y; out, in, width, rows; format, kind */
-      done = multiply(address(places, w[0]), address(places, w[1]), address(places, w[2]), address(places, w[3]),
-                      address(places, w[4]), w[5].integer, w[6].integer, w[7].integer, w[8].integer, w[9].integer,
-                      w[10].integer);
-      break;
-    case NORMALIZE: /* x, weight, y; rows, width, inner, outer, step; eps, offset; rounds, dtype */
-      normalize(address(places, w[0]), address(places, w[1]), address(places, w[2]), w[3].integer, w[4].integer,
-                w[5].integer, w[6].integer, w[7].integer, w[8].number, w[9].number, w[10].integer, w[11].integer);
-      break;
-    case JOIN: { /* a, b, y, each with what is between rows; rows, width; function, dtype */
-      const char *a = address(places, w[0]), *b = address(places, w[2]);
-      char *y = address(places, w[4]);
-      const long item = w[9].integer == FLOAT32 ? 4 : 2;
-      _Pragma("omp parallel for schedule(static) if (w[6].integer * w[7].integer >= LEAST_PARALLEL)")
-      for (long row = 0; row < w[6].integer; row++)
-        join(a + item * row * w[1].integer, b + item * row * w[3].integer, y + item * row * w[5].integer,
-             w[7].integer, w[8].integer, w[9].integer);
-      break;
-    }
-    case TURN:
-      turn(o, places, f, layers);
-      break;
-    default:
-      done = attend_now(o, places, f, layers);
-    }
-    if (!done) return 0;
+  long most = 64, large = 0; /* bytes of a product's inputs; whether threads pay */
+  for (long k = 0; k < count; k++) {
+    const word *w = o[k].words;
+    if (o[k].kind != MULTIPLY) continue;
+    if (4 * w[7].integer * w[8].integer > most) most = 4 * w[7].integer * w[8].integer;
+    large |= w[5].integer * w[7].integer >= LEAST_PARALLEL;
   }
-  return 1;
+  loop *loops = calloc(count, 2 * sizeof(loop));
+  void *room = aligned_alloc(64, (most + 63) / 64 * 64);
+  int done = loops && room;
+  _Pragma("omp parallel if (done && large) reduction(&:done)")
+  for (long k = 0; k < count && loops && room && done; k++)
+    done = perform(o + k, places, f, layers, room, loops + 2 * k);
+  free(loops), free(room);
+  return done;
 }

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef LEAST_PARALLEL
 #define LEAST_PARALLEL 65536 /* numbers, or weights, from which threads pay */
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")

@@ -44,17 +44,11 @@ def machines() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The products alone, with tile instructions in plain C."""
+    """The C, with tile instructions in plain C."""
     file = tmp_path_factory.mktemp("native") / "tiles.so"
-    command = [*native._compiler(), *native._FLAGS, "-include", str(AMX), "-shared", str(native.FOLDER / "products.c")]
-    subprocess.run([*command, "-lm", "-o", str(file)], check=True)
+    command = [*native._compiler(), *native._FLAGS, "-include", str(AMX), "-shared"]
+    subprocess.run([*command, *map(str, native.FOLDER.glob("*.c")), "-lm", "-o", str(file)], check=True)
     return file
-
-
-def loaded(file: Path) -> ctypes.CDLL:
-    library, kinds = ctypes.CDLL(str(file)), {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int}
-    library.multiply.argtypes = [kinds[letter] for letter in native._ARGUMENTS["multiply"]]
-    return library
 
 
 @pytest.fixture(params=machines(), scope="module")
@@ -63,7 +57,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "native" and (kept := native_library()) is not None:
         return kept
     if request.param == "tiles":
-        return loaded(request.getfixturevalue("tiles"))
+        return native._load(request.getfixturevalue("tiles"))
     flags = tuple(each.replace("native", request.param) for each in native._FLAGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_FLAGS", flags)
@@ -72,7 +66,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def on(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    monkeypatch.setattr(module, "native_library", lambda: library)
+    for each in (module, native):
+        monkeypatch.setattr(each, "native_library", lambda: library)
     return library
 
 
@@ -200,8 +195,9 @@ def test_tiles_sum_as_the_manual_says(mutant: bool, tiles: Path, monkeypatch: py
 
     The mutant's panels have the first and the second input of each pair exchanged.
     """
-    library = loaded(tiles)
-    monkeypatch.setattr(module, "native_library", lambda: library)
+    library = native._load(tiles)
+    for each in (module, native):
+        monkeypatch.setattr(each, "native_library", lambda: library)
     half, x = noise(130, 304, dtype=torch.bfloat16), noise(65, 304, dtype=torch.bfloat16)
     inputs, weight = torch.cat([x, x], dim=1), torch.cat([half, -half], dim=1)
     product, wanted = panels(weight), by_the_manual(inputs, weight)
