@@ -65,9 +65,7 @@ def train(config: DictConfig) -> Path:
                 f"{name}._target_={config[name].get('_target_')!r} is no {kind.__module__}.{kind.__name__}: give one"
             )
     head, loss, weights, source = parts.values()
-    compared = Comparison(
-        head, loss, weights, chunk=fit.chunk, temperature=fit.temperature, top_k=fit.top_k, top_p=fit.top_p
-    )
+    compared = Comparison(head, loss, weights, chunk=fit.chunk, law=fit.law)
     source.check(unanswered=rewritten is not None)
     tracker: Tracker = build(config, "tracker") or NullTracker()
     accelerator = Accelerator(mixed_precision="no")  # the loop has its own, which it may measure

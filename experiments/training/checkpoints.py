@@ -28,8 +28,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a folder that appears under its name when it is complete, and takes the place of an older one."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    old = folder.with_name(f".{folder.name}.old")
+    unfinished, old = (folder.with_name(f".{folder.name}.{state}") for state in ("unfinished", "old"))
     for left in (unfinished, old):
         shutil.rmtree(left, ignore_errors=True)
     unfinished.mkdir(parents=True)

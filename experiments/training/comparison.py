@@ -14,6 +14,9 @@ from experiments.training.edr import drawn, everywhere
 from experiments.training.losses import LEAST, Compared, CrossEntropy, DraftLoss, Places, Table
 from experiments.training.weights import Power, Weights
 from specdec.filters import keep_top
+from specdec.requests import SamplingParams
+
+WHOLE = SamplingParams(temperature=1.0)
 
 
 class Comparison(nn.Module):
@@ -22,8 +25,7 @@ class Comparison(nn.Module):
     Args:
         chunk: How many anchors are compared at a time. With more anchors than that, their logits are computed a second
             time for the gradient, and memory holds those of one piece.
-        temperature: Divides the logits of both, as a request's does where the head is served.
-        top_k, top_p: Of the target's distribution, as requests have them; 0 and 1 are off.
+        law: Of the requests that the head is for: its temperature divides both logits, its filters are the target's.
 
     Raises:
         ValueError: The loss is one of whole drafts, and the head trains none, or there are weights beside its own.
@@ -32,17 +34,15 @@ class Comparison(nn.Module):
     ends: Sequence[int] = ()  # the target's tokens that end a text
 
     def __init__(
-        self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, temperature: float = 1.0,
-        top_k: int = 0, top_p: float = 1.0,
-    ):  # fmt: skip
+        self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, law: SamplingParams = WHOLE
+    ):
         super().__init__()
         name = f"the loss {type(loss).__name__}"
         if head.autoregressive and not loss.by_place:
             raise ValueError(f"{name} is of whole drafts, and this head trains depth 1 alone: give another loss")
         if not loss.by_place and vars(weights) != vars(Power(1.0)):
             raise ValueError(f"{name} weighs the depths of a draft itself: give weights=equal")
-        self.head, self.loss, self.weights, self.chunk = head, loss, weights, chunk
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.head, self.loss, self.weights, self.chunk, self.law = head, loss, weights, chunk, law
 
     def forward(
         self, batch: TextBatch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
@@ -98,7 +98,7 @@ class Comparison(nn.Module):
                 for depth, state in enumerate(states):
                     at = where[:, depth]
                     log_q = F.log_softmax(
-                        head.logits(state[rows], previous[:, depth], depth + 1).float() / self.temperature, -1
+                        head.logits(state[rows], previous[:, depth], depth + 1).float() / self.law.temperature, -1
                     )
                     more = progress, 0.0 if mass is None else mass[at], ends
                     yield (compared := Compared(log_q, _rows(restricted, at), columns[:, depth], *more))
@@ -132,12 +132,10 @@ class Comparison(nn.Module):
 
     def _target_law(self, logits: Float[Tensor, "place vocab"]) -> Float[Tensor, "place vocab"]:
         """The logarithm of p, very low for tokens that are never drawn."""
-        logits, k = logits / self.temperature, self.top_k
-        if not k and self.top_p == 1:
-            return F.log_softmax(logits, -1)
-        filters = logits.new_tensor([k], dtype=torch.long), logits.new_tensor([self.top_p])
-        known = {"largest_top_k": k, "all_top_k": k > 0, "any_top_p": self.top_p < 1}
-        return F.log_softmax(keep_top(logits[None], *filters, **known)[0], -1).clamp(min=LEAST)
+        logits, k, p = logits / self.law.temperature, self.law.top_k, self.law.top_p
+        filters = logits.new_tensor([k], dtype=torch.long), logits.new_tensor([p])
+        kept = keep_top(logits[None], *filters, largest_top_k=k, all_top_k=k > 0, any_top_p=p < 1)
+        return F.log_softmax(kept[0], -1).clamp_(min=LEAST)
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:

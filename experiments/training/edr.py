@@ -69,9 +69,8 @@ def drawn(found: Sequence[Places], batch: TextBatch, own: Anchors) -> tuple[Anch
     chance = (scale * begun).clamp(max=1)
     ticks = chance.cumsum(1) + torch.rand(rows, 1, dtype=torch.float64)
     chosen = ticks.floor() > (ticks - chance).floor()
-    order = (2 - chosen.int() - valid[..., 0].int()).argsort(
-        dim=1, stable=True
-    )  # others fill rows up, and count for nothing
+    # Others fill rows up, and count for nothing.
+    order = (2 - chosen.int() - valid[..., 0].int()).argsort(dim=1, stable=True)
     taken = torch.zeros_like(chosen).scatter(1, order, torch.arange(length) < counts).flatten()
     weight = (met / chance[..., None]).where(chosen[..., None], 0.0)
     factors = torch.stack([weight, weight * advantage], -1).flatten(0, 1)[taken]

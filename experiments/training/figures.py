@@ -92,8 +92,8 @@ def binned(predicted: Tensor, happened: Tensor, valid: Bool[Tensor, "anchor dept
     """Counts, sums of predictions and sums of rates, by depth and by bin of the prediction."""
     bins = (predicted * _BINS).long().clamp(max=_BINS - 1).T
     empty = predicted.new_zeros(predicted.shape[1], _BINS)
-    parts = (valid.double(), predicted, happened)
-    return torch.stack([empty.scatter_add(1, bins, each.where(valid, 0.0).T) for each in parts])
+    each = (part.where(valid, 0.0).T for part in (valid.double(), predicted, happened))
+    return torch.stack([empty.scatter_add(1, bins, numbers) for numbers in each])
 
 
 def calibration_errors(bins: Float[Tensor, "3 depth bin"]) -> Float[Tensor, " depth"]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from specdec.arguments import number, whole
 from specdec.machine import is_native
+from specdec.requests import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class FitConfig:
         clip: Gradients are scaled down to this norm; 0 for never.
         chunk: Anchors whose logits are in memory at a time (``Comparison``). On a CPU it should be so few that their
             logits stay in its cache; on a GPU as many as there is memory for, which saves computing them twice.
-        temperature, top_k, top_p: Of the requests that the head is trained for (``Comparison``).
+        temperature, top_k, top_p: Of the requests that the head is trained for.
     """
 
     steps: int
@@ -49,16 +50,15 @@ class FitConfig:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if value is not None and name != "decay"}
+        apart = "decay", "top_k", "top_p"
+        given = {name: value for name, value in vars(self).items() if value is not None and name not in apart}
         for name, value in given.items():
             if name in ("lr", "muon_lr", "temperature"):
                 number(f"fit.{name}", value, "give a number above 0", lambda value: 0 < value < math.inf)
-            elif name == "top_p":
-                number("fit.top_p", value, "give a probability, 1 for none", lambda value: 0 < value <= 1)
             elif name in ("weight_decay", "clip"):
                 number(f"fit.{name}", value, "give a number of at least 0", lambda value: value >= 0)
             else:
-                whole(f"fit.{name}", value, least=int(name != "top_k"))
+                whole(f"fit.{name}", value, least=1)
         if self.length < 4:
             raise ValueError(f"fit.length={self.length}: give at least 4, so that a draft has something to follow")
         if self.warmup > self.steps:
@@ -66,6 +66,12 @@ class FitConfig:
             raise ValueError(f"fit.warmup={self.warmup} is above fit.steps={self.steps}: give at most as many")
         if self.decay not in ("linear", "cosine", "late", "none"):
             raise ValueError(f"fit.decay={self.decay!r}: give linear, cosine, late or none")
+        _ = self.law  # refuses what is no filter
+
+    @property
+    def law(self) -> SamplingParams:
+        """The sampling of these requests."""
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def factor(self, step: int) -> float:
         """The factor of the peak learning rates in a step."""

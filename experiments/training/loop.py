@@ -77,19 +77,9 @@ class Training:
     """
 
     def __init__(
-        self,
-        comparison: Comparison,
-        target: FrozenTarget | StoredTarget,
-        rows: Rows,
-        config: FitConfig,
-        plan: Plan,
-        *,
-        accelerator: Accelerator,
-        watcher: Watcher,
-        vocab_size: int,
-        sharded: bool = False,
-        precision: str = "no",
-    ):
+        self, comparison: Comparison, target: FrozenTarget | StoredTarget, rows: Rows, config: FitConfig, plan: Plan, *,
+        accelerator: Accelerator, watcher: Watcher, vocab_size: int, sharded: bool = False, precision: str = "no",
+    ):  # fmt: skip
         self.head = comparison.head
         self.target, self.rows, self.config, self.plan = target, rows, config, plan
         self.accelerator, self.watcher = accelerator, watcher
@@ -278,11 +268,9 @@ class Training:
         found = []
         for start in range(0, len(mine), size):
             part = rows.batch(mine[start : start + size]).to(accelerator.device)
-            states = self.target(part)
-            anchors = self.head.anchors(part, generator)
             with self._autocast():
                 # Not called as a module: a divided one would gather its weights, each process for as many parts.
-                found.append(comparison.places(part, states, anchors))
+                found.append(comparison.places(part, self.target(part), self.head.anchors(part, generator)))
         comparison.train()
         return found
 

@@ -71,13 +71,9 @@ class FrozenTarget:
             mask = {kind: by_window[window] for kind, window in self.windows.items()}
             if len(by_window) == 1:
                 (mask,) = by_window.values()
-        output = self.model.base_model(
-            input_ids=batch.tokens,
-            attention_mask=mask,
-            position_ids=batch.positions,
-            output_hidden_states=any(layer >= 0 for layer in self.layers),
-            use_cache=False,
-        )
+        wanted: Any = {"use_cache": False, "output_hidden_states": any(layer >= 0 for layer in self.layers)}
+        given = {"input_ids": batch.tokens, "attention_mask": mask, "position_ids": batch.positions}
+        output = self.model.base_model(**given, **wanted)
         found = {layer: output.hidden_states[layer] for layer in self.layers if layer >= 0}
         return {**found, -1: output.last_hidden_state}
 

@@ -1,4 +1,4 @@
-"""Loops of a forward that threads share (``native/threads.h``): whole when one leaves, and nobody waits for the late."""
+"""Loops of a forward that threads share (``native/threads.h``): whole when one leaves; nobody waits for the late."""
 
 import ctypes
 import subprocess

@@ -40,14 +40,9 @@ class Chat(Source):
     """
 
     def __init__(
-        self,
-        file: str,
-        *,
-        held_out: float = 0.02,
-        template: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        count: int | None = None,
-    ):
+        self, file: str, *, held_out: float = 0.02, template: str | None = None,
+        template_options: Mapping[str, Any] | None = None, count: int | None = None,
+    ):  # fmt: skip
         self.file, self.held_out, self.count = file, held_out, count
         self.template, self.options = template, dict(template_options or {})
 
@@ -135,9 +130,7 @@ def marked(told: Told, tokenizer: Any, template: str, options: Mapping[str, Any]
     """
     name, messages, tools = told
     if tools and "tools" not in template:
-        raise ValueError(
-            f"{name} has tools, which the chat template does not read: leave them out, or give data.template"
-        )
+        raise ValueError(f"{name} has tools, which the chat template does not read: drop them, or give data.template")
     given = {"chat_template": template, "add_generation_prompt": asks, **options, "tools": tools or None}
     try:
         found = tokenizer.apply_chat_template(

@@ -78,14 +78,9 @@ def prompts_of(documents: Sequence[Document], config: RegenerateConfig, seed: in
 
 
 def regenerate(
-    prompts: Sequence[Document],
-    engine: Engine,
-    config: RegenerateConfig,
-    *,
-    seed: int,
-    made_with: dict[str, Any],
+    prompts: Sequence[Document], engine: Engine, config: RegenerateConfig, *, seed: int, made_with: dict[str, Any],
     told: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Document]:
+) -> list[Document]:  # fmt: skip
     """Let the target answer, and return its documents.
 
     Args:
@@ -148,8 +143,7 @@ def answered(
     tokens = [list(parts[0]) for parts in given]
     marks = [[0] * len(row) for row in tokens]
     answers: list[list[str]] = [[] for _ in prompts]
-    filters = {"top_k": config.top_k, "top_p": config.top_p}
-    fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed, **filters)
+    fixed = SamplingParams(max_new_tokens=config.max_new_tokens, seed=seed, top_k=config.top_k, top_p=config.top_p)
     open_rows, turn = list(range(len(prompts))), 0
     while fitting := [row for row in open_rows if len(tokens[row]) + config.max_new_tokens <= engine.max_length]:
         warm = {row: config.temperature * ((numbers[row] * 0.618034) % 1 >= config.greedy) for row in fitting}
