@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
 from experiments.training import losses
-from experiments.training.comparison import Comparison, counted
+from experiments.training.comparison import WHOLE, Comparison, counted
 from experiments.training.edr import ExpectedRounds, drawn, everywhere, occupied
 from experiments.training.figures import Tally, binned, calibration_errors, sequential_temperatures
 from experiments.training.losses import Compared, CrossEntropy, ForwardKL, Loss, Places, TotalVariation
 from experiments.training.weights import DPace, ExpectedLength, Power, Weights
+from specdec.requests import SamplingParams
 
 PLACES, COLUMNS = 6, 11
 Formula = Callable[[np.ndarray, np.ndarray, int], float]
@@ -168,12 +169,25 @@ def example() -> tuple[TextBatch, TargetStates]:
     return TextBatch(tokens, supervised, documents, positions), TargetStates({-1: hidden}, output)
 
 
+def lawful(logits: Tensor, law: SamplingParams) -> Tensor:
+    """The distributions of requests, token by token."""
+    found = (logits / law.temperature).softmax(-1)
+    for row in found:
+        order = row.argsort(descending=True).tolist()
+        kept = order[: law.top_k or None]
+        while len(kept) > 1 and row[kept[:-1]].sum() / row[order[: law.top_k or None]].sum() >= law.top_p:
+            kept.pop()
+        row[[token for token in order if token not in kept]] = 0.0
+    return found / found.sum(-1, keepdim=True)
+
+
 def slow_loss(
-    head: Linear, batch: TextBatch, states: TargetStates, loss: str, weights: Weights, columns: Tensor | None
-) -> Tensor:
+    head: Linear, batch: TextBatch, states: TargetStates, loss: str, weights: Weights, columns: Tensor | None,
+    law: SamplingParams,
+) -> Tensor:  # fmt: skip
     """The loss, place by place: the sum over depths of the mean over that depth's places."""
     sums: list[list[Tensor]] = [[] for _ in range(DEPTHS)]
-    p_all = states.logits(torch.arange(18)).double().softmax(-1).view(2, 9, VOCAB)
+    p_all = lawful(states.logits(torch.arange(18)).double(), law).view(2, 9, VOCAB)
     ids = torch.arange(VOCAB) if columns is None else columns
     for row in range(2):
         for root in range(1, 9):
@@ -187,13 +201,13 @@ def slow_loss(
                 valid.append(there)
                 if not there:
                     continue
-                q = head.layers[depth - 1](states.hidden[-1][row, root - 1]).softmax(-1)
+                q = (head.layers[depth - 1](states.hidden[-1][row, root - 1]) / law.temperature).softmax(-1)
                 whole = p_all[row, at - 1]
                 p = whole[ids] / whole[ids].sum()
                 label = (ids == batch.tokens[row, at]).nonzero()[:, 0].tolist()
                 entropy = -q[label[0]].log() if label else q.new_zeros(())
                 likely.append(float((-entropy.detach()).exp()) if label else 0.0)
-                value = (p * (p / q).log()).sum() if loss == "kl" else entropy
+                value = (p * (p.clamp(min=1e-30) / q).log()).sum() if loss == "kl" else entropy
                 alpha = torch.minimum(whole[ids], q).sum().detach()
                 if head.confidence_weight:
                     c = head.judge(states.hidden[-1][row, root - 1])[depth - 1].sigmoid()
@@ -208,25 +222,27 @@ def slow_loss(
 
 
 REDUCED = torch.tensor([0, 2, 3, 6])
+WARM = SamplingParams(temperature=0.7, top_k=5, top_p=0.8)
 
 
 @pytest.mark.parametrize(
-    ("loss", "weights", "columns", "confident", "chunk"),
+    ("loss", "weights", "columns", "confident", "chunk", "law"),
     [
-        ("kl", Power(1.0), None, False, 100),
-        ("text", Power(0.5), None, True, 3),
-        ("kl", DPace(0.5), REDUCED, False, 3),
-        ("text", Power(0.8), REDUCED, True, 100),
+        ("kl", Power(1.0), None, False, 100, WHOLE),
+        ("text", Power(0.5), None, True, 3, WHOLE),
+        ("kl", DPace(0.5), REDUCED, False, 3, WHOLE),
+        ("text", Power(0.8), REDUCED, True, 100, WARM),
+        ("kl", Power(1.0), None, True, 3, WARM),
     ],
 )
-def test_the_loss_is_the_sum_of_the_depths_means(loss, weights, columns, confident, chunk) -> None:
+def test_the_loss_is_the_sum_of_the_depths_means(loss, weights, columns, confident, chunk, law) -> None:
     torch.manual_seed(2)
     head, (batch, states) = Linear(columns, confident=confident), example()
     rule: Loss = ForwardKL() if loss == "kl" else CrossEntropy()
-    comparison = Comparison(head, rule, weights, chunk=chunk)
+    comparison = Comparison(head, rule, weights, chunk=chunk, law=law)
     anchors = counted(Anchors.everywhere(batch, DEPTHS), batch, states, columns, chunk)
     value, _ = comparison(batch, states, anchors, anchors.counted.sum(0).double(), 0.0)
-    wanted = slow_loss(head, batch, states, loss, weights, columns)
+    wanted = slow_loss(head, batch, states, loss, weights, columns, law)
     torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
     mine, slow = (torch.autograd.grad(loss, list(head.layers.parameters())) for loss in (value, wanted))
     torch.testing.assert_close(mine, slow, rtol=1e-5, atol=1e-6)
