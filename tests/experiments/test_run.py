@@ -31,42 +31,26 @@ from verifiers.rejection import RejectionVerifier
 no_pictures = pytest.mark.usefixtures("no_pictures")
 
 
-@pytest.mark.parametrize(
-    ("drafter", "more"),
-    [
-        ("ngram", []),
-        pytest.param(
-            "model",
-            ["drafter.shape=[2,2]", "engine.max_batch_size=2", "sampling.n=2", "sampling.temperature=1"],
-            marks=pytest.mark.full,
-        ),
-    ],
-)
 def test_a_run_leaves_everything_behind(
-    drafter: str, more: list[str], configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    run(configure("run", *tiny, *local(saved, drafter), *more))
+    run(configure("run", *tiny, *local(saved, "ngram")))
     folder = tmp_path / "out"
-    names = {path.name for path in folder.iterdir()}
     pictures = {f"{name}.{kind}" for name in ("acceptance_by_position", "time") for kind in ("png", "svg")}
     texts = {"records.jsonl", "summary.json", "manifest.json", "prompts.jsonl", "tokens.json", "tables.txt"}
-    assert names == texts | pictures
+    assert {path.name for path in folder.iterdir()} == texts | pictures
 
     summary = summary_file(folder)
-    samples = 6 if "sampling.n=2" in more else 3
-    assert summary["complete"] and summary["rows"][0]["planned"] == samples
+    assert summary["complete"] and summary["rows"][0]["planned"] == 3
     plain, method = summary["methods"]
-    assert (plain["method"], method["method"], method["exactness"]) == ("plain", drafter, "exact")
-    assert (method["finished"], method["failed"]) == (samples, 0)
+    assert (plain["method"], method["method"], method["exactness"]) == ("plain", "ngram", "exact")
+    assert (method["finished"], method["failed"], method["equal_to_plain"]) == (3, 0, 3)
     assert method["mean_acceptance_length"] >= plain["mean_acceptance_length"] == 1 and method["speedup"] > 0
     assert set(family(method, "stage_seconds")) == {*STAGES, "other"}
-    if not more:
-        assert method["equal_to_plain"] == method["compared_with_plain"] == 3, "float32, so token for token"
 
     records = read_records(folder / "records.jsonl")
-    assert len(records) == 2 * samples
-    again = rows_of(summarize(records, planned=samples, bootstrap=Bootstrap(resamples=200)))[1]
-    assert again["speedup"] == method["speedup"]
+    again = rows_of(summarize(records, planned=3, bootstrap=Bootstrap(resamples=200)))[1]
+    assert len(records) == 6 and again["speedup"] == method["speedup"]
     # Sums of the same numbers at other addresses may be added in another order.
     assert again["speedup_low"] == pytest.approx(method["speedup_low"], rel=1e-12)
 
@@ -75,25 +59,18 @@ def test_a_run_leaves_everything_behind(
     assert manifest["seeds"] == {"sampling": 0, "dataset": 0, "bootstrap": 0}
     assert (manifest["dtype"], manifest["command"]) == ("float32", sys.argv) and manifest["versions"]["torch"]
     assert {"device", "machine", "git"} <= set(manifest)
-    recordings = manifest["recordings"][drafter]
+    recordings = manifest["recordings"]["ngram"]
     assert recordings == manifest["recordings"]["plain"], "they share an engine"
     assert (recordings["recorded"], recordings["refused"]) == ("rounds" if native_library() else "decisions", {})
     assert recordings["stages"] > 0 and 0 < recordings["replayed"] <= recordings["rounds"]
-    assert recordings["replayed_share"] == recordings["replayed"] / recordings["rounds"]
     shown = capsys.readouterr().out
     assert "mean acceptance length" in shown and "records.jsonl" in shown
 
 
 @no_pictures
-@pytest.mark.parametrize("verifier", ["rejection", pytest.param("typical", marks=pytest.mark.full)])
-def test_what_users_felt(
-    verifier: str, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
-    """Limits and a price add a table; a lossy rule's rounds are looked at, which the moments do not show.
-
-    Memory is planned before, and held against the truth.
-    """
-    asked = ["sla.ttft=60", "sla.e2e=1us", "price=3.6", f"verifier={verifier}", "engine.max_batch_size=2", "peaks=none"]
+def test_what_users_felt(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
+    """Limits and a price add a table. Memory is planned before, and held against the truth."""
+    asked = ["sla.ttft=60", "sla.e2e=1us", "price=3.6", "engine.max_batch_size=2", "peaks=none"]
     run(configure("run", *tiny, *local(saved, "model"), *asked))
     for record in read_records(tmp_path / "out" / "records.jsonl"):
         assert record.seconds is not None and record.ingestion is not None and record.ingestion > 0
@@ -110,12 +87,11 @@ def test_what_users_felt(
     shown, said = capsys.readouterr()
     phases = re.findall(r"^[\d:]+ (?:s|min|h): (\w+)", said, re.MULTILINE)
     assert phases == ["loading", "packing", "warming"]
-    assert "goodput," in shown and "price of" in shown
+    assert "goodput," in shown and "price of" in shown and "Memory held" in shown
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["loading_seconds"] > 0
     held = manifest["memory"]["held"]
+    assert manifest["loading_seconds"] > 0
     assert all(held[part] > 0 for part in ("weights", "drafter", "kv", "drafter_kv", "scratch"))
-    assert shown.index("mean acceptance length") < shown.index("Memory held")
 
 
 @pytest.mark.full
@@ -136,10 +112,9 @@ def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: li
 
 def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     words = ["target.inflate=null", "target.dtype=float32", *tiny, "engine.max_length=128", "dataset.count=1"]
-    words += [f"methods.model.name={saved / 'drafter'}", "sampling.max_new_tokens=6"]
-    run(
-        configure("run", "experiment=demo", *words, "method=m", "~methods.medusa", "~methods.eagle")
-    )  # heads for another target
+    words += [f"methods.model.name={saved / 'drafter'}", "sampling.max_new_tokens=6", "method=m"]
+    words += ["~methods.medusa", "~methods.eagle"]  # heads for another target
+    run(configure("run", "experiment=demo", *words))
     summary = summary_file(tmp_path / "out")
     assert [(m["temperature"], m["method"]) for m in summary["methods"]] == [
         (temperature, method) for temperature in (0, 1) for method in ("plain", "ngram", "model")
@@ -149,9 +124,8 @@ def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: 
     shown = capsys.readouterr().out
     assert shown.count("mean acceptance") == 1, "one table"
     assert shown.index("drafted and accepted") < shown.index("mean acceptance"), "both outputs come first"
-    assert "SPECDEC_MODELS=FOLDER python -m experiments.run pair=qwen25_coder_1b5" in " ".join(shown.split())
     assert "6 target forwards" in shown and re.search(r"[«±]", shown), "marks stand for colors in a pipe"
-    assert (tmp_path / "out" / "speedup.png").exists() and "speedup.png" in shown and str(tmp_path / "out") in shown
+    assert (tmp_path / "out" / "speedup.png").exists() and "speedup.png" in shown
 
 
 def test_methods_are_measured_together(
@@ -210,12 +184,9 @@ def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str]
 def test_contenders_are_interleaved_with_ours(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path
 ) -> None:
-    config = configure(
-        "run", *tiny, "dataset.count=2", "warmup_prompts=0", "drafter=ngram", "method=ngram", "target.dtype=float32",
-        "+contender=[hf_prompt_lookup,hf_assisted]", "sampling.max_new_tokens=6",
-        f"contenders.hf_assisted.assistant={saved / 'drafter'}",
-    )  # fmt: skip
-    run(config)
+    words = ["dataset.count=2", "warmup_prompts=0", *local(saved, "ngram"), "target.dtype=float32"]
+    words += ["+contender=[hf_prompt_lookup,hf_assisted]", "sampling.max_new_tokens=6"]
+    run(configure("run", *tiny, *words, f"contenders.hf_assisted.assistant={saved / 'drafter'}"))
     records = read_records(tmp_path / "out" / "records.jsonl")
     methods = ["plain", "ngram", "hf_prompt_lookup", "hf_assisted"]
     assert [record.method for record in records] == methods * 2
@@ -227,11 +198,9 @@ def test_contenders_are_interleaved_with_ours(
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["exactness"]["hf_assisted"] == "exact (declared)"
     assert manifest["series"] == 4
-    over = sorted(((row["speedup"] or 1.0, row["method"]) for row in summary["methods"]), reverse=True)
-    best, *others = over
-    behind = next((speed, name) for speed, name in others if {"plain", "ngram"} != {name, best[1]})
-    said = f"fastest of all: {best[1]}, {best[0] / behind[0]:.2f} times {behind[1]}"
-    assert said in " ".join((tmp_path / "out" / "tables.txt").read_text().split())
+    best = max(summary["methods"], key=lambda row: row["speedup"] or 1.0)
+    shown = " ".join((tmp_path / "out" / "tables.txt").read_text().split())
+    assert f"fastest of all: {best['method']}, " in shown
 
 
 @no_pictures
@@ -279,7 +248,7 @@ class WrongRoot(NGramDrafter):
 
 @no_pictures
 def test_a_broken_drafter_ends_the_run_with_an_error_and_keeps_its_results(
-    configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any
+    configure: Configure, tiny: list[str], tmp_path: Path
 ) -> None:
     broken = ["drafter=ngram", "method=broken", f"drafter._target_={WrongRoot.__module__}.WrongRoot"]
     config = configure("run", *tiny, *broken, "target.dtype=float32")
@@ -294,9 +263,6 @@ def test_a_broken_drafter_ends_the_run_with_an_error_and_keeps_its_results(
     assert worst is not None and worst.tokens[0] != worst.tokens[1]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["lossless"]["broken"] == "not lossless" and manifest["planned"] == 3
-    shown = capsys.readouterr().out
-    assert "NOT LOSSLESS" in shown[: shown.index("wrote")], "in the table"
-    assert "broken: NOT LOSSLESS" in shown[shown.index("wrote") :], "and at the end"
     config.resume = True
     with pytest.raises(NotLosslessError):
         run(config)  # it is complete, and as broken as before
@@ -314,39 +280,30 @@ def test_a_failing_prompt_is_counted_and_the_run_goes_on(
     Stop(monkeypatch, RuntimeError("boom"), {3})
     run(configure("run", *tiny, *local(saved, "ngram"), f"verifier._target_={OwnRule.__module__}.OwnRule"))
     plain, method = summary_file(tmp_path / "out")["methods"]
-    assert (method["finished"], method["failed"]) == (2, 1)
+    assert (plain["finished"], plain["failed"]) == (3, 0)
+    assert (method["finished"], method["failed"], method["exactness"]) == (2, 1, "exact (declared)")
     (error,) = (record.error for record in read_records(tmp_path / "out" / "records.jsonl") if record.failed)
     assert re.fullmatch(r"RuntimeError: boom \(at \S+runs.py:\d+ in \S+\)", error or "")
-    assert (plain["finished"], plain["failed"]) == (3, 0)
-    assert method["exactness"] == "exact (declared)"
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["exactness"]["ngram"] == "exact (declared)"
     shown = capsys.readouterr().out
     assert "ngram failed on 1 of 3 prompts: RuntimeError: boom" in shown
     assert "acceptance rule: exact (declared)" in shown
 
 
 @no_pictures
-@pytest.mark.parametrize(("policy", "finished"), [("skip", 2), pytest.param("cut", 3, marks=pytest.mark.full)])
 def test_prompts_that_do_not_fit_are_said_once(
-    policy: str, finished: int, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path,
-    capsys: Any,
-) -> None:  # fmt: skip
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
     lines = [{"prompt": "x" * size} for size in (10, 100, 20)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    more = ["dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "engine.max_length=64"]
+    more = ["dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "dataset.too_long=skip", "engine.max_length=64"]
     tiny.remove("dataset.prompt_tokens=16")
-    summary = run(configure("run", *tiny, *local(saved, "ngram"), *more, f"dataset.too_long={policy}"))
-    assert summary.complete
-    for method in summary_file(tmp_path / "out")["methods"]:
-        assert (method["finished"], method["failed"]) == (finished, 0)
-    told = capsys.readouterr()
+    assert run(configure("run", *tiny, *local(saved, "ngram"), *more)).complete
+    assert [(m["finished"], m["failed"]) for m in summary_file(tmp_path / "out")["methods"]] == [(2, 0)] * 2
     beginning = "1 of 3 prompts do not fit into engine.max_length=64 with sampling.max_new_tokens=12"
-    assert told.err.count(beginning) == 1
+    assert capsys.readouterr().err.count(beginning) == 1
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["prompts"] == finished
-    counted = {"skip": "skipped", "cut": "cut"}[policy]
-    nothing = {"cut": 0, "skipped": 0, "of": 3, "longest": 112, "room": 64}
-    assert manifest["too_long"] == nothing | {counted: 1}
+    assert manifest["prompts"] == 2
+    assert manifest["too_long"] == {"cut": 0, "skipped": 1, "of": 3, "longest": 112, "room": 64}
 
 
 def test_what_a_models_files_ask_for_and_a_run_leaves_out_is_said() -> None:
@@ -360,7 +317,7 @@ def test_what_a_models_files_ask_for_and_a_run_leaves_out_is_said() -> None:
     assert "top_p=0.8" in str(left_out(target, [SamplingParams(temperature=1.0)]))
 
 
-@pytest.mark.parametrize("command", ["run", "audit", "plan", "bench", "train"])
+@pytest.mark.parametrize("command", ["run", "train"])
 def test_an_out_that_cannot_be_written_to_is_refused_at_once(command: str, configure: Configure, tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"out=.*file is no folder that can be written to"):
