@@ -1,8 +1,6 @@
 """``experiments.plan``: a plan from a configuration alone, whether speculation pays, and what is refused."""
 
 import json
-import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +56,6 @@ def test_a_plan_says_what_a_reader_wants_to_know(planned: Any, tmp_path: Path, c
 
 
 def test_formats_change_bytes(planned: Any) -> None:
-    for setting in ("drafter.kv_cache", "engine.kv_cache"):
-        with pytest.raises(ValueError, match="kv_cache='int9': give int8, fp8, fp8_e5m2"):
-            planned("drafter=model", f"{setting}=int9")
     half, int4 = planned(), planned("target.quantization=int4", "engine.kv_cache=int8")
     memory, smaller = half.rooms[0], int4.rooms[0]
     assert memory.weights == 2 * half.asked.shape.weights
@@ -69,48 +64,34 @@ def test_formats_change_bytes(planned: Any) -> None:
     assert smaller.kv / memory.kv == pytest.approx((128 + 4) / 256), "a byte per number, a factor per vector"
 
 
-@pytest.mark.parametrize("drafter", ["model", "mtp", "medusa", "quantized"])
+@pytest.mark.parametrize("drafter", ["model", "mtp"])
 def test_a_draft_vocabulary_makes_the_output_layer_smaller(drafter: str, planned: Any, llama: Path) -> None:
     words = [f"drafter={drafter}", *([f"drafter.name={llama}"] if drafter == "model" else [])]
     whole, cut = (planned(*words, f"drafter.vocabulary={n}").asked.drafter.model.shape for n in ("null", 16384))
-    assert (
-        cut.output_weights == whole.output_weights * 16384 // whole.vocab and cut.table_weights == whole.table_weights
-    )
-    assert not cut.borrowed and cut.vocab == 16384
+    assert cut.output_weights == whole.output_weights * 16384 // whole.vocab
+    assert cut.table_weights == whole.table_weights and not cut.borrowed and cut.vocab == 16384
 
 
-def test_vocabularies_are_compared_as_before_a_run(planned: Any, saved: Path, tmp_path: Path) -> None:
-    def title(folder: Path) -> str:
-        words = [f"target.name={saved / 'target'}", "drafter=model", f"drafter.name={folder}", "context=99", "output=9"]
-        return planned(*words).asked.drafter.title
-
-    said = {
+def test_vocabularies_are_compared_as_before_a_run(planned: Any, saved: Path) -> None:
+    for name, words in {
         "drafter": "target's vocabulary",
         "other": "in 257 tokens",
         "pard": "width of vocabulary",
-    }
-    assert [title(saved / name).endswith(words) for name, words in said.items()] == [True] * 3
-    shutil.copytree(saved / "drafter", tmp_path / "respelled")
-    file = tmp_path / "respelled" / "tokenizer.json"
-    spelled = json.loads(file.read_text())
-    spelled["model"]["vocab"] = {word: 256 - token for word, token in spelled["model"]["vocab"].items()}
-    file.write_text(json.dumps(spelled))
-    with pytest.raises(ValueError, match=r"ids are spelled differently, .* or drafter=tli"):
-        title(tmp_path / "respelled")
+    }.items():
+        drafter = ["drafter=model", f"drafter.name={saved / name}"]
+        made = planned(f"target.name={saved / 'target'}", *drafter, "context=99", "output=9")
+        assert made.asked.drafter.title.endswith(words)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "said", "longest"),
-    [("ngram", "looks drafts up", 8), ("medusa", "4 Medusa heads", 4), ("block", "block drafter of 5 layers", 8)],
-)
-def test_drafters(drafter: str, said: str, longest: int, planned: Any) -> None:
+@pytest.mark.parametrize(("drafter", "said", "longest"), [("ngram", "looks drafts up", 8), ("medusa", "4 Medusa", 4)])
+def test_drafters_that_are_not_here(drafter: str, said: str, longest: int, planned: Any) -> None:
     made = planned(f"drafter={drafter}")
     assert said in made.asked.drafter.title
     assert made.longest == longest
     assert made.speculations[0].best.speedup > 1
 
 
-@pytest.mark.parametrize(("drafter", "borrowed"), [("eagle", False), ("block", True), ("medusa", False)])
+@pytest.mark.parametrize(("drafter", "borrowed"), [("eagle", False), ("block", True)])
 def test_a_head_that_is_here_has_its_own_sizes(
     drafter: str, borrowed: bool, configure: Configure, tmp_path: Path
 ) -> None:
@@ -165,25 +146,21 @@ def test_measured_costs_take_the_place_of_the_least_times(
     tokens = 1 + 0.7 + 0.49 + 0.343
     assert speculation.best.drafted == 3, "as many as may be considered"
     assert speculation.best.speedup == pytest.approx(tokens * (plain + 5e-4) / (verify + draft + 5e-4))
-    assert outside is None, "nine rows were not measured"
     request, unknown = made.requests(speculate=False)
     prefill = 2 * (5e-3 + 2e-5 * 4 * 384)
     halfway = 6e-3 + 2e-5 * 4 + 4e-8 * 4 * (768 + 128) + 5e-4
-    assert unknown is None and request.prefill_seconds == pytest.approx(prefill)
+    assert outside is None and unknown is None, "nine rows were not measured"
+    assert request.prefill_seconds == pytest.approx(prefill)
     assert request.seconds == pytest.approx(prefill + 256 * halfway)
+    assert request.price == pytest.approx(2e6 / 3600 / (4 * 256 / request.seconds))
     on_cpu = replace(made.asked.costs, conditions=replace(made.asked.costs.conditions, executor="ReplayExecutor"))
     joined = Plan(replace(made.asked, costs=on_cpu)).requests(speculate=False)[0]
-    assert joined.seconds == pytest.approx(request.seconds - 5e-3), (
-        "a pass over the weights less before the first token"
-    )
-    assert request.price == pytest.approx(2e6 / 3600 / (4 * 256 / request.seconds))
+    assert joined.seconds == pytest.approx(request.seconds - 5e-3), "one pass over the weights less"
     said = " ".join(capsys.readouterr().out.split())
     assert "Times are predicted by costs measured on NVIDIA H100 80GB HBM3, with a median error of 3.1%" in said
     assert "1 to 8 rows, 64 to 5,000 positions and 0 to 6 drafted nodes per row, chains of up to 5" in said
-    assert "a dash is outside what was measured" in said
-    assert re.search(r"slower than plain decoding at no batch up to 8 with 64 to 4,096 positions per row", said)
+    assert "slower than plain decoding at no batch up to 8 with 64 to 4,096 positions per row" in said
     written = json.loads((tmp_path / "out" / "plan.json").read_text())
-    assert written["asked"]["costs"]["device"] == "NVIDIA H100 80GB HBM3"
     assert written["speculation"][1] is None and written["forwards"][1]["predicted_seconds"] == pytest.approx(plain)
 
 
@@ -205,15 +182,12 @@ def test_a_processor_is_planned_by_its_own_file(planned: Any, costs: str, tmp_pa
     assert made.asked.device.title == "a chip" and made.asked.measured
     assert (made.asked.roof.bandwidth, made.asked.roof.flops) == (3.0e12, 7e14)
     assert made.asked.usable == 0.9 * 85e9
-    with pytest.raises(ValueError, match="device is a chip there and NVIDIA H100 SXM5 80GB here"):
-        planned(costs, "device=h100")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["device=a10"], r"device is NVIDIA H100 SXM5 80GB there and NVIDIA A10 24GB here"),
-        (["target.quantization=int8"], r"quantization is None there and int8 here"),
         (["drafter=medusa"], r"drafter is EagleDrafter there and MedusaDrafter here"),
         (["target.name=bundled/target", "drafter=none"], r"model is llama there and bundled/target here"),
     ],
@@ -254,9 +228,8 @@ def test_what_never_pays_and_what_always_does_is_said() -> None:
     assert break_even(replace(ROUNDS, seconds={1: [1.0, 0.9, 0.9, 0.9, 0.9]}), 1, 3, 0.0) == 0.0
     said = verdict(replace(ROUNDS, seconds={1: [1.0, 2.5, 5.0, 10.0, 20.0]}), [0.0], passes=3)
     assert said[0] == "1 row, drafter free: nothing pays, whatever is drafted."
-    assert (
-        verdict(ROUNDS, [0.2], passes=3)[0] == "1 row, drafter 20%: pays from an acceptance of 30% on, with 1 drafted."
-    )
+    said = verdict(ROUNDS, [0.2], passes=3)
+    assert said[0] == "1 row, drafter 20%: pays from an acceptance of 30% on, with 1 drafted."
 
 
 def test_the_command_times_forwards_and_refuses_what_does_not_fit(
@@ -300,8 +273,3 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
     for row in run(configure("run", *models, *options, f"out={tmp_path}/run")).rows:
         assert row["mbu.prefill"] is not None and row["mbu.verify"] is not None
     assert "Use of the device" in capsys.readouterr().out
-
-    # The same file elsewhere.
-    replace(found, conditions=replace(found.conditions, device="another processor")).save(file)
-    with pytest.raises(ValueError, match=r"under other conditions \(device is another processor there"):
-        run(configure("run", *models, *options, f"out={tmp_path}/refused"))

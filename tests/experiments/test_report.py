@@ -55,17 +55,27 @@ def page_of(tmp_path: Path, *words: str) -> Page:
     return Page((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+def test_hostile_texts_stay_texts_and_an_outputs_data_are_its_rounds(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", device=HOSTILE, dtype_reason=HOSTILE, overrides=[HOSTILE])
     page = page_of(tmp_path, str(folder))
     assert page.text.count(HOSTILE) >= 3, "where facts are shown, as text"
     assert [tag for tag, _ in page.tags].count("script") == 2, "the data and the code"
     assert not [attributes for tag, attributes in page.tags if tag == "img"]
-    data = json.loads(page.data)
-    assert data["runs"][0]["prompts"][2]["id"] == f"last {HOSTILE}"
-    assert data["runs"][0]["prompts"][2]["turns"] == [f"say last {HOSTILE}"]
-    assert data["runs"][0]["texts"]["2"] == HOSTILE
     assert "<" not in page.data
+    data = json.loads(page.data)
+    (shown,) = data["runs"]
+    assert shown["prompts"][2] == shown["prompts"][2] | {"id": f"last {HOSTILE}", "turns": [f"say last {HOSTILE}"]}
+    assert shown["texts"]["2"] == HOSTILE
+
+    output = next(each for each in shown["outputs"] if each["method"] == "model")
+    assert tuple(output["k"]) == OUTPUT
+    assert [data["sources"][number] for number in output["s"]] == [
+        "accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus",
+    ]  # fmt: skip
+    assert output["x"] == {"1": "▯", "2": "→"}, "a character over two tokens"
+    drawn = output["rounds"][1]
+    assert (drawn["up"], drawn["path"], drawn["next"][0]) == ([-1, 0, 0, 1], [1], 7)
+    assert 0 < drawn["p"][1] < 1
 
 
 def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +87,9 @@ def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
     compare.main()
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    policies = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
-    (policy,) = policies
-    assert policy is not None
+    (policy,) = (str(a["content"]) for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert rules["default-src"] == "'none'"
-    assert rules["img-src"] == "data:"
+    assert (rules["default-src"], rules["img-src"]) == ("'none'", "data:")
     assert {name for name in rules if name.endswith("-src")} == {"default-src", "img-src", "style-src", "script-src"}
     for name in ("style-src", "script-src"):
         assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
@@ -93,37 +100,21 @@ def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.Monke
             assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value}>"
 
 
-def test_what_the_page_says(tmp_path: Path, capsys: Any) -> None:
+def test_what_the_page_says(tmp_path: Path) -> None:
     page = page_of(tmp_path, str(write_run(tmp_path / "run", temperature=0.0)))
     for text in ("NOT LOSSLESS", "of 3 outputs leave plain decoding's by more than", "margin 0.5 nats",
                  "nobody/nothing (1.5M parameters)", "float32", "0123456789 with changes", "a processor"):  # fmt: skip
         assert text in page.text, text
     rows = [a["data-category"] for tag, a in page.tags if tag == "tr" and "data-category" in a]
     assert rows == ["all", "c0", "c1"] * 2
-    assert "wrote" in capsys.readouterr().out
-
-
-def test_the_data_of_an_output(tmp_path: Path) -> None:
-    data = json.loads(page_of(tmp_path, str(write_run(tmp_path / "run"))).data)
-    output = next(each for each in data["runs"][0]["outputs"] if each["method"] == "model")
-    assert tuple(output["k"]) == OUTPUT
-    assert [data["sources"][number] for number in output["s"]] == [
-        "accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus",
-    ]  # fmt: skip
-    assert output["x"] == {"1": "▯", "2": "→"}, "a character over two tokens"
-    assert output["rounds"][1]["up"] == [-1, 0, 0, 1]
-    assert output["rounds"][1]["path"] == [1]
-    assert output["rounds"][1]["next"][0] == 7
-    assert 0 < output["rounds"][1]["p"][1] < 1
 
 
 def test_runs_side_by_side_and_the_limit_of_prompts(tmp_path: Path) -> None:
     write_run(tmp_path / "sweep" / "0", prompts=4, trace=False, temperature=0.0)
     write_run(tmp_path / "sweep" / "1", prompts=4, overrides=["drafter=ngram"], dtype="bfloat16")
     page = page_of(tmp_path, str(tmp_path / "sweep"), "max_prompts=2")
-    data = json.loads(page.data)
-    assert [run["name"] for run in data["runs"]] == ["0", "drafter=ngram"]
-    assert [[prompt["id"] for prompt in run["prompts"]] for run in data["runs"]] == [["p0"], ["p0"]]
+    shown = {run["name"]: [each["id"] for each in run["prompts"]] for run in json.loads(page.data)["runs"]}
+    assert shown == {"0": ["p0"], "drafter=ngram": ["p0"]}
     assert "1 of 4 prompts of drafter=ngram are shown" in page.text
     assert "0: No trace" in page.text
     assert "MIXED: the runs differ in their dtype" in page.text
@@ -131,22 +122,24 @@ def test_runs_side_by_side_and_the_limit_of_prompts(tmp_path: Path) -> None:
     assert [run["outputs"] for run in none["runs"]] == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("more", "kind"),
-    [({}, "broken"), ({"margin": 1e-7}, "ties"),
-     ({"equals_plain": True, "divergence": None}, "equal"), ({"exactness": "lossy"}, "lossy"),
-     ({"finish_reason": "error", "error": "x"}, "broken"), ({"equals_plain": None}, "unknown"),
-     ({"temperature": 1.0, "equals_plain": None}, "sampled")],
-)  # fmt: skip
-def test_every_verdict_has_its_kind(more: dict[str, Any], kind: str, tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", prompts=2, temperature=0.0, trace=False)
-    path = folder / "records.jsonl"
+def test_every_verdict_has_its_kind(tmp_path: Path) -> None:
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("broken", {}),
+        ("ties", {"margin": 1e-7}),
+        ("equal", {"equals_plain": True, "divergence": None}),
+        ("lossy", {"exactness": "lossy"}),
+        ("broken", {"finish_reason": "error", "error": "x"}),
+        ("unknown", {"equals_plain": None}),
+        ("sampled", {"temperature": 1.0, "equals_plain": None}),
+    ]
+    path = write_run(tmp_path / "run", prompts=2, temperature=0.0, trace=False) / "records.jsonl"
     first = {"equals_plain": False, "divergence": 3, "margin": 0.5, "tie_bound": 1e-5}
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [row | (first | more if row["method"] == "model" else {}) for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = findings([load_run(folder)])
-    assert found.kind == kind
+    for kind, more in kinds:
+        changed = [row | (first | more if row["method"] == "model" else {}) for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        (found,) = findings([load_run(path.parent)])
+        assert found.kind == kind, more
 
 
 def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path) -> None:
@@ -270,9 +263,7 @@ def test_a_prompt_and_the_other_outputs_open(page: Any) -> None:
     prompt.click()
     assert texts(page, ".prompt") == [f"say last {HOSTILE}"]
     others.click()
-    import selenium.webdriver.support.ui as selenium
+    from selenium.webdriver.support.ui import WebDriverWait
 
-    selenium.WebDriverWait(page, 10).until(
-        lambda page: len(all_of(page, "#view h3")) == 2
-    )  # it says later that it is open
+    WebDriverWait(page, 10).until(lambda page: len(all_of(page, "#view h3")) == 2)  # it says later that it is open
     assert texts(page, "#view h3") == ["model, temperature 0", "plain, temperature 0"]

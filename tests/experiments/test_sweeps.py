@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,9 +17,9 @@ from omegaconf import OmegaConf
 
 from drafters.corpus import Corpus
 from drafters.ngram import NGramDrafter
-from experiments.commands.settings import objective
+from experiments.commands import settings
 from experiments.config.sections import CONF
-from specdec import DraftSampling, TreeShape, Verifier
+from specdec import DraftSampling, TreeShape
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
 from specdec.target.loading import load_tokenizer
@@ -136,17 +134,15 @@ def test_the_objective_is_the_methods_figure() -> None:
     plain, ours = ({"method": name, "speedup": speedup} for name, speedup in (("plain", None), ("ours", 2)))
     summary: Any = SimpleNamespace(rows=[plain, ours])
     config = OmegaConf.create({"objective": "speedup", "method": "ours"})
-    assert objective(config, summary) == 2.0
+    assert settings.objective(config, summary) == 2.0
     ours["speedup"] = None
     with pytest.raises(ValueError, match=r"^objective=speedup: "):
-        objective(config, summary)
+        settings.objective(config, summary)
     config.objective = None
-    assert objective(config, summary) is None
+    assert settings.objective(config, summary) is None
 
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "library.md"
-SECTION = "## Your own project"
 
 
 @pytest.fixture
@@ -162,49 +158,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def commands() -> list[str]:
-    """The lines of the section's shell blocks that run something."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text().partition(SECTION)[2], re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if not line.startswith("eval ")]
-
-
-def smaller(command: str, saved: Path) -> list[str]:
-    """The settings that make a command of the page small."""
-    if "replay" in command:
-        return ["bootstrap.resamples=100"]
-    if "check" in command.split("--config-dir")[0]:
-        return ["vocab=2", "tables=1", "temperatures=[1]"]
-    more = [f"target.name={saved / 'target'}", "sampling.max_new_tokens=8", "warmup_prompts=1", "threads=1"]
-    more += ["bootstrap.resamples=100", "engine.max_length=256", "dataset.count=2"]
-    if "experiment=" in command:
-        return [*more, "drafter=repeat,none"]
-    return more if "dataset=" in command else [*more, "dataset.prompt_tokens=16"]
-
-
 @pytest.mark.full
-def test_the_commands_of_the_page_work(
-    project: Path, saved: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_projects_components_are_run_replayed_and_compared(
+    project: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where a file of the project is named like a package: the working directory is searched last."""
     (project / "verifiers.py").write_text("raise RuntimeError('this is not the package verifiers')\n")
-    lines = commands()
-    assert len(lines) >= 8
-    for line in lines:
-        words = shlex.split(line)
-        script = words[0].removeprefix("specdec-").replace("-", "_")
-        module, arguments = (words[2], words[3:]) if words[0] == "python" else (f"experiments.{script}", words[1:])
-        monkeypatch.setattr(sys, "argv", [words[0], *arguments, *smaller(line, saved)])
-        try:
-            getattr(import_module(module), module.rpartition(".")[2]).main()
-        except SystemExit as end:
-            pytest.fail(f"{line} ended with exit code {end.code}: {capsys.readouterr().err}")
-        shown = " ".join(capsys.readouterr().out.split())
-        if "check" in module:
-            assert "CautiousVerifier is exact, over" in shown
-        elif "replay" in module:
-            assert "most=1" in shown
-        else:
-            assert "repeat" in shown
+    small = [*kept(tiny, "dataset"), "dataset.count=2", "engine.max_length=256"]
+    components = ["drafter=repeat", "verifier=cautious", "dataset=signatures", "trace=true", "out=outputs/first"]
+    rules = "verifiers=[rejection,cautious,{name: cautious, most: 1}]"
+    for command, words in (
+        (settings.run, [*components, *small]),
+        (settings.replay, ["outputs/first", rules, "bootstrap.resamples=100"]),
+        (settings.run, ["experiment=repeat_or_model", "drafter=repeat,none", *small]),
+    ):
+        assert launched(*words, "--config-dir", "conf", monkeypatch=monkeypatch, main=command.main) == 0
+    assert "most=1" in capsys.readouterr().out
     (sweep,) = (project / "outputs" / "repeat_or_model").iterdir()
     assert "repeat" in (sweep / "comparison.md").read_text()
 
@@ -222,22 +191,21 @@ def test_its_own_tests_pass(project: Path) -> None:
     assert done.returncode == 1 and "the drafter breaks its contract" in done.stdout
 
 
-def rule(most: int) -> Verifier:
-    return import_module("mine.rule").CautiousVerifier(most=most)
-
-
 def test_the_rule_is_exact_and_stops(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(project)
+    rule = import_module("mine.rule").CautiousVerifier
     tables, chain = Tables.random(3, 3, seed=0), TreeShape.chain(3)
     accepted = []
     for most in (1, 2, 3):
-        found = enumerate_outcome(rule(most), tables, chain, DraftSampling.IID)
+        found = enumerate_outcome(rule(most=most), tables, chain, DraftSampling.IID)
         assert found.tv < 1e-12
         accepted.append(found.expected_accepted)
     assert accepted == sorted(accepted) and accepted[0] < accepted[1] < accepted[2]
 
     # The mutant: after `most` tokens it draws from what a rejection would have left.
-    mistaken = ChangedRule(rule(2), after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop))
+    mistaken = ChangedRule(
+        rule(most=2), after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop)
+    )
     assert enumerate_outcome(mistaken, tables, chain, DraftSampling.IID).tv > 1e-3
 
 
