@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from experiments.results.records import Record, begin_records
+from experiments.datasets.prompt import Prompt
+from experiments.results.records import Record
 from experiments.results.texts import TOKENS, write_prompts
 from experiments.tracing.trace import TraceKey, TraceWriter
 from specdec import DraftSampling, DraftTree, Verdict
 from specdec.acceptance import path_to
 from specdec.interfaces import Round
-from tests.experiments.made_runs import manifest_of
+from tests.experiments.made_runs import made
 
 HOSTILE = "</script><img src=x onerror=document.title=1>"
 VOCAB = 8
@@ -41,23 +42,16 @@ def write_run(folder: Path, *, prompts: int = 3, trace: bool = True, temperature
     """
     own: dict[str, Any] = {"target": {"name": "nobody/nothing", "parameters": 1_500_000}, "threads": 1}
     own |= {"planned": prompts, "git": {"commit": "0123456789abcdef", "dirty": True}}
-    manifest = manifest_of(f"out={folder}", prompts=prompts, **own | facts)
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    (folder / TOKENS).write_text(json.dumps({str(token): text for token, text in TEXTS.items()}))
     ids = [f"p{number}" for number in range(prompts - 1)] + [f"last {HOSTILE}"]
-    write_prompts(folder, [_Prompt(name, f"say {name}") for name in ids])
+    records = [record for number, name in enumerate(ids) for record in _records(name, number, temperature)]
+    made(folder, f"out={folder}", prompts=prompts, records=records, **own | facts)
+    (folder / TOKENS).write_text(json.dumps({str(token): text for token, text in TEXTS.items()}))
+    write_prompts(folder, [Prompt(id=name, turns=(f"say {name}",), category="c") for name in ids])
     writer = TraceWriter(folder, dropped=0.0)
-    begin_records(folder / "records.jsonl", [r for n, name in enumerate(ids) for r in _records(name, n, temperature)])
     for name in ids if trace else ():
         _trace(writer, name, temperature)
     writer.flush()
     return folder
-
-
-class _Prompt:
-    def __init__(self, name: str, turn: str):
-        self.id, self.category, self.turns = name, "c", (turn,)
 
 
 def _records(name: str, number: int, temperature: float) -> tuple[Record, Record]:

