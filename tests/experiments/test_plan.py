@@ -99,13 +99,14 @@ def test_a_head_that_is_here_has_its_own_sizes(
     assert shape.weights == sum(each.numel() for each in {*module.parameters()})
 
 
+H100 = Conditions(
+    device="NVIDIA H100 80GB HBM3", dtype="bfloat16", model="llama", fingerprint="", drafter="EagleDrafter"
+)
 CHAINS = CalibratedRounds(
-    conditions=Conditions(
-        device="NVIDIA H100 80GB HBM3", dtype="bfloat16", model="llama", fingerprint="", drafter="EagleDrafter"
-    ),
+    conditions=H100,
     box=Box(batch=(1, 8), context=(64, 5000), drafted=(0, 6), chunk=(16, 4096)),
-    target=StepCost(ranges=(TokenRange(upto=None, fixed=6e-3, per_token=2e-5),), per_position=4e-8, per_pair=0.0),
-    prefill=StepCost(ranges=(TokenRange(upto=None, fixed=5e-3, per_token=2e-5),), per_position=0.0, per_pair=0.0),
+    target=StepCost.affine(fixed=6e-3, per_token=2e-5, per_position=4e-8),
+    prefill=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=0.0),
     drafting=PartCost(fixed=1e-3, levels=(TokenRange(upto=None, fixed=2e-4, per_token=0.0),)),
     judging=PartCost(fixed=3e-4),
     host=2e-4,
@@ -157,7 +158,7 @@ def test_measured_costs_take_the_place_of_the_least_times(
     assert written["speculation"][1] is None and written["forwards"][1]["predicted_seconds"] == pytest.approx(plain)
 
 
-def test_nothing_is_said_beyond_what_was_measured(planned: Any, costs: str) -> None:
+def test_nothing_is_said_beyond_what_was_measured_and_other_conditions_are_refused(planned: Any, costs: str) -> None:
     made = planned("drafter=eagle", costs, "batch=[1]", "longest=99")
     assert made.longest == 5, "no chain is deeper than what was drafted, though trees had six nodes"
     assert made.asked.context == 5000, "the longest that was measured"
@@ -165,19 +166,6 @@ def test_nothing_is_said_beyond_what_was_measured(planned: Any, costs: str) -> N
     far = planned("drafter=eagle", costs, "batch=[1]", "context=6000")
     assert far.speculations == [None] and all(phase.predicted_seconds is None for phase in far.phases[1:])
     assert planned("drafter=none", costs, "batch=[16]").phases[1].predicted_seconds is None
-
-
-def test_a_processor_is_planned_by_its_own_file(planned: Any, costs: str, tmp_path: Path) -> None:
-    """It is in no table; its peaks are those that were measured."""
-    chip = replace(CHAINS, conditions=replace(CHAINS.conditions, device="a chip"))
-    chip.save(tmp_path / "costs.json")
-    made = planned("drafter=eagle", costs, "batch=1")
-    assert made.asked.device.title == "a chip" and made.asked.measured
-    assert (made.asked.roof.bandwidth, made.asked.roof.flops) == (3.0e12, 7e14)
-    assert made.asked.usable == 0.9 * 85e9
-
-
-def test_costs_of_something_else_are_refused(planned: Any, costs: str) -> None:
     for word, said in (
         ("device=a10", "device is NVIDIA H100 SXM5 80GB there and NVIDIA A10 24GB here"),
         ("drafter=medusa", "drafter is EagleDrafter there and MedusaDrafter here"),
@@ -186,30 +174,30 @@ def test_costs_of_something_else_are_refused(planned: Any, costs: str) -> None:
             planned(costs, word)
 
 
+def test_a_processor_is_planned_by_its_own_file(planned: Any, costs: str, tmp_path: Path) -> None:
+    """It is in no table; its peaks are those that were measured."""
+    replace(CHAINS, conditions=replace(CHAINS.conditions, device="a chip")).save(tmp_path / "costs.json")
+    asked = planned("drafter=eagle", costs, "batch=1").asked
+    assert asked.device.title == "a chip" and asked.measured
+    assert (asked.roof.bandwidth, asked.roof.flops, asked.usable) == (3.0e12, 7e14, 0.9 * 85e9)
+
+
 ROUNDS = TimedRounds(nodes=[1, 2, 4, 8, 16], seconds={1: [1.0, 1.1, 1.2, 1.5, 2.4], 4: [2.0, 3.0, 5.0, 11.0, 30.0]})
-
-
-def played(rate: float, drafted: int, seconds: float, plain: float, *, bonus: bool = True) -> tuple[float, float]:
-    """The speed over plain decoding's of 40,000 rounds that are played token by token, and its standard error."""
-    accepted = (np.random.default_rng(0).random((40_000, drafted)) < rate).cumprod(1).sum(1) + bonus
-    speeds = accepted * plain / seconds
-    return float(speeds.mean()), float(speeds.std() / 200)
 
 
 @pytest.mark.parametrize(("batch", "drafted", "share"), [(1, 3, 0.0), (1, 6, 0.2), (1, 15, 0.05), (4, 2, 0.05)])
 def test_rounds_at_the_break_even_acceptance_are_as_fast_as_plain_decoding(
     batch: int, drafted: int, share: float
 ) -> None:
+    """40,000 rounds that are played token by token. The mutant forgets the token behind the accepted ones."""
     rate = break_even(ROUNDS, batch, drafted, share)
     assert rate is not None
     plain = ROUNDS.seconds[batch][0]
-    verify = float(np.interp(drafted + 1, ROUNDS.nodes, ROUNDS.seconds[batch]))
-    seconds = verify + drafted * share * plain
-    speed, error = played(rate, drafted, seconds, plain)
-    assert abs(speed - 1) < 5 * error
-    # A mutant that forgets the token behind the accepted ones is far off.
-    wrong, error = played(rate, drafted, seconds, plain, bonus=False)
-    assert abs(wrong - 1) > 20 * error
+    seconds = float(np.interp(drafted + 1, ROUNDS.nodes, ROUNDS.seconds[batch])) + drafted * share * plain
+    accepted = (np.random.default_rng(0).random((40_000, drafted)) < rate).cumprod(1).sum(1)
+    speeds, wrong = ((accepted + bonus) * plain / seconds for bonus in (1, 0))
+    error = speeds.std() / 200
+    assert abs(speeds.mean() - 1) < 5 * error and abs(wrong.mean() - 1) > 20 * error
 
 
 def test_what_never_pays_and_what_always_does_is_said() -> None:
@@ -238,16 +226,14 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(
         plan(configure("plan", "costs=timed", *words, "draft_costs=[-1]"))
 
 
-SMALL = ("threads=1", "seconds=0", "rounds=1", "grid.batch=[1,2]", "grid.context=[4,240]", "grid.chunk=[8,24]")
-HELD_OUT = ("held_out.batch=[2]", "held_out.context=[20]", "held_out.drafted=[2]", "held_out.chunk=[16]")
-
-
 @pytest.mark.full
 def test_a_calibration_is_written_shown_and_taken_by_a_run(
     configure: Configure, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = [f"target.name={saved}/target", "target.dtype=float32", f"drafter.name={saved}/drafter", "drafter.shape=2"]
-    given = ["grid.drafted=[0,1,3]", *SMALL, *HELD_OUT, f"out={tmp_path}/made"]
+    given = ["threads=1", "seconds=0", "rounds=1", f"out={tmp_path}/made", "grid.batch=[1,2]", "grid.context=[4,240]"]
+    given += ["grid.chunk=[8,24]", "grid.drafted=[0,1,3]", "held_out.batch=[2]", "held_out.context=[20]"]
+    given += ["held_out.drafted=[2]", "held_out.chunk=[16]"]
     found = plan(configure("plan", "costs=fit", "drafter=model", *models, *given))
     file = tmp_path / "made" / "costs.json"
     assert CalibratedRounds.load(file) == found

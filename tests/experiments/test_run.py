@@ -4,6 +4,7 @@ that are stopped, that fail, or whose method is broken."""
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,22 @@ from tests.experiments.runs import Configure, Stop, invoke, local, summary_file
 from tests.models import tiny_model
 
 no_pictures = pytest.mark.usefixtures("no_pictures")
+Run = Callable[..., Path]
 
 
-def test_a_run_leaves_everything_behind(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
-    run(configure("run", *tiny, *local(saved, "ngram")))
-    folder = tmp_path / "out"
+@pytest.fixture
+def ran(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path) -> Run:
+    """Runs plain decoding and a drafter on tiny models, with more settings; returns the folder of the results."""
+
+    def folder(drafter: str, *words: str) -> Path:
+        run(configure("run", *tiny, *local(saved, drafter), *words))
+        return tmp_path / "out"
+
+    return folder
+
+
+def test_a_run_leaves_everything_behind(ran: Run, capsys: Any) -> None:
+    folder = ran("ngram")
     pictures = {f"{name}.{kind}" for name in ("acceptance_by_position", "time") for kind in ("png", "svg")}
     texts = {"records.jsonl", "summary.json", "manifest.json", "prompts.jsonl", "tokens.json", "tables.txt"}
     assert {path.name for path in folder.iterdir()} == texts | pictures
@@ -66,16 +76,15 @@ def test_a_run_leaves_everything_behind(
 
 
 @no_pictures
-def test_what_users_felt(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_what_users_felt(ran: Run, capsys: Any) -> None:
     """Limits and a price add a table. Memory is planned before, and held against the truth."""
-    asked = ["sla.ttft=60", "sla.e2e=1us", "price=3.6", "engine.max_batch_size=2", "peaks=none"]
-    run(configure("run", *tiny, *local(saved, "model"), *asked))
-    for record in read_records(tmp_path / "out" / "records.jsonl"):
+    folder = ran("model", "sla.ttft=60", "sla.e2e=1us", "price=3.6", "engine.max_batch_size=2", "peaks=none")
+    for record in read_records(folder / "records.jsonl"):
         assert record.seconds is not None and record.ingestion is not None and record.ingestion > 0
         moments = [0.0, record.arrived, record.admitted, record.prefilled, *record.emitted_at, record.finished]
         assert moments == sorted(moments, key=lambda moment: moment or 0.0) and moments[-1] <= record.seconds
         assert (sum(record.emitted), len(record.emitted)) == (len(record.token_ids), len(record.accepted))
-    for method in summary_file(tmp_path / "out")["methods"]:
+    for method in summary_file(folder)["methods"]:
         assert method["attainment"] == 0, "nothing ends within a millionth of a second"
         assert method["limits"] == "TTFT ≤ 60 s, e2e ≤ 0.001 ms"
         assert method["ttft.p50"] > 0 and method["tpot.count"] == 3
@@ -86,19 +95,18 @@ def test_what_users_felt(configure: Configure, saved: Path, tiny: list[str], tmp
     phases = re.findall(r"^[\d:]+ (?:s|min|h): (\w+)", said, re.MULTILINE)
     assert phases == ["loading", "packing", "warming"]
     assert "goodput," in shown and "price of" in shown and "Memory held" in shown
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
     held = manifest["memory"]["held"]
     assert manifest["loading_seconds"] > 0
     assert all(held[part] > 0 for part in ("weights", "drafter", "kv", "drafter_kv", "scratch"))
 
 
 @pytest.mark.full
-def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path) -> None:
+def test_several_policies_in_one_run(ran: Run) -> None:
     """Each is a method, and costs and calibrations are kept by method."""
     policies = ["fixed", "cost_aware", "confidence", "cost_aware_nodes"]
     chosen = [f"+policy@policies.{name}={name}" for name in policies]
-    run(configure("run", *tiny, *local(saved, "model"), *chosen, "drafter.shape=2"))
-    folder = tmp_path / "out"
+    folder = ran("model", *chosen, "drafter.shape=2")
     assert [each["method"] for each in summary_file(folder)["methods"]] == ["plain", *policies]
     kept = {path.name for path in folder.iterdir()}
     costs = {f"{name}_round_costs.json" for name in ("cost_aware", "cost_aware_nodes")}
@@ -179,25 +187,23 @@ def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str]
 
 
 @no_pictures
-def test_contenders_are_interleaved_with_ours(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path
-) -> None:
-    words = ["dataset.count=2", "warmup_prompts=0", *local(saved, "ngram"), "target.dtype=float32"]
+def test_contenders_are_interleaved_with_ours(ran: Run, saved: Path) -> None:
+    words = ["dataset.count=2", "warmup_prompts=0", "target.dtype=float32"]
     words += ["+contender=[hf_prompt_lookup,hf_assisted]", "sampling.max_new_tokens=6"]
-    run(configure("run", *tiny, *words, f"contenders.hf_assisted.assistant={saved / 'drafter'}"))
-    records = read_records(tmp_path / "out" / "records.jsonl")
+    folder = ran("ngram", *words, f"contenders.hf_assisted.assistant={saved / 'drafter'}")
+    records = read_records(folder / "records.jsonl")
     methods = ["plain", "ngram", "hf_prompt_lookup", "hf_assisted"]
     assert [record.method for record in records] == methods * 2
     assert len({record.token_ids for record in records if record.prompt == records[0].prompt}) == 1
     assert all(record.equals_plain for record in records if record.method != "plain")
-    summary = summary_file(tmp_path / "out")
+    summary = summary_file(folder)
     lookup = summary["methods"][2]
     assert lookup["speedup"] > 0 and lookup["mean_acceptance_length"] >= 1 and lookup["draft_acceptance_rate"] is None
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["exactness"]["hf_assisted"] == "exact (declared)"
     assert manifest["series"] == 4
     best = max(summary["methods"], key=lambda row: row["speedup"] or 1.0)
-    shown = " ".join((tmp_path / "out" / "tables.txt").read_text().split())
+    shown = " ".join((folder / "tables.txt").read_text().split())
     assert f"fastest of all: {best['method']}, " in shown
 
 
@@ -213,9 +219,7 @@ def test_ctrl_c_keeps_finished_prompts_and_exits_with_130(
 
 
 @no_pictures
-def test_a_crash_keeps_finished_prompts(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_keeps_finished_prompts(ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the engine, where it would be a failed prompt."""
     calls = []
 
@@ -227,7 +231,7 @@ def test_a_crash_keeps_finished_prompts(
 
     monkeypatch.setattr("experiments.measuring.measure.find_divergence", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        run(configure("run", *tiny, *local(saved, "ngram")))
+        ran("ngram")
     summary = summary_file(tmp_path / "out")
     assert not summary["complete"]
     assert summary["methods"][1]["finished"] == 2
@@ -267,31 +271,29 @@ def test_a_broken_drafter_ends_the_run_with_an_error_and_keeps_its_results(
 
 @no_pictures
 def test_a_failing_prompt_is_counted_and_the_run_goes_on(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ran: Run, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     Stop(monkeypatch, RuntimeError("boom"), {3})
-    run(configure("run", *tiny, *local(saved, "ngram")))
-    plain, method = summary_file(tmp_path / "out")["methods"]
+    folder = ran("ngram")
+    plain, method = summary_file(folder)["methods"]
     assert (plain["finished"], plain["failed"]) == (3, 0)
     assert (method["finished"], method["failed"]) == (2, 1)
-    (error,) = (record.error for record in read_records(tmp_path / "out" / "records.jsonl") if record.failed)
+    (error,) = (record.error for record in read_records(folder / "records.jsonl") if record.failed)
     assert re.fullmatch(r"RuntimeError: boom \(at \S+runs.py:\d+ in \S+\)", error or "")
     assert "ngram failed on 1 of 3 prompts: RuntimeError: boom" in capsys.readouterr().out
 
 
 @no_pictures
-def test_prompts_that_do_not_fit_are_said_once(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
+def test_prompts_that_do_not_fit_are_said_once(ran: Run, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     lines = [{"prompt": "x" * size} for size in (10, 100, 20)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     more = ["dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "dataset.too_long=skip", "engine.max_length=64"]
     tiny.remove("dataset.prompt_tokens=16")
-    assert run(configure("run", *tiny, *local(saved, "ngram"), *more)).complete
-    assert [(m["finished"], m["failed"]) for m in summary_file(tmp_path / "out")["methods"]] == [(2, 0)] * 2
+    folder = ran("ngram", *more)
+    assert [(m["finished"], m["failed"]) for m in summary_file(folder)["methods"]] == [(2, 0)] * 2
     beginning = "1 of 3 prompts do not fit into engine.max_length=64 with sampling.max_new_tokens=12"
     assert capsys.readouterr().err.count(beginning) == 1
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["prompts"] == 2
     assert manifest["too_long"] == {"cut": 0, "skipped": 1, "of": 3, "longest": 112, "room": 64}
 
