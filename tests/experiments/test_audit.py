@@ -14,12 +14,11 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 
 from experiments.audit import audit
 from specdec.checks.mistakes import MISTAKES, Place
-from specdec.engine.engine import Engine
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.experiments.contenders.test_openai import serving
-from tests.experiments.runs import Configure
+from tests.experiments.runs import Configure, Stop
 
 HERE = "tests.experiments.test_audit"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -108,19 +107,12 @@ def test_every_mistake_is_found_within_2000_tokens_of_the_bundled_pair(configure
 def test_an_interrupted_audit_goes_on(audited: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     few = "max_samples=256"
     whole = audited(few, f"out={tmp_path / 'whole'}")
-    calls, original = [0], Engine.generate
-
-    def generate(engine: Engine, *arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] in (3, 5):
-            raise KeyboardInterrupt if calls[0] == 3 else ConnectionError("it went away")
-        return original(engine, *arguments)
-
-    monkeypatch.setattr(Engine, "generate", generate)
+    Stop(monkeypatch, KeyboardInterrupt(), {3})
     with pytest.raises(ValueError, match=r"no verdict yet, .* after 64 outputs .* resume=true goes on \(interrupted\)"):
         audited(few)
     samples = tmp_path / "out" / "samples.jsonl"
     samples.write_text(samples.read_text() + '{"prompt": 0, "outp')  # it was killed while it wrote
+    Stop(monkeypatch, ConnectionError("it went away"), {2})
     with pytest.raises(ValueError, match=r"ConnectionError: it went away"):
         audited(few, "resume=true")
     kept = samples.read_bytes()
@@ -132,20 +124,23 @@ def test_an_interrupted_audit_goes_on(audited: Callable[..., Any], tmp_path: Pat
     assert found["bets"] == whole["bets"] and found["outputs"] == whole["outputs"]
 
 
-@pytest.mark.parametrize(
-    ("answers", "said"),
-    [
-        (lambda n, *_: None, "nonsense returned NoneType where 32 outputs were asked for: return a list of n lists"),
-        (lambda n, *_: [[1, 2, 3]] * n, "one and the same output 32 times, .* it ignores the temperature, or the seed"),
-        (lambda n, *_: [[1, 2, 9_999]] * n, "returned token 9999, and the target has 257 tokens"),
-    ],
-)
-def test_nonsense_is_one_sentence(
-    audited: Callable[..., Any], answers: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nonsense_and_what_cannot_be_audited_is_one_sentence(
+    audited: Callable[..., Any], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(models, "answers", answers)
-    with pytest.raises(ValueError, match=said):
-        audited(f"function={HERE}.nonsense")
+    nonsense = f"function={HERE}.nonsense"
+    for answers, words, said in (
+        (None, nonsense, "nonsense returned NoneType where 32 outputs were asked for: return a list of n lists"),
+        ([1, 2, 3], nonsense, "one and the same output 32 times, .* it ignores the temperature, or the seed"),
+        ([1, 2, 9_999], nonsense, "returned token 9999, and the target has 257 tokens"),
+        (None, "function=nowhere.generate", "function._target_='nowhere.generate': there is no such"),
+        (None, f"{nonsense} +contender=hf_generate", "several subjects"),
+        (None, f"assistant={saved}/other", "has 757 tokens, and .* has 257"),
+        (None, "sampling.temperature=0", "a run compares greedy outputs with plain decoding's"),
+        (None, "sampling.adapter=a", "adapter=a: the law of sampled outputs is computed without"),
+    ):
+        monkeypatch.setitem(models, "answers", lambda n, *_, each=answers: each and [each] * n)
+        with pytest.raises(ValueError, match=said):
+            audited(*words.split())
     assert not (tmp_path / "out" / "audit.json").exists()
 
 
@@ -199,21 +194,6 @@ def test_gemma_4_assistants_in_transformers(
     with pytest.raises(ValueError, match=r"is not lossless: .* it looks most like one_hot"):
         audit(configure("audit", *words))
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["tokens"] <= 2_000
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["function=nowhere.generate"], "function._target_='nowhere.generate': there is no such"),
-        ([f"function={HERE}.mistaken", "+contender=hf_generate"], "several subjects"),
-        (["assistant={saved}/other"], "has 757 tokens, and .* has 257"),
-        (["sampling.temperature=0"], "a run compares greedy outputs with plain decoding's"),
-        (["sampling.adapter=a"], "adapter=a: the law of sampled outputs is computed without"),
-    ],
-)
-def test_what_cannot_be_audited(audited: Callable[..., Any], words: list[str], said: str, saved: Path) -> None:
-    with pytest.raises(ValueError, match=said):
-        audited(*(word.format(saved=saved) for word in words))
 
 
 EXACT = """

@@ -23,23 +23,25 @@ from tests.experiments.made_runs import loaded, made
 from tests.experiments.runs import launched
 
 
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> None:
-    """The command line, with results in ``out``."""
-    words = (*words, f"out={tmp_path / 'out'}", f"hydra.run.dir={tmp_path / 'hydra'}")
-    assert launched(*words, monkeypatch=monkeypatch, main=settings.compare.main) == 0
-
-
-def test_the_table_the_files_and_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_table_in_every_format_and_the_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for name, temperature in (("a", 0), ("b", 1), ("c", 0), ("d", 1)):
         shape = "[2,1]" if name in "ab" else "4"
         made(tmp_path / name, "drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}")
-    command(monkeypatch, tmp_path, f"runs=[{','.join(str(tmp_path / name) for name in 'abcd')}]")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "comparison.md", "comparison.csv", "comparison.json", "comparison.png", "acceptance.png",
-        "comparison.svg", "acceptance.svg", "differences.md", "differences.csv",
-        "two_way.md",
+        if name in "cd":  # the method takes twice the time
+            records = read_records(tmp_path / name / "records.jsonl")
+            slow = [r if r.method == "plain" else dataclasses.replace(r, seconds=2 * r.seconds) for r in records]
+            begin_records(tmp_path / name / "records.jsonl", slow)
+    out = tmp_path / "out"
+    words = [f"runs=[{','.join(str(tmp_path / name) for name in 'abcd')}]", "format=[md,csv,latex,parquet]"]
+    words += [f"out={out}", f"hydra.run.dir={tmp_path / 'hydra'}"]
+    assert launched(*words, monkeypatch=monkeypatch, main=settings.compare.main) == 0
+    assert {path.name for path in out.iterdir()} == {
+        *(f"comparison.{ending}" for ending in ("md", "csv", "tex", "parquet", "json", "png", "svg")),
+        "acceptance.png", "acceptance.svg", "differences.md", "differences.csv", "two_way.md",
     }  # fmt: skip
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    found = json.loads((out / "comparison.json").read_text())
     assert [(row["temperature"], row["name"]) for row in found["rows"]] == [
         (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("[2,1]", "4")
     ]
@@ -47,32 +49,19 @@ def test_the_table_the_files_and_the_pictures(tmp_path: Path, monkeypatch: pytes
     assert found["rows"][0]["speedup"] == pytest.approx(6 / 3.3)
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("1.82x", "acceptance rule: exact", "to plain")), "no column is cut off"
-    text = (tmp_path / "out" / "comparison.md").read_text()
-    assert "| 0 | model, drafter.shape=4 | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
+    text = (out / "comparison.md").read_text()
+    assert "| 0 | model, drafter.shape=[2,1] | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
     assert "at commit 0123456789 with `drafter=model`" in text
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in "ab":
-        made(tmp_path / "runs" / name, "drafter=model", f"drafter.shape={name}")
-    records = read_records(tmp_path / "runs" / "b" / "records.jsonl")  # a method that takes twice the time
-    slow = [each if each.method == "plain" else dataclasses.replace(each, seconds=2 * each.seconds) for each in records]
-    begin_records(tmp_path / "runs" / "b" / "records.jsonl", slow)
-    command(monkeypatch, tmp_path, f"runs={tmp_path / 'runs'}", "format=[md,csv,latex,parquet]")
-    out = tmp_path / "out"
-    assert {path.name for path in out.glob("comparison.*")} == {
-        f"comparison.{ending}" for ending in ("md", "csv", "tex", "parquet", "json")
-    }
-    table = pandas.read_parquet(out / "comparison.parquet")
-    loaded_again = results.load(tmp_path / "runs").runs.query("method != 'plain'").reset_index(drop=True)
-    assert list(table.name) == ["model, drafter.shape=a", "model, drafter.shape=b"]
-    # Families of columns that only plain decoding's rows have are not in the comparison, and no other column is amiss.
-    pandas.testing.assert_frame_equal(table.drop(columns="name"), loaded_again[table.columns.drop("name")])
-    assert list(pandas.read_csv(out / "comparison.csv").speedup) == list(table.speedup), "CSV has every digit"
     tex = (out / "comparison.tex").read_text()
     assert r"\bfseries 1.82x [1.67, 2.00]" in tex
     assert "bold: the largest figure of the exact methods at a temperature" in tex
+
+    table = pandas.read_parquet(out / "comparison.parquet")
+    loaded_again = results.load(*(tmp_path / name for name in "acbd")).runs
+    of_methods = loaded_again.query("method != 'plain'").reset_index(drop=True)
+    # Families of columns that only plain decoding's rows have are not in the comparison, and no other column is amiss.
+    pandas.testing.assert_frame_equal(table.drop(columns="name"), of_methods[table.columns.drop("name")])
+    assert list(pandas.read_csv(out / "comparison.csv").speedup) == list(table.speedup), "CSV has every digit"
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -139,17 +128,14 @@ def test_arguments_of_the_chat_template_come_to_the_prompts_and_are_recorded(
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path / "thinker")
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"turns": ["What is 2 and 2?"]}) + "\n")
-    words = [text for text in tiny if not text.startswith(("out=", "target", "dataset", "warmup"))]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"turns": ["2 + 2?"]}) + "\n")
+    words = [text for text in tiny if not text.startswith(("target", "dataset"))]
     words += [f"target.name={tmp_path / 'thinker'}", "dataset=jsonl", f"dataset.file={tmp_path / 'rows.jsonl'}"]
-    lengths = []
-    for thinks in (True, False):
-        out = tmp_path / str(thinks)
-        given = [f"chat_template={{enable_thinking: {thinks}}}", f"out={out}", "drafter=none", "warmup_prompts=0"]
-        run(configure("run", *words, *given))
-        assert load_run(out).manifest["template"]["enable_thinking"] is thinks
-        lengths.append(read_records(out / "records.jsonl")[0].prompt_tokens)
-    assert lengths[1] - lengths[0] == len("<think>\n\n</think>\n\n")
+    run(configure("run", *words, "chat_template={enable_thinking: false}", "drafter=none", "warmup_prompts=0"))
+    assert load_run(tmp_path / "out").manifest["template"]["enable_thinking"] is False
+    (record,) = read_records(tmp_path / "out" / "records.jsonl")
+    said = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert record.prompt_tokens == len(said), "one token per letter"
 
 
 def test_only_conversations_have_a_template() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from experiments.config.sections import build
 from experiments.plan import plan
-from experiments.planning.plan import Plan
 from experiments.reporting.costs import break_even, verdict
 from experiments.run import run
 from specdec import Target
@@ -147,12 +146,8 @@ def test_measured_costs_take_the_place_of_the_least_times(
     assert request.prefill_seconds == pytest.approx(prefill)
     assert request.seconds == pytest.approx(prefill + 256 * halfway)
     assert request.price == pytest.approx(2e6 / 3600 / (4 * 256 / request.seconds))
-    on_cpu = replace(made.asked.costs, conditions=replace(made.asked.costs.conditions, executor="ReplayExecutor"))
-    joined = Plan(replace(made.asked, costs=on_cpu)).requests(speculate=False)[0]
-    assert joined.seconds == pytest.approx(request.seconds - 5e-3), "one pass over the weights less"
     said = " ".join(capsys.readouterr().out.split())
     assert "Times are predicted by costs measured on NVIDIA H100 80GB HBM3, with a median error of 3.1%" in said
-    assert "1 to 8 rows, 64 to 5,000 positions and 0 to 6 drafted nodes per row, chains of up to 5" in said
     assert "slower than plain decoding at no batch up to 8 with 64 to 4,096 positions per row" in said
     written = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert written["speculation"][1] is None and written["forwards"][1]["predicted_seconds"] == pytest.approx(plain)

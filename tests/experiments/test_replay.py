@@ -15,7 +15,7 @@ from experiments.config.sections import plain
 from experiments.replay import replay
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.scoring import figures, find_drafts, refusal, score
-from specdec import DraftSampling, DraftTree, Noise, TreeShape, Verifier
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
@@ -28,6 +28,7 @@ from verifiers import (
     BlockVerifier,
     KSeqVerifier,
     RejectionVerifier,
+    SharedNoiseVerifier,
     TargetWalkVerifier,
     TransportVerifier,
     TraversalVerifier,
@@ -144,20 +145,14 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     assert np.isfinite([row["accepted"] for row in rows if not row["refused"]]).all()
 
 
-class Ran(RejectionVerifier):
-    """A rule whose trace does not have p: it draws the target's tokens first."""
-
-    noise = Noise.SHARED
-
-
 def test_drawn_tokens_are_not_taken_for_p(tmp_path: Path) -> None:
     by_hand(tmp_path)
     (fresh,) = find_drafts(tmp_path)
-    (shared,) = find_drafts(tmp_path, ran=Ran())
+    (shared,) = find_drafts(tmp_path, ran=SharedNoiseVerifier())
     assert refusal(RejectionVerifier(), fresh) is None
     assert "the tokens that the target had drawn" in str(refusal(RejectionVerifier(), shared))
-    assert refusal(Ran(), shared) is None
-    assert "draws with shared noise" in str(refusal(Ran(), fresh))
+    assert refusal(SharedNoiseVerifier(), shared) is None
+    assert "draws with shared noise" in str(refusal(SharedNoiseVerifier(), fresh))
 
 
 @pytest.fixture

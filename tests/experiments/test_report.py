@@ -91,8 +91,6 @@ def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.Monke
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert (rules["default-src"], rules["img-src"]) == ("'none'", "data:")
     assert {name for name in rules if name.endswith("-src")} == {"default-src", "img-src", "style-src", "script-src"}
-    for name in ("style-src", "script-src"):
-        assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
     assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["acceptance by position"]
     for tag, attributes in page.tags:
         for name in ("src", "href"):
@@ -122,7 +120,6 @@ def test_every_verdict_has_its_kind(tmp_path: Path) -> None:
         ("ties", {"margin": 1e-7}),
         ("equal", {"equals_plain": True, "divergence": None}),
         ("lossy", {"exactness": "lossy"}),
-        ("broken", {"finish_reason": "error", "error": "x"}),
         ("unknown", {"equals_plain": None}),
         ("sampled", {"temperature": 1.0, "equals_plain": None}),
     ]

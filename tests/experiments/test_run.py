@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from drafters.ngram import NGramDrafter
 from experiments.results import lossless
 from experiments.results.records import read_records
-from experiments.results.rows import family, rows_of
+from experiments.results.rows import family
 from experiments.results.runs import load_run
-from experiments.results.statistics import Bootstrap
-from experiments.results.summary import summarize
 from experiments.results.timing import STAGES
 from experiments.run import run
 from experiments.session.assembly import left_out
@@ -56,11 +55,7 @@ def test_a_run_leaves_everything_behind(ran: Run, capsys: Any) -> None:
     assert method["mean_acceptance_length"] >= plain["mean_acceptance_length"] == 1 and method["speedup"] > 0
     assert set(family(method, "stage_seconds")) == {*STAGES, "other"}
 
-    records = read_records(folder / "records.jsonl")
-    again = rows_of(summarize(records, planned=3, bootstrap=Bootstrap(resamples=200)))[1]
-    assert len(records) == 6 and again["speedup"] == method["speedup"]
-    # Sums of the same numbers at other addresses may be added in another order.
-    assert again["speedup_low"] == pytest.approx(method["speedup_low"], rel=1e-12)
+    assert len(read_records(folder / "records.jsonl")) == 6
 
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["config"]["dataset"]["count"] == 3
@@ -221,14 +216,7 @@ def test_ctrl_c_keeps_finished_prompts_and_exits_with_130(
 @no_pictures
 def test_a_crash_keeps_finished_prompts(ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the engine, where it would be a failed prompt."""
-    calls = []
-
-    def full_disk(*arguments: object, **more: object) -> dict[str, Any]:
-        calls.append(arguments)
-        if len(calls) > 2:
-            raise OSError("no space left")
-        return {}
-
+    full_disk = Mock(side_effect=[{}, {}, OSError("no space left")])
     monkeypatch.setattr("experiments.measuring.measure.find_divergence", full_disk)
     with pytest.raises(OSError, match="no space left"):
         ran("ngram")
