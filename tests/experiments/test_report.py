@@ -19,6 +19,8 @@ from experiments.results.records import read_records
 from experiments.results.runs import load_run
 from experiments.results.texts import TOKENS, read_token_texts
 from tests.experiments.conftest import called
+from tests.experiments.made_runs import run_of
+from tests.experiments.results.outputs import output
 from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
 
 
@@ -114,30 +116,24 @@ def test_runs_side_by_side_their_verdicts_and_the_limit_of_prompts(tmp_path: Pat
     assert [run["outputs"] for run in none["runs"]] == [[], []]
 
 
-def test_every_verdict_has_its_kind(tmp_path: Path) -> None:
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        ("broken", {}),
-        ("ties", {"margin": 1e-7}),
-        ("equal", {"equals_plain": True, "divergence": None}),
-        ("lossy", {"exactness": "lossy"}),
-        ("unknown", {"equals_plain": None}),
-        ("sampled", {"temperature": 1.0, "equals_plain": None}),
-    ]
-    path = write_run(tmp_path / "run", prompts=2, temperature=0.0, trace=False) / "records.jsonl"
-    first = {"equals_plain": False, "divergence": 3, "margin": 0.5, "tie_bound": 1e-5}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for kind, more in kinds:
-        changed = [row | (first | more if row["method"] == "model" else {}) for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        (found,) = findings([load_run(path.parent)])
+def test_every_verdict_has_its_kind() -> None:
+    differs = {"equals_plain": False, "divergence": 1, "margin": 0.5, "tie_bound": 1e-5}
+    for kind, more in (
+        ("broken", differs),
+        ("ties", differs | {"margin": 1e-7}),
+        ("equal", {"equals_plain": True}),
+        ("lossy", differs | {"exactness": "lossy"}),
+        ("unknown", {}),
+        ("sampled", {"temperature": 1.0}),
+    ):
+        (found,) = findings([run_of([output("a", "plain"), output("a", "model", **more)])])
         assert found.kind == kind, more
 
 
 def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     shutil.copytree(traced_out, folder)
-    data = json.loads(page_of(tmp_path, str(folder)).data)
-    (shown,) = data["runs"]
+    (shown,) = json.loads(page_of(tmp_path, str(folder)).data)["runs"]
     records = read_records(folder / "records.jsonl")
     assert len(shown["outputs"]) == len(records) == 6
     assert not [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)], "every token has its text"

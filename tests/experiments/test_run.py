@@ -86,9 +86,7 @@ def test_what_users_felt(ran: Run, capsys: Any) -> None:
         assert method["price_per_million_tokens"] == pytest.approx(3.6 * method["device_hours_per_million_tokens"])
         assert method["concurrency"] + method["waiting"] <= 2
         assert sum(family(method, "phase_share").values()) == pytest.approx(1.0)
-    shown, said = capsys.readouterr()
-    phases = re.findall(r"^[\d:]+ (?:s|min|h): (\w+)", said, re.MULTILINE)
-    assert phases == ["loading", "packing", "warming"]
+    shown = capsys.readouterr().out
     assert "goodput," in shown and "price of" in shown and "Memory held" in shown
     manifest = json.loads((folder / "manifest.json").read_text())
     held = manifest["memory"]["held"]
@@ -107,8 +105,7 @@ def test_several_policies_in_one_run(ran: Run) -> None:
     costs = {f"{name}_round_costs.json" for name in ("cost_aware", "cost_aware_nodes")}
     assert kept >= costs | {f"{name}_calibration.json" for name in ("confidence", "cost_aware_nodes")}
     found = json.loads((folder / "confidence_calibration.json").read_text())
-    assert found["source"] == "top" and found["errors"]
-    assert all(0 <= errors["calibration_error"] <= 1 for errors in found["errors"])
+    assert found["source"] == "top" and all(0 <= each["calibration_error"] <= 1 for each in found["errors"])
 
 
 def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:

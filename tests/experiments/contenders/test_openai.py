@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,20 +122,17 @@ def bound(target: Target, server: Server, **options: Any) -> OpenAIServer:
     return made
 
 
-def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_beyond_openais_are_sent_where_they_matter(target: Target, server: Server, monkeypatch: Any) -> None:
     monkeypatch.setenv(KEY, "secret")
     more = SamplingParams(temperature=0.5, top_k=3, min_p=0.1, stop=("x",), seed=3, max_new_tokens=2)
     bound(target, server).generate(PROMPTS[:1], [more])
+    (body,) = server.seen
     sent = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"], "max_tokens": 2, "prompt": PROMPTS[0]}
-    assert sent.items() <= server.seen.pop().items(), "fields beyond OpenAI's are sent where they matter"
-    sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
-    expected = [done.token_ids for done in Engine(target, max_length=128, max_batch_size=3).generate(PROMPTS, sampling)]
-    done = bound(target, server, extra={"return_token_ids": True}).generate(PROMPTS, [sampling] * 3)
-    assert [each.token_ids for each in done] == expected
-    assert [each.prompt_ids for each in done] == [tuple(prompt) for prompt in PROMPTS]
-    assert {(each.finish_reason, each.steps) for each in done} == {("length", ())}
-    assert set(server.keys) == {"Bearer secret"} and {body["model"] for body in server.seen} == {"tiny"}
-    assert all("top_k" not in body for body in server.seen)  # OpenAI's own server knows no such field
+    assert body == body | sent and body["model"] == "tiny" and server.keys == ["Bearer secret"]
+    done = bound(target, server, extra={"min_p": 0.0}).generate(PROMPTS[:1], [replace(more, top_k=0)])
+    assert server.seen[-1]["min_p"] == 0.0, "what is given goes first"
+    assert "top_k" not in server.seen[-1], "OpenAI's own server knows no such field"
+    assert (done[0].prompt_ids, done[0].steps) == (tuple(PROMPTS[0]), ())
 
 
 @pytest.mark.parametrize(
@@ -150,11 +148,9 @@ def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, own
     expected = server.engine.generate(PROMPTS, sampling)
     contender = bound(target, server)
     done = contender.generate(PROMPTS, [sampling] * 3)
-    assert [each.token_ids for each in done] == [each.token_ids for each in expected] and contender.tells_tokens
-    assert all(sent.items() <= body.items() for body in server.seen)
+    assert [(each.token_ids, each.finish_reason) for each in done] == [(e.token_ids, "length") for e in expected]
+    assert all(sent.items() <= body.items() for body in server.seen) and contender.tells_tokens
     assert contender.max_length == (40 if owner == "llamacpp" else 128)
-    bound(target, server, extra={"min_p": 0.0}).generate(PROMPTS[:1], [sampling])
-    assert server.seen[-1]["min_p"] == 0.0, "what is given goes first"
 
 
 def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:

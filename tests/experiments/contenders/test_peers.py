@@ -139,10 +139,8 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
         (DIES, "Played has ended with exit code 1: the roof is on fire"),
         ("os.kill(os.getpid(), 9)", "Played has ended by signal SIGKILL"),
         (HANGS, "Played has not answered within 0.3 s and was stopped"),
-        ("rows.pop()", "answers nonsense: 2 outputs for 3 prompts"),
         ("del rows[0]['rounds'][-2:]", r"answers nonsense: 9 tokens in rounds of \[1, 1, 1, 1, 1\]"),
         ("rows[0]['token_ids'][-1] = 10**6", "answers nonsense: tokens that the vocabulary of .* has not"),
-        ("answer = [1]", r"answers nonsense: \[1\] is no object"),
     ],
 )
 def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(target, does: str, said: str) -> None:
