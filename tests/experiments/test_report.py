@@ -69,13 +69,13 @@ def test_hostile_texts_stay_texts_and_an_outputs_data_are_its_rounds(tmp_path: P
     assert shown["prompts"][2] == shown["prompts"][2] | {"id": f"last {HOSTILE}", "turns": [f"say last {HOSTILE}"]}
     assert shown["texts"]["2"] == HOSTILE
 
-    output = next(each for each in shown["outputs"] if each["method"] == "model")
-    assert tuple(output["k"]) == OUTPUT
-    assert [data["sources"][number] for number in output["s"]] == [
+    drafted = next(each for each in shown["outputs"] if each["method"] == "model")
+    assert tuple(drafted["k"]) == OUTPUT
+    assert [data["sources"][number] for number in drafted["s"]] == [
         "accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus",
     ]  # fmt: skip
-    assert output["x"] == {"1": "▯", "2": "→"}, "a character over two tokens"
-    drawn = output["rounds"][1]
+    assert drafted["x"] == {"1": "▯", "2": "→"}, "a character over two tokens"
+    drawn = drafted["rounds"][1]
     assert (drawn["up"], drawn["path"], drawn["next"][0]) == ([-1, 0, 0, 1], [1], 7)
     assert 0 < drawn["p"][1] < 1
 
@@ -138,8 +138,8 @@ def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path) ->
     assert len(shown["outputs"]) == len(records) == 6
     assert not [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)], "every token has its text"
     assert all(prompt["turns"] for prompt in shown["prompts"])
-    for output, record in zip(shown["outputs"], records, strict=True):
-        words = [output["x"].get(str(i), shown["texts"][str(token)]) for i, token in enumerate(output["k"])]
+    for each, record in zip(shown["outputs"], records, strict=True):
+        words = [each["x"].get(str(i), shown["texts"][str(token)]) for i, token in enumerate(each["k"])]
         assert "".join(word for word in words if word != "▯").startswith(record.text.rstrip("\ufffd"))
     (folder / TOKENS).unlink()
     again = json.loads(page_of(tmp_path, str(folder)).data)
