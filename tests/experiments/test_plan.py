@@ -54,21 +54,17 @@ def test_a_plan_says_what_a_reader_wants_to_know(planned: Any, tmp_path: Path, c
     assert written["break_even"]["64"] > 8 and written["break_even"]["4096"] is None
 
 
-def test_formats_change_bytes(planned: Any) -> None:
+def test_formats_and_draft_vocabularies_change_bytes(planned: Any, llama: Path) -> None:
     half, int4 = planned(), planned("target.quantization=int4", "engine.kv_cache=int8")
     memory, smaller = half.rooms[0], int4.rooms[0]
     assert memory.weights == 2 * half.asked.shape.weights
     tables = half.asked.shape.table_weights
     assert smaller.weights == pytest.approx(2 * tables + 0.53125 * (half.asked.shape.weights - tables))
     assert smaller.kv / memory.kv == pytest.approx((128 + 4) / 256), "a byte per number, a factor per vector"
-
-
-@pytest.mark.parametrize("drafter", ["model", "mtp"])
-def test_a_draft_vocabulary_makes_the_output_layer_smaller(drafter: str, planned: Any, llama: Path) -> None:
-    words = [f"drafter={drafter}", *([f"drafter.name={llama}"] if drafter == "model" else [])]
-    whole, cut = (planned(*words, f"drafter.vocabulary={n}").asked.drafter.model.shape for n in ("null", 16384))
-    assert cut.output_weights == whole.output_weights * 16384 // whole.vocab
-    assert cut.table_weights == whole.table_weights and not cut.borrowed and cut.vocab == 16384
+    for words in (["drafter=model", f"drafter.name={llama}"], ["drafter=mtp"]):
+        whole, cut = (planned(*words, f"drafter.vocabulary={n}").asked.drafter.model.shape for n in ("null", 16384))
+        assert cut.output_weights == whole.output_weights * 16384 // whole.vocab
+        assert cut.table_weights == whole.table_weights and not cut.borrowed and cut.vocab == 16384
     assert planned("drafter=ngram").longest == 8, "a look-up has no forward of its own"
 
 

@@ -38,19 +38,12 @@ IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSamp
 QUICK = Bootstrap(resamples=200)
 
 
-P = [0.5, 0.3, 0.2, 0.0]
-Q = [0.25, 0.25, 0.5, 0.0]
-
-
-def by_hand(folder: Path) -> None:
+def test_figures_by_hand_and_drawn_tokens_are_not_taken_for_p(tmp_path: Path) -> None:
     """Two prompts of one round; the first drafted token 2, the second token 0."""
-    tokens, q = torch.tensor([[0, 2], [0, 0]]), torch.tensor([Q, P]).expand(2, 2, 4)
-    tree = DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=IID, draft_probs=q)
-    traced(folder, tree, torch.tensor([P, P]).expand(2, 2, 4), ["a", "b"])
-
-
-def test_figures_by_hand(tmp_path: Path) -> None:
-    by_hand(tmp_path)
+    p, q = [0.5, 0.3, 0.2, 0.0], [0.25, 0.25, 0.5, 0.0]
+    tokens, laws = torch.tensor([[0, 2], [0, 0]]), torch.tensor([q, p]).expand(2, 2, 4)
+    tree = DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=IID, draft_probs=laws)
+    traced(tmp_path, tree, torch.tensor([p, p]).expand(2, 2, 4), ["a", "b"])
     (drafts,) = find_drafts(tmp_path)
     rules = {"rejection": RejectionVerifier(), "block": BlockVerifier(), "walk": TargetWalkVerifier()}
     scores = score(drafts, rules)
@@ -62,6 +55,12 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert [made[2][name] for name in ("gain", "gain_low", "gain_high")] == pytest.approx([-0.35, -0.5, -0.2])
     assert made[0]["reach.1"] == pytest.approx(0.7) and "reach.2" not in made[0]
     assert [(row["rule"], row["exactness"]) for row in made] == [(name, "exact") for name in rules]
+
+    noise = SharedNoiseVerifier()
+    (shared,) = find_drafts(tmp_path, ran=noise)
+    assert refusal(RejectionVerifier(), drafts) is None and refusal(noise, shared) is None
+    assert "the tokens that the target had drawn" in str(refusal(RejectionVerifier(), shared))
+    assert "draws with shared noise" in str(refusal(noise, drafts))
 
 
 ENUMERATED = [
@@ -145,16 +144,6 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     assert np.isfinite([row["accepted"] for row in rows if not row["refused"]]).all()
 
 
-def test_drawn_tokens_are_not_taken_for_p(tmp_path: Path) -> None:
-    by_hand(tmp_path)
-    (fresh,) = find_drafts(tmp_path)
-    (shared,) = find_drafts(tmp_path, ran=SharedNoiseVerifier())
-    assert refusal(RejectionVerifier(), fresh) is None
-    assert "the tokens that the target had drawn" in str(refusal(RejectionVerifier(), shared))
-    assert refusal(SharedNoiseVerifier(), shared) is None
-    assert "draws with shared noise" in str(refusal(SharedNoiseVerifier(), fresh))
-
-
 @pytest.fixture
 def traced_run(configure: Configure, saved: Path, tmp_path: Path) -> Path:
     """A made-up run with a tree of 3 and 6 nodes, in 20 rounds of four prompts."""
@@ -196,28 +185,26 @@ def test_from_a_trace_to_a_tree(
     assert (figures["rounds"], figures["recorded_shape"]) == (20, [3, 2])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "pays", "words"),
-    [(2.0, True, "4 nodes, predicted at"), (40.0, False, "none pays here: at T=1 the fastest tree is predicted at 0.")],
-)
 def test_a_tree_is_recommended_only_where_it_pays(
-    seconds: float, pays: bool, words: str, traced_run: Path, chosen: Configure, tmp_path: Path, no_pictures: None,
-    capsys: Any,
-) -> None:  # fmt: skip
+    traced_run: Path, chosen: Configure, tmp_path: Path, no_pictures: None, capsys: Any
+) -> None:
     """Rounds that take twice as long as plain ones may pay here; those that take 40 times as long do not."""
-    costs = CalibratedRounds(
-        conditions=Conditions(device="a chip", dtype="float32", model="a model", fingerprint="0123456789ab"),
-        box=Box(batch=(1, 8), context=(1, 512), drafted=(0, 9)),
-        target=StepCost.affine(fixed=1.6, per_token=0.0, per_position=0.0),
-        drafting=PartCost(fixed=seconds - 1.6),
-        deepest=2,
-    )
-    costs.save(tmp_path / "costs.json")
-    (found,) = replay(chosen(traced_run, f"costs={tmp_path / 'costs.json'}", "max_nodes=4"))
-    text = " ".join(capsys.readouterr().out.split())
-    assert found.pays == pays and words in text
-    assert ("'drafter.shape=" in text) == pays
-    assert json.loads((tmp_path / "found" / "T1.json").read_text())["pays"] == pays
+    for seconds, pays, words in (
+        (2.0, True, "4 nodes, predicted at"),
+        (40.0, False, "none pays here: at T=1 the fastest tree is predicted at 0."),
+    ):
+        CalibratedRounds(
+            conditions=Conditions(device="a chip", dtype="float32", model="a model", fingerprint="0123456789ab"),
+            box=Box(batch=(1, 8), context=(1, 512), drafted=(0, 9)),
+            target=StepCost.affine(fixed=1.6, per_token=0.0, per_position=0.0),
+            drafting=PartCost(fixed=seconds - 1.6),
+            deepest=2,
+        ).save(tmp_path / "costs.json")
+        (found,) = replay(chosen(traced_run, f"costs={tmp_path / 'costs.json'}", "max_nodes=4"))
+        text = " ".join(capsys.readouterr().out.split())
+        assert found.pays == pays and words in text
+        assert ("'drafter.shape=" in text) == pays
+        assert json.loads((tmp_path / "found" / "T1.json").read_text())["pays"] == pays
 
 
 @pytest.mark.full
