@@ -46,9 +46,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
         ("shared_noise streams=500", "is exact by its own check", "exact, noise shared."),
     ],
 )
-def test_the_verdict_on_a_rule(
-    words: str, verdict: str, says: str, configure: Configure, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verdict_on_a_rule(words: str, verdict: str, says: str, configure: Configure, capsys: Any) -> None:
     done = check(configure("check", *f"verifier={words}".split(), *SMALL))
     text = shown(capsys)
     assert f"Verifier {verdict}" in text and f"It says of itself: {says}" in text

@@ -23,9 +23,7 @@ from tests.experiments.made_runs import loaded, made
 from tests.experiments.runs import launched
 
 
-def test_the_table_in_every_format_and_the_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_table_in_every_format_and_the_pictures(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     for name, temperature in (("a", 0), ("b", 1), ("c", 0), ("d", 1)):
         shape = "[2,1]" if name in "ab" else "4"
         made(tmp_path / name, "drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}")

@@ -69,11 +69,8 @@ def test_formats_and_draft_vocabularies_change_bytes(planned: Any, llama: Path) 
 
 
 def test_vocabularies_are_compared_as_before_a_run(planned: Any, saved: Path) -> None:
-    for name, words in {
-        "drafter": "target's vocabulary",
-        "other": "in 257 tokens",
-        "pard": "width of vocabulary",
-    }.items():
+    said = {"drafter": "target's vocabulary", "other": "in 257 tokens", "pard": "width of vocabulary"}
+    for name, words in said.items():
         drafter = ["drafter=model", f"drafter.name={saved / name}"]
         made = planned(f"target.name={saved / 'target'}", *drafter, "context=99", "output=9")
         assert made.asked.drafter.title.endswith(words)

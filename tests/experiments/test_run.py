@@ -255,9 +255,7 @@ def test_a_broken_drafter_ends_the_run_with_an_error_and_keeps_its_results(
 
 
 @no_pictures
-def test_a_failing_prompt_is_counted_and_the_run_goes_on(
-    ran: Run, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_failing_prompt_is_counted_and_the_run_goes_on(ran: Run, monkeypatch: Any, capsys: Any) -> None:
     Stop(monkeypatch, RuntimeError("boom"), {3})
     folder = ran("ngram")
     plain, method = summary_file(folder)["methods"]
