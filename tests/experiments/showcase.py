@@ -1,7 +1,6 @@
 """A small run, written by hand: every kind of token, a trace, a tree, broken characters, and hostile texts."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from specdec import DraftSampling, DraftTree, Verdict
 from specdec.acceptance import path_to
 from specdec.interfaces import Round
 from tests.experiments.made_runs import made
+from tests.experiments.results.outputs import output
 
 HOSTILE = "</script><img src=x onerror=document.title=1>"
 VOCAB = 8
@@ -55,20 +55,16 @@ def write_run(folder: Path, *, prompts: int = 3, trace: bool = True, temperature
 
 
 def _records(name: str, number: int, temperature: float) -> tuple[Record, Record]:
-    plain = Record(
-        prompt=name, category=f"c{number % 2}", method="plain", temperature=temperature, batch=number, prompt_tokens=5,
-        token_ids=OUTPUT, text="text", finish_reason="length", seconds=2.0 + number, accepted=(0,) * 7,
-        expected_accepted=(0.0,) * 7, proposed_depth=(0,) * 7, proposed_nodes=(0,) * 7,
-    )  # fmt: skip
-    drafted = replace(
-        plain, method="model", exactness="exact", seconds=1.0, accepted=(2, 1, 1), expected_accepted=(1.5, 1.0, 0.5),
-        proposed_depth=(2, 2, 2), proposed_nodes=(2, 3, 3),
-    )  # fmt: skip
-    if temperature > 0:
-        return plain, drafted
-    differs = {0: (3, 0.5), 1: (2, 1e-7)}.get(number)
-    told = {"divergence": differs[0], "margin": differs[1], "tie_bound": 1e-5} if differs else {}
-    return plain, replace(drafted, equals_plain=differs is None, **told)
+    shared: dict[str, Any] = {"category": f"c{number % 2}", "temperature": temperature, "batch": number}
+    shared |= {"token_ids": OUTPUT, "text": "text"}
+    drafted: dict[str, Any] = {"accepted": (2, 1, 1), "expected_accepted": (1.5, 1.0, 0.5)}
+    drafted |= {"proposed_depth": (2, 2, 2), "proposed_nodes": (2, 3, 3)}
+    if temperature == 0:
+        divergence, margin = {0: (3, 0.5), 1: (2, 1e-7)}.get(number, (None, None))
+        drafted |= {"equals_plain": divergence is None, "divergence": divergence, "margin": margin}
+        drafted["tie_bound"] = margin and 1e-5
+    plain = output(name, "plain", accepted=(0,) * 7, seconds=2.0 + number, **shared)
+    return plain, output(name, "model", seconds=1.0, **drafted, **shared)
 
 
 def _trace(writer: TraceWriter, name: str, temperature: float) -> None:
