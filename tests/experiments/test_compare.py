@@ -129,7 +129,8 @@ def test_arguments_of_the_chat_template_come_to_the_prompts_and_are_recorded(
     (tmp_path / "rows.jsonl").write_text(json.dumps({"turns": ["2 + 2?"]}) + "\n")
     words = [text for text in tiny if not text.startswith(("target", "dataset"))]
     words += [f"target.name={tmp_path / 'thinker'}", "dataset=jsonl", f"dataset.file={tmp_path / 'rows.jsonl'}"]
-    run(configure("run", *words, "chat_template={enable_thinking: false}", "drafter=none", "warmup_prompts=0"))
+    words += ["chat_template={enable_thinking: false}", "drafter=none", "method=none", "warmup_prompts=0"]
+    run(configure("run", *words))
     assert load_run(tmp_path / "out").manifest["template"]["enable_thinking"] is False
     (record,) = read_records(tmp_path / "out" / "records.jsonl")
     said = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

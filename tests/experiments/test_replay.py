@@ -14,6 +14,7 @@ import yaml
 from experiments.config.sections import plain
 from experiments.replay import replay
 from experiments.results.statistics import Bootstrap
+from experiments.run import run
 from experiments.tracing.scoring import figures, find_drafts, refusal, score
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
@@ -111,8 +112,8 @@ def test_the_application(
     configure: Configure, traced_out: Path, tmp_path: Path, no_pictures: None, capsys: Any
 ) -> None:
     rules = "verifiers=[rejection,block,typical,kseq,{name:lenient,lenience:0.5}]"
-    words = [f"trace={traced_out}", "bootstrap.resamples=200"]
-    rows = {row["rule"]: row for row in replay(configure("replay", rules, *words, f"out={tmp_path / 'replay'}"))}
+    words = [f"trace={traced_out}", rules, "bootstrap.resamples=200", f"out={tmp_path / 'replay'}"]
+    rows = {row["rule"]: row for row in replay(configure("replay", *words))}
     shown = " ".join(capsys.readouterr().out.split())
     for text in ("block (exact)", "typical (lossy)", "identical contexts"):
         assert text in shown, text
@@ -122,9 +123,6 @@ def test_the_application(
     content = json.loads((tmp_path / "replay" / "replay.json").read_text())
     assert content["rows"][0]["exactness"] == "exact" and (tmp_path / "replay" / "replay.csv").is_file()
     assert "| rejection (exact) |" in (tmp_path / "replay" / "replay.md").read_text()
-
-    (tree,) = replay(configure("replay", "best=tree", *words, "max_nodes=2", f"out={tmp_path / 'tree'}"))
-    assert tree.costs is None and tree.best.nodes == 2
 
 
 @pytest.mark.full
@@ -139,7 +137,7 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     assert {"comparison.md", "replay.md", "replay.csv"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
     rows = json.loads((tmp_path / "sweep" / "replay.json").read_text())["rows"]
     assert len({row["drafts"] for row in rows}) == 2
-    block = {bool(row["refused"]): row["gain"] for row in rows if row["rule"] == "block"}
+    block = {bool(row["refused"]): row.get("gain") for row in rows if row["rule"] == "block"}
     assert block.keys() == {True, False} and block[False] > -1e-2, "it takes chains only"
     assert np.isfinite([row["accepted"] for row in rows if not row["refused"]]).all()
 
@@ -205,6 +203,15 @@ def test_a_tree_is_recommended_only_where_it_pays(
         assert found.pays == pays and words in text
         assert ("'drafter.shape=" in text) == pays
         assert json.loads((tmp_path / "found" / "T1.json").read_text())["pays"] == pays
+
+
+@pytest.mark.full
+def test_a_real_trace(configure: Configure, chosen: Configure, saved: Path, tiny: list[str], tmp_path: Path) -> None:
+    traced_run = tmp_path / "real"
+    words = [*tiny, *local(saved, "model"), "trace=true", "drafter.shape=[3,2]", f"out={traced_run}"]
+    run(configure("run", *words))
+    (found,) = replay(chosen(traced_run, "max_nodes=4"))
+    assert found.costs is None and found.best.nodes == 4
 
 
 @pytest.mark.full
