@@ -66,7 +66,6 @@ def dense(head: BlockHead, target: Target, features: Tensor, tokens: list[int]) 
     place = torch.arange(count + slots)
     context = pairs.norm(features.double() @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     x = table[tokens] * config.input_embedding_scale
-    hidden = x
     for index in range(config.num_hidden_layers):
         part = pairs.under(weights, f"layers.{index}.")
         slides = config.layer_types[index] == "sliding_attention"
@@ -93,8 +92,7 @@ def dense(head: BlockHead, target: Target, features: Tensor, tokens: list[int]) 
         mlp = partial(pairs.mlp, weights=pairs.under(part, "mlp."))
         x = x + _around(pairs.norm(x, part["input_layernorm.weight"], eps), part, "attention_conv", attended)
         x = x + _around(pairs.norm(x, part["post_attention_layernorm.weight"], eps), part, "mlp_conv", mlp)
-        hidden = x
-    hidden = pairs.norm(hidden, weights["norm.weight"], eps)
+    hidden = pairs.norm(x, weights["norm.weight"], eps)
     logits, cap = hidden @ output.T * config.output_multiplier, config.final_logit_softcapping
     return hidden, logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -148,20 +146,18 @@ def test_every_place_s_law_is_what_the_papers_define(target: Target, settings: d
 
     def law(known: list[int], path: list[int]) -> Tensor:
         hidden, logits = behind(head, target, known)
-        logits = logits[-count:]
-        found, before = (
-            logits[[len(path) - 1]],
-            torch.tensor(known[-2:-1] or known),
-        )  # a root without anything before it stands for that
+        at, logits = len(path) - 1, logits[-count:]
+        before = torch.tensor(known[-2:-1] or known)  # a root without anything before it stands for that
+        if places is None:
+            return logits[at].softmax(-1)
         if passes:
-            found = Refinement(places, passes)(logits[None], hidden[None], torch.tensor(path[:1]), before)[
-                :, len(path) - 1
-            ]
-        elif places is not None:
-            given, state = places.prepare(hidden[None], count, before)
-            for place, token in enumerate(path):
-                above = {"hidden": given[:, place], "embeds": bound.embed_tokens(torch.tensor([token]))}
-                found, state = places(logits[[place]], torch.tensor([token]), place, state=state, **above)
+            root = torch.tensor(path[:1])
+            return Refinement(places, passes)(logits[None], hidden[None], root, before)[0, at].softmax(-1)
+        given, state = places.prepare(hidden[None], count, before)
+        found = logits[:1]
+        for place, token in enumerate(path):
+            above = {"hidden": given[:, place], "embeds": bound.embed_tokens(torch.tensor([token]))}
+            found, state = places(logits[[place]], torch.tensor([token]), place, state=state, **above)
         return found[0].softmax(-1)
 
     tree, sampling = (None, "iid") if places is None or passes else (TREE, "without_replacement")
