@@ -16,7 +16,7 @@ from drafters.heads.last_state import LastStateDrafter
 from drafters.hydra import NAMES, HydraDrafter, HydraHeads, TrainedHydra
 from drafters.medusa import MedusaDrafter, MedusaHeads, TrainedMedusa
 from drafters.redrafter import ReDrafter, TrainedRecurrent
-from specdec import Batch, DraftSampling, Engine, SamplingParams, Sizes, Target, TreeShape
+from specdec import DraftSampling, Engine, SamplingParams, Sizes, Target
 from specdec.drafting.builders import BeamSearchTree
 from specdec.drafting.scored import ScoredSession
 from tests.components import hydra_heads, recurrent_head
@@ -214,15 +214,10 @@ def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path
         tensors = {name: tensor for name, tensor in as_vllm(heads).items() if not name.startswith("lm_heads.")}
         save_file(tensors | {f"{layout}.weight": weight.clone()}, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps({"original_lm_head": True}))
-    shape = [(0,), (1,), (0, 0), (0, 3), (0, 3, 1)]
-    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=shape)
+    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=[2, 2], sampling="without_replacement")
     assert drafter.heads.vocab_size == (0 if layout == "version 2" else VOCAB)
-    hidden = torch.randn(3, 1, HIDDEN)
-    session = begun(target, drafter, hidden, [1, 1, 1])
-    tree = drafted(session, running())
-    wanted = [expected(heads, state[0], TreeShape.of(shape)) for state in hidden]
-    assert tree.tokens.tolist() == [[10 + row, *tokens] for row, tokens in enumerate(wanted)]
-    assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
+    found = matching(target, drafter, lambda states, path: heads.heads[len(path) - 1](states[-1]).softmax(-1))
+    assert all(found) and len(found) > 30
     assert not target.model.get_output_embeddings().weight.grad and heads.heads[0][-1].weight.requires_grad
     if layout == "version 2":
         drafter.heads.save_pretrained(tmp_path / "again")
@@ -236,26 +231,13 @@ def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path
             drafter.heads.completed(torch.nn.Identity())
 
 
-def running() -> Batch:
-    return slots_of([[0, row + 10] for row in range(3)], vocab_size=VOCAB, max_depth=10, max_length=50)
-
-
-def expected(heads: MedusaHeads, hidden: Tensor, shape: TreeShape) -> list[int]:
-    """The drafted tokens from one hidden state, choice by choice."""
-    tokens = []
-    for path in shape.paths:
-        ranking = heads.heads[len(path) - 1](hidden).argsort(descending=True)
-        tokens.append(int(ranking[path[-1]]))
-    return tokens
-
-
 def test_the_caller_s_heads_stay_as_they_are(target: Target) -> None:
     """They may be in training, and a second target may want them in another dtype."""
     heads = random_heads().double().train()
     heads(torch.randn(1, HIDDEN).double()).sum().backward()
     before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in heads.parameters()]
     session = begun(target, MedusaDrafter(heads, (2, 2)), torch.randn(3, 1, HIDDEN), [1, 1, 1])
-    assert drafted(session, running()).width > 1
+    assert drafted(session, slots_of([[0, 1]] * 3, vocab_size=VOCAB, max_length=50)).width > 1
     assert heads.training and all(module.training for module in heads.modules())
     for now, (parameter, value, gradient) in zip(heads.parameters(), before, strict=True):
         assert now is parameter and now.requires_grad and now.grad is gradient is not None
