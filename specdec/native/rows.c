@@ -51,7 +51,7 @@ INLINE vec of_row(const void *x, long row, long width, long i, int dtype) {
 
 /* ids[rows] of x[rows, width]: where the largest number is, the first of equal ones; if there is a NaN, the first. */
 void first_largest(const void *x, int64_t *ids, long rows, long width, int dtype) {
-  _Pragma("omp parallel for schedule(static) if (rows * width >= LEAST_PARALLEL)")
+  _Pragma("omp parallel for schedule(static) if (rows > 1 && rows * width >= LEAST_PARALLEL)")
   for (long row = 0; row < rows; row++) {
     vec some = ALL(-__builtin_inff());
     for (long i = 0; i < width; i += WIDTH) some = MAX(of_row(x, row, width, i, dtype), some); /* NaN are left out */

@@ -16,6 +16,7 @@ from torch import Tensor
 import specdec.engine.recording as recording_module
 import specdec.forward as forward_module
 from specdec import Engine, Paging, SamplingParams, Target
+from specdec.engine.slot_table import SlotTable
 from specdec.execution.recorder import (
     CudaGraphRecorder,
     Recorder,
@@ -203,6 +204,16 @@ def test_rows_do_not_notice_those_behind_them(target, drafter, place, monkeypatc
         recorder = Comparing()
         recorder.engine, engine._rounds.recorder.recordings._recorder = engine, recorder  # type: ignore[union-attr]
         assert decoded(engine) == wanted
+    padded = SlotTable.padded
+
+    def among_others(table: SlotTable, rows):
+        made = padded(table, rows)
+        made.slots[len(rows) :] = made.slots[0]
+        return made
+
+    monkeypatch.setattr(SlotTable, "padded", among_others)  # mutant: rows of nobody write to a request's slot
+    with engine_of(target, drafter, cache=PLACES[place]) as engine:
+        assert decoded(engine) != wanted
         assert rows_of(engine) <= {1, 2, 4, 6} and recorder.compared > 20
         assert engine._slots._lengths[6:].tolist() == [1], "the spare slot stays where it is"
 

@@ -1,6 +1,6 @@
 """The kernels on trees, of random numbers and of p, against torch's operations: interpreted, and on a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -235,3 +235,26 @@ def test_the_same_tokens_stay_as_by_sorting() -> None:
     expected = 1 + int((mass[7] + torch.arange(80) * mass[0] < 1 - 2**-24).sum())
     found = kernel.distribution(tail, one, every, torch.tensor([1 - 2**-24]), zero)
     assert int((found > 0).sum()) == expected and 1 < expected < 81
+
+
+class _NoTies:
+    """Says that no piece has a token that equals the last one that stays."""
+
+    def __getitem__(self, grid: object) -> Callable:
+        return lambda *given, **sizes: given[7].zero_()
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_count_equal", lambda right: _NoTies()),
+        ("_STEPS", lambda right: right - 1),
+        ("_UNIT", lambda right: triton.language.constexpr(8.0)),
+        ("_NEGLIGIBLE", lambda right: triton.language.constexpr(0.5)),
+    ],
+)
+def test_a_kernel_that_keeps_others_is_found(name: str, wrong: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, name, wrong(getattr(kernel, name)))
+    with pytest.raises(AssertionError):
+        check_hard_cases()

@@ -1,5 +1,6 @@
 """What a dtype explains at one place, and the exactness harness itself: neither can excuse itself."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -184,3 +185,16 @@ def test_the_sample_is_of_the_enumerated_law() -> None:
     counts.index_add_(0, (sample.tree.tokens * place).sum(1), sample.probability)
     assert (counts[chance == 0] == 0).all()
     assert (chance - counts).abs().max() < 4 / 4000**0.5 / 2
+
+
+def test_a_tie_takes_no_more_passes_than_explain_it(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of a large model takes seconds; what nothing explains takes them all."""
+    run, passes = ties._run_model, list[Sequence[int]]()
+    monkeypatch.setattr(
+        ties, "_run_model", lambda model, given, cuts, *rest: (passes.append(cuts), run(model, given, cuts))[1]
+    )
+    cuts = [(), *ties._cuts(len(SEQUENCE), PROMPT)]
+    for second, taken in ((5.0, cuts[:1]), (4.0, cuts)):
+        passes.clear()
+        tie = examined(model, (0, 1), replace(GREEDY, logits_processor=scores(5.0, second)))
+        assert passes == taken and (tie.bound >= tie.margin) == (second == 5.0)
