@@ -16,7 +16,7 @@ from experiments.training.weights import Power, Weights
 from specdec.filters import keep_top
 from specdec.requests import SamplingParams
 
-WHOLE = SamplingParams(temperature=1.0)
+ALL = SamplingParams(temperature=1.0)
 
 
 class Comparison(nn.Module):
@@ -33,9 +33,7 @@ class Comparison(nn.Module):
 
     ends: Sequence[int] = ()  # the target's tokens that end a text
 
-    def __init__(
-        self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, law: SamplingParams = WHOLE
-    ):
+    def __init__(self, head: TrainedHead, loss: DraftLoss, weights: Weights, *, chunk: int, law: SamplingParams = ALL):
         super().__init__()
         name = f"the loss {type(loss).__name__}"
         if head.autoregressive and not loss.by_place:
@@ -97,9 +95,8 @@ class Comparison(nn.Module):
             def drafts(states: list[Tensor], *, noted: bool = False) -> Iterator[Compared]:
                 for depth, state in enumerate(states):
                     at = where[:, depth]
-                    log_q = F.log_softmax(
-                        head.logits(state[rows], previous[:, depth], depth + 1).float() / self.law.temperature, -1
-                    )
+                    given = head.logits(state[rows], previous[:, depth], depth + 1).float()
+                    log_q = F.log_softmax(self._warmed(given), -1)
                     more = progress, 0.0 if mass is None else mass[at], ends
                     yield (compared := Compared(log_q, _rows(restricted, at), columns[:, depth], *more))
                     if noted:
@@ -132,10 +129,14 @@ class Comparison(nn.Module):
 
     def _target_law(self, logits: Float[Tensor, "place vocab"]) -> Float[Tensor, "place vocab"]:
         """The logarithm of p, very low for tokens that are never drawn."""
-        logits, k, p = logits / self.law.temperature, self.law.top_k, self.law.top_p
+        k, p = self.law.top_k, self.law.top_p
         filters = logits.new_tensor([k], dtype=torch.long), logits.new_tensor([p])
-        kept = keep_top(logits[None], *filters, largest_top_k=k, all_top_k=k > 0, any_top_p=p < 1)
-        return F.log_softmax(kept[0], -1).clamp_(min=LEAST)
+        kept = keep_top(self._warmed(logits)[None], *filters, largest_top_k=k, all_top_k=k > 0, any_top_p=p < 1)
+        found = F.log_softmax(kept[0], -1)
+        return found.clamp_(min=LEAST) if k or p < 1 else found
+
+    def _warmed(self, logits: Float[Tensor, "place column"]) -> Float[Tensor, "place column"]:
+        return logits if self.law.temperature == 1 else logits / self.law.temperature
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:

@@ -150,17 +150,18 @@ static int perform(const operation *o, char *const *places, const forward *f, co
 
 /* What Python calls. Returns 0 if there is no memory. */
 int run(const operation *o, long count, char *const *places, const forward *f, const layer *layers) {
-  long most = 64, large = 0; /* bytes of a product's inputs; whether threads pay */
+  long most = 64, large = 0; /* bytes of a product's inputs; weights or numbers of the largest operation */
   for (long k = 0; k < count; k++) {
     const word *w = o[k].words;
-    if (o[k].kind != MULTIPLY) continue;
-    if (4 * w[7].integer * w[8].integer > most) most = 4 * w[7].integer * w[8].integer;
-    large |= w[5].integer * w[7].integer >= LEAST_PARALLEL;
+    const long bytes = o[k].kind == MULTIPLY ? 4 * w[7].integer * w[8].integer : 0;
+    const long numbers[] = {w[5].integer * w[7].integer, w[3].integer * w[4].integer, w[6].integer * w[7].integer};
+    const long here = o[k].kind > JOIN ? (o[k].kind == ATTEND) * LEAST_PARALLEL : numbers[o[k].kind];
+    most = bytes > most ? bytes : most, large = here > large ? here : large;
   }
   loop *loops = calloc(count, 2 * sizeof(loop));
   void *room = aligned_alloc(64, (most + 63) / 64 * 64);
   int done = loops && room;
-  _Pragma("omp parallel if (done && large) reduction(&:done)")
+  _Pragma("omp parallel if (done && large >= LEAST_PARALLEL) reduction(&:done)")
   for (long k = 0; k < count && loops && room && done; k++)
     done = perform(o + k, places, f, layers, room, loops + 2 * k);
   free(loops), free(room);

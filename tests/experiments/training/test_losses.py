@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
 from experiments.training import losses
-from experiments.training.comparison import WHOLE, Comparison, counted
+from experiments.training.comparison import ALL, Comparison, counted
 from experiments.training.edr import ExpectedRounds, drawn, everywhere, occupied
 from experiments.training.figures import Tally, binned, calibration_errors, sequential_temperatures
 from experiments.training.losses import Compared, CrossEntropy, ForwardKL, Loss, Places, TotalVariation
@@ -228,9 +228,9 @@ WARM = SamplingParams(temperature=0.7, top_k=5, top_p=0.8)
 @pytest.mark.parametrize(
     ("loss", "weights", "columns", "confident", "chunk", "law"),
     [
-        ("kl", Power(1.0), None, False, 100, WHOLE),
-        ("text", Power(0.5), None, True, 3, WHOLE),
-        ("kl", DPace(0.5), REDUCED, False, 3, WHOLE),
+        ("kl", Power(1.0), None, False, 100, ALL),
+        ("text", Power(0.5), None, True, 3, ALL),
+        ("kl", DPace(0.5), REDUCED, False, 3, ALL),
         ("text", Power(0.8), REDUCED, True, 100, WARM),
         ("kl", Power(1.0), None, True, 3, WARM),
     ],
