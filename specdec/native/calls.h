@@ -34,7 +34,7 @@ typedef struct {
   long window, chunk;       /* 0 for none */
 } call;
 
-/* What threads share: attention, which returns 0 if there is no memory, and operations with their words. */
+/* Operations that threads share: attention returns 0 if there is no memory; words are explained where they are read. */
 int attend_together(const call *c, loop *l);
 
 void multiply(const word *w, char *const *places, void *room, loop l[2]);

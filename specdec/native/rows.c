@@ -1,4 +1,4 @@
-/* What is computed row by row: norms, where the largest number is, and random numbers, which are hashes of counters
+/* Operations row by row: norms, where the largest number is, and random numbers, which are hashes of counters
    (specdec/random.py). */
 
 #include "calls.h"

@@ -256,7 +256,7 @@ def strings(texts: Iterable[Sequence[int]], depth: int) -> Strings:
 
 
 def held(tree: SuffixTree, lines: Lines) -> Strings:
-    """What a tree says of itself; checks on the way that its parts fit each other, and that siblings stand in line."""
+    """A tree's own account of itself; checks that its parts fit each other, and that siblings stand in line."""
     found, nodes = Counter[tuple[int, ...]](), 0
 
     def visit(node: Node, above: tuple[int, ...]) -> None:

@@ -143,7 +143,7 @@ def test_another_tokenizer_is_told_from_a_mistake(audited: Callable[..., Any], m
 def test_a_mistake_that_shipped_in_transformers_is_found_within_2000_tokens(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched: bool
 ) -> None:
-    """Of Gemma-4: its assistants draft the most probable token and hand over the logits as q."""
+    """Gemma-4's assistants draft the most probable token and hand over the logits as q."""
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("audit_transformers")
     torch.manual_seed(0)

@@ -140,7 +140,7 @@ class ChainRule(RejectionVerifier):
 
 
 def test_malformed_drafts_and_rows_that_are_no_distributions() -> None:
-    """What trees and q may lack besides: ``test_drafter_checks.py``."""
+    """Other flaws of trees and q: ``test_drafter_checks.py``."""
     half, parents = torch.full((2, 3, 2), 0.5), torch.tensor([[-1, 0, 0]] * 2)
     tree = DraftTree.build(parents * 0, parents, sampling=IID, draft_probs=half)
     above, nowhere = half.clone(), half.clone()

@@ -243,7 +243,7 @@ OWN = "## Your own project"
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()} | {*TABLES}
 SETTINGS = {field.name for command in ("run", "train") for field in fields(command_of(command).settings)}
 PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
-"""What a reader has to fill in."""
+"""Values that a reader has to fill in."""
 
 
 def overrides_in(text: str) -> list[str]:
@@ -271,7 +271,7 @@ def files() -> list[tuple[str, Any]]:
 
 
 def sections(name: str) -> list[Any]:
-    """What a section of that name may hold: its files, and what commands and studies say of it."""
+    """The settings that a section may hold: its files', and those that commands and studies give."""
     told = [(folder, content) for folder, content in files() if folder in (name, "", "experiment")]
     found = [content if folder == name else content.get(name) for folder, content in told]
     return [*found, *TABLES.get(name, {}).values()]

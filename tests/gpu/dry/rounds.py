@@ -52,7 +52,7 @@ PHASES = {
     "masked by a grammar": (MASKED, SAMPLED),
 }
 DRAWN, AGAIN = ("sampled", "mixed"), ("sampled", "masked by a grammar")
-"""What is played of rules and caches; and of drafters that have the parts of an earlier one."""
+"""Phases that are played for rules and caches, and for drafters that have the parts of an earlier one."""
 CACHES: dict[str, dict[str, Any]] = {
     "pages": {"cache": Paging(page_size=16)},
     "pages, shared": {"cache": Paging(page_size=16, shared=True)},
