@@ -29,11 +29,7 @@ def agreements(
     atol: float = 2e-4,
     **options: Any,
 ) -> tuple[list[tuple[int, bool]], int]:
-    """Compares q at every node that has drafted children: the node's depth, and whether q is the law's.
-
-    Returns:
-        These, and the number of drafted tokens that were accepted.
-    """
+    """The depth of every node with drafted children and whether q is the law there; and how much was accepted."""
     found: list[tuple[int, bool]] = []
 
     @torch.inference_mode()
@@ -54,13 +50,7 @@ def agreements(
 
 
 def compared(head: TrainedHead, law: Callable[[Tensor, list[int]], Tensor]) -> int:
-    """Compares what a head of the last state is trained on with the logarithms of a law, and returns how often.
-
-    The text has two packed documents, which do not see each other.
-
-    Args:
-        law: The law behind a document's states before the root, and the tokens from the root on.
-    """
+    """Compares what a head is trained on, over two packed documents, with the logarithms of a law; and counts this."""
     tokens = torch.randint(64, (1, 14), generator=torch.Generator().manual_seed(1))
     documents, positions = torch.tensor([[0] * 8 + [1] * 6]), torch.tensor([[*range(8), *range(6)]])
     batch = TextBatch(tokens, torch.ones_like(tokens).bool(), documents, positions)

@@ -37,7 +37,6 @@ def logits(head: Any, model: Any) -> Tensor:
 
 
 def assert_same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    """Two heads of one kind have the same tensors."""
     mine, other = found.state_dict(), wanted.state_dict()
     assert type(found) is type(wanted) and mine.keys() == other.keys()
     assert [name for name, tensor in mine.items() if not torch.equal(tensor, other[name])] == []

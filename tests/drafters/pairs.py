@@ -1,7 +1,7 @@
 """Heads that read pairs, computed the slow and obvious way: the reference for what is drafted with a cache.
 
 A head's forward over its whole sequence of pairs, with weights taken by name and nothing of transformers or of this
-project called. Llama's attention and MLP are written out.
+project called. The attention and the MLP are Llama's.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ Weights = Mapping[str, Tensor]
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm."""
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
@@ -28,23 +27,14 @@ def turned(x: Tensor, theta: float, positions: Tensor | None = None) -> Tensor:
 
 
 def attention(x: Tensor, weights: Weights, config: Any) -> Tensor:
-    """Causal attention over all positions, one head after another."""
-    count, dim = x.shape[0], config.head_dim
-    q, k, v = (x @ weights[f"{part}_proj.weight"].T for part in "qkv")
-    q = turned(q.view(count, -1, dim), config.rope_parameters["rope_theta"])
-    k = turned(k.view(count, -1, dim), config.rope_parameters["rope_theta"])
-    v = v.view(count, -1, dim)
-    shared = q.shape[1] // k.shape[1]
-    hidden = torch.ones(count, count, dtype=torch.bool).triu(1)
-    out = []
-    for head in range(q.shape[1]):
-        scores = q[:, head] @ k[:, head // shared].T / dim**0.5
-        out.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[:, head // shared])
-    return torch.cat(out, dim=-1) @ weights["o_proj.weight"].T
+    q, k, v = ((x @ weights[f"{part}_proj.weight"].T).view(len(x), -1, config.head_dim) for part in "qkv")
+    q, k = (turned(each, config.rope_parameters["rope_theta"]) for each in (q, k))
+    q, k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1).transpose(0, 1) for each in (q, k, v))
+    mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return mixed.transpose(0, 1).flatten(1) @ weights["o_proj.weight"].T
 
 
 def mlp(x: Tensor, weights: Weights) -> Tensor:
-    """A gated MLP."""
     gate = torch.nn.functional.silu(x @ weights["gate_proj.weight"].T)
     return (gate * (x @ weights["up_proj.weight"].T)) @ weights["down_proj.weight"].T
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafters.eagle import EagleDrafter
+from drafters import EagleDrafter, MedusaDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import layers_of, load_eagle, save_eagle
 from drafters.peagle import PEagleHead
 from specdec import Engine, ModelRunner, SamplingParams, Sizes, Target
-from specdec.drafting.scored import ScoredSession
-from tests.components import eagle_head, wide
+from tests.components import eagle_head, medusa_heads, wide
 from tests.drafters.folders import assert_same, logits, renamed, rewritten
 from tests.models import tiny_model
 from verifiers import TargetWalkVerifier
 
 VOCAB = 64
+SIZES = Sizes(max_batch_size=1, max_length=32)
 IDS = [token for token in range(VOCAB) if token % 3]
 
 
@@ -35,17 +35,7 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB)
 
 
-HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
-    "eagle": eagle_head,
-    "eagle3": eagle3,
-    "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True, norm_before_residual=True),
-    "eagle3, two layers": lambda model: eagle3(model, layers=2),
-    "eagle3, five states": lambda model: eagle3(model, hidden_layers=(0, 1, 2, 3, -1)),
-}
-
-
 def speculators(folder: Path, kind: str = "eagle3", **more: Any) -> Path:
-    """Turns a checkpoint into one as ``speculators`` writes it."""
     file = folder / "config.json"
     layer = json.loads(file.read_text())
     rewritten(folder, lambda tensors: renamed(tensors, "midlayer.", "layers.0."))
@@ -86,21 +76,20 @@ def shuffled(tensors: dict[str, Tensor]) -> None:
     tensors["d2t"] = torch.tensor(IDS)[order] - torch.arange(len(IDS))
 
 
-def as_it_is(folder: Path) -> Path:
-    return folder
-
-
-Write = Callable[[Path], object]
 WRONG = {"num_hidden_layers": 40, "intermediate_size": 11, "num_key_value_heads": 9, "draft_vocab_size": 5}
-FOLDERS: dict[str, tuple[Callable[..., EagleHead | Eagle3Head], Write]] = {
-    **{name: (make, as_it_is) for name, make in HEADS.items()},
+FOLDERS: dict[str, tuple[Callable[..., EagleHead | Eagle3Head], Callable[[Path], object] | None]] = {
+    "eagle": (eagle_head, None),
+    "eagle3": (eagle3, None),
+    "eagle3.1": (lambda model: eagle3(model, norm_each=True, feeds_normed=True, norm_before_residual=True), None),
+    "eagle3, two layers": (lambda model: eagle3(model, layers=2), None),
+    "eagle3, five states": (lambda model: eagle3(model, hidden_layers=(0, 1, 2, 3, -1)), None),
     "speculators": (lambda model: eagle3(model, norm_before_residual=True), speculators),
     "DeepSpec": (of_qwen3, as_deepspec),
     # As published files state the target's sizes: tensors win over the configuration.
     "the target's sizes": (eagle3, lambda folder: rewritten(folder, **WRONG)),
     "columns in any order": (eagle3, lambda folder: rewritten(folder, shuffled)),
     "marks alone": (eagle3, lambda folder: rewritten(folder, lambda tensors: tensors.pop("d2t"))),
-    "P-EAGLE": (parallel, as_it_is),
+    "P-EAGLE": (parallel, None),
     "speculators' P-EAGLE": (parallel, lambda folder: speculators(folder, "peagle")),
     "vLLM's parallel drafting": (parallel, lambda folder: rewritten(folder, mask_token_id=None)),
 }
@@ -117,7 +106,8 @@ def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
     head = make(model)
     save_eagle(head, tmp_path, notes={"target": "some/target"})
     assert json.loads((tmp_path / "specdec.json").read_text())["target"] == "some/target"
-    change(tmp_path)
+    if change is not None:
+        change(tmp_path)
     again = load_eagle(tmp_path, kind=PEagleHead if isinstance(head, PEagleHead) else Eagle3Head)
     assert_same(again, head)
     for part in ("hidden_layers", "fed_back", "norm_before_residual", "mask_token_id"):
@@ -125,9 +115,7 @@ def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again, model), logits(head, model), rtol=0, atol=1e-5 * (name == "DeepSpec"))
 
 
-def test_the_usual_tree_is_no_deeper_than_trained_and_small_without_a_gpu(
-    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_usual_tree_is_no_deeper_than_trained_and_small_without_a_gpu(model, tmp_path: Path, monkeypatch) -> None:
     head = eagle3(model)
     for gpu, trained, depth, nodes in ((True, 4, 4, 59), (True, 12, 8, 59), (False, None, 3, 3), (False, 2, 2, 2)):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda gpu=gpu: gpu)
@@ -137,19 +125,18 @@ def test_the_usual_tree_is_no_deeper_than_trained_and_small_without_a_gpu(
         assert (drafter.max_depth, drafter.max_nodes, drafter.is_chain) == (depth, nodes, not gpu)
 
 
-@pytest.mark.parametrize(
-    ("stored", "layers"),
-    [
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),
-        ({"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, (1, 15, 28)),
-        ({"target_layer_ids": [-1, 15, 28]}, (0, 16, 29)),
-        ({"eagle_config": {}}, None),
-    ],
-)
-def test_layer_numbers_mean_what_their_key_says(stored: dict[str, Any], layers: tuple[int, ...] | None) -> None:
-    assert layers_of(stored, {}) == layers
-    assert layers_of(stored, {"hidden_layers": [1, 2, 3]}) == (1, 2, 3)
+def test_layer_numbers_mean_what_their_key_says(model) -> None:
+    named = "eagle_aux_hidden_state_layer_ids"
+    assert layers_of({"eagle_config": {named: [2, 16, 29]}}, {}) == (2, 16, 29)
+    assert layers_of({"eagle_config": {named: [1, 15, 28]}}, {}) == (2, 16, 29)
+    assert layers_of({"speculators_model_type": "eagle3", named: [1, 15, 28]}, {}) == (1, 15, 28)
+    assert layers_of({"target_layer_ids": [-1, 15, 28]}, {}) == (0, 16, 29)
+    assert layers_of({"target_layer_ids": [-1, 15, 28]}, {"hidden_layers": [1, 2, 3]}) == (1, 2, 3)
+    assert layers_of({"eagle_config": {}}, {}) is None
+    head = eagle3(model)
+    head.hidden_layers = None
+    bound = EagleDrafter(head, 2).bind(Target(tiny_model(layers=8)), SIZES)
+    assert bound.hidden_layers == (2, 4, 5), "those that are usual"
 
 
 def test_embeddings_that_are_not_finite_are_the_targets(model, tmp_path: Path) -> None:
@@ -177,30 +164,20 @@ def test_eagle1_without_a_bias_and_with_biases_of_attention(model, tmp_path: Pat
     assert "model.layers.0.self_attn.o_proj.bias" not in named
 
 
-def bind(head: EagleHead | Eagle3Head, target, **options: Any) -> ScoredSession:
-    drafter = EagleDrafter(head, 2, name="H", **options)
-    return drafter.bind(Target(target), Sizes(max_batch_size=1, max_length=32))
-
-
-def test_the_layers_of_a_head_that_names_none_are_the_usual_ones(model) -> None:
-    head = eagle3(model)
-    head.hidden_layers = None
-    assert bind(head, tiny_model("llama", vocab_size=VOCAB, layers=8)).hidden_layers == (2, 4, 5)
-
-
-def test_binding_changes_no_head_and_shares_its_weights(model) -> None:
-    """A head in training drafts with the weights that are trained, and keeps its modules, dtype and configuration."""
-    head = eagle3(model).train()
-    before = (head.lm_head, head.model.embed_tokens, head.config.max_position_embeddings, head.training)
-    drafter = bind(head, model)
-    bound = drafter.models[0].model
-    assert (head.lm_head, head.model.embed_tokens, head.config.max_position_embeddings, head.training) == before
-    shared = dict(bound.named_parameters())
-    assert all(shared[name] is parameter for name, parameter in head.named_parameters())
-    with torch.no_grad():
-        head.model.fusion.linear.weight.mul_(2.0)  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="its weights were written to"):  # a training calls Engine.weights_changed
-        _ = drafter.models[0].version
+def test_binding_leaves_a_head_as_it_is(model) -> None:
+    """It may be in training, and a second target may want it in another dtype."""
+    for head, kind in ((eagle3(model), EagleDrafter), (medusa_heads(model), MedusaDrafter)):
+        head.double().train()
+        before = {name: (parameter, parameter.detach().clone()) for name, parameter in head.named_parameters()}
+        for parameter, _ in before.values():
+            parameter.grad = torch.ones_like(parameter)
+        session: Any = kind(head, 2).bind(Target(model), SIZES)
+        bound = dict(getattr(session.models[0], "model", session.models[0]).named_parameters())
+        assert all(module.training for module in head.modules())
+        for name, now in head.named_parameters():
+            was, value = before[name]
+            assert now is was and now.requires_grad and now.grad is not None and torch.equal(now, value)
+            assert bound[name].dtype is torch.float32 and bound[name].grad is None and not bound[name].requires_grad
 
 
 def test_a_head_drafts_in_fewer_bits_and_the_output_is_the_targets() -> None:

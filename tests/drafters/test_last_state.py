@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from drafters.medusa import MedusaDrafter, MedusaHeads, TrainedMedusa
 from specdec import Sizes, Target
 from specdec.drafting.scored import ScoredSession
 from tests.drafters.agreeing import PROMPTS, agreements
-from tests.forwards import drafted, outcome_of, slots_of
+from tests.forwards import outcome_of
 from tests.models import tiny_model
 
 HIDDEN, VOCAB = 32, 64
@@ -43,21 +44,11 @@ def matching(target: Target, drafter: LastStateDrafter, law: Law, *, shift: int 
     return [same for _, same in agreements(target, drafter, after, prompts=PROMPTS[:3])[0]]
 
 
-# Medusa
-
-
-def random_heads(num_heads: int = 3, *, vocab_size: int = VOCAB, **settings: Any) -> MedusaHeads:
-    heads = MedusaHeads(
-        num_heads=num_heads, hidden_size=HIDDEN, vocab_size=vocab_size, base_model="some/base", **settings
-    )
+def random_heads(num_heads: int = 3, **settings: Any) -> MedusaHeads:
+    heads = MedusaHeads(num_heads=num_heads, hidden_size=HIDDEN, vocab_size=VOCAB, base_model="some/base", **settings)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return heads.eval()
-
-
-def distinct(num_layers: int = 2, **settings: Any) -> MedusaHeads:
-    """Heads whose blocks differ."""
-    return random_heads(num_layers=num_layers, shared=False, **settings)
 
 
 Written = dict[str, Tensor]
@@ -68,7 +59,6 @@ def as_native(heads: MedusaHeads, prefix: str = "") -> Written:
 
 
 def written(heads: MedusaHeads, block: str, output: str) -> Written:
-    """Tensors by the names that two patterns say."""
     made: Written = {}
     for name, tensor in heads.state_dict().items():
         _, head, layer, *rest = name.split(".")
@@ -88,7 +78,6 @@ def as_vllm(heads: MedusaHeads, prefix: str = "") -> Written:
 
 
 def in_shards(tensors: Written, folder: Path) -> None:
-    """Two files and their index, with the target's tensors among them."""
     tensors = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(4, 4)} | tensors
     names = sorted(tensors)
     parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
@@ -98,32 +87,32 @@ def in_shards(tensors: Written, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-OURS = ((5, 1), (2, 0))
-"""Heads and blocks of each in our own layout."""
+DISTINCT = {"num_layers": 2, "shared": False}
+WRITTEN: dict[str, tuple[dict[str, Any], Callable[[MedusaHeads], Written] | None, str]] = {
+    "distinct": (DISTINCT, as_native, "medusa_lm_head"),
+    "modelopt": ({}, partial(as_native, prefix="medusa_heads."), "in shards"),
+    "trained as a whole": ({}, partial(as_native, prefix="medusa_head."), "in shards"),
+    "tensorrt-llm": (DISTINCT, as_tensorrt, "rank0"),
+    "vllm": (DISTINCT, as_vllm, "model"),
+    "vllm with a prefix": (DISTINCT | {"bias": False}, partial(as_vllm, prefix="medusa_heads."), "model"),
+    "our vllm": ({"num_heads": 2, "num_layers": 2}, None, "vllm"),
+    "our own, 5 of 1": ({"num_heads": 5, "num_layers": 1}, None, "native"),
+    "our own, 2 of 0": ({"num_heads": 2, "num_layers": 0}, None, "native"),
+}
+"""Settings of heads, the tensors that others write, and their file; None for what this project writes."""
 
 
-@pytest.mark.parametrize(
-    ("heads", "write"),
-    [
-        (distinct(), lambda heads, to: save_file(as_native(heads), to / "medusa_lm_head.safetensors")),
-        (random_heads(), lambda heads, to: in_shards(as_native(heads, "medusa_heads."), to)),  # modelopt
-        (random_heads(), lambda heads, to: in_shards(as_native(heads, "medusa_head."), to)),  # trained as a whole
-        (distinct(), lambda heads, to: save_file(as_tensorrt(heads), to / "rank0.safetensors")),
-        (distinct(), lambda heads, to: save_file(as_vllm(heads), to / "model.safetensors")),
-        (distinct(bias=False), lambda heads, to: save_file(as_vllm(heads, "medusa_heads."), to / "model.safetensors")),
-        (random_heads(2, num_layers=2), lambda heads, to: heads.save_pretrained(to, layout="vllm")),
-        *((random_heads(count, num_layers=layers), MedusaHeads.save_pretrained) for count, layers in OURS),
-    ],
-    ids=[
-        "distinct", "modelopt", "whole", "tensorrt-llm", "vllm", "vllm with a prefix", "our vllm",
-        *(f"our own, {count} of {layers}" for count, layers in OURS),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", WRITTEN)
 @torch.no_grad()
-def test_every_layout_gives_the_heads_that_were_written(
-    heads: MedusaHeads, write: Callable[[MedusaHeads, Path], object], tmp_path: Path
-) -> None:
-    write(heads, tmp_path)
+def test_every_layout_gives_the_heads_that_were_written(name: str, tmp_path: Path) -> None:
+    settings, tensors, file = WRITTEN[name]
+    heads = random_heads(**settings)
+    if tensors is None:
+        heads.save_pretrained(tmp_path, layout=file)
+    elif file == "in shards":
+        in_shards(tensors(heads), tmp_path)
+    else:
+        save_file(tensors(heads), tmp_path / f"{file}.safetensors")
     loaded, hidden = MedusaHeads.from_pretrained(tmp_path), torch.randn(4, HIDDEN)
     assert torch.equal(loaded(hidden), heads(hidden)) and torch.equal(loaded(hidden, 1), heads(hidden)[:1])
     sizes = ("num_heads", "num_layers", "hidden_size", "vocab_size")
@@ -164,7 +153,7 @@ def test_layouts_are_written_with_their_names_and_settings(
 @torch.no_grad()
 @pytest.mark.parametrize("rows", ["those of the map", "all"])
 def test_a_reduced_vocabulary_drafts_its_tokens_alone(target: Target, rows: str, tmp_path: Path) -> None:
-    heads, chosen = distinct(1), torch.tensor([40, 3, 17, 60, 9])
+    heads, chosen = random_heads(shared=False), torch.tensor([40, 3, 17, 60, 9])
     tensors = as_vllm(heads) | {"token_map": chosen}
     if rows != "all":
         tensors |= {name: each[chosen].clone() for name, each in tensors.items() if name.startswith("lm_heads.")}
@@ -220,20 +209,3 @@ def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path
         assert torch.equal(target.model.get_output_embeddings().weight, weight), "training leaves the target alone"
         with pytest.raises(ValueError, match="which is quantized here"):
             drafter.heads.completed(torch.nn.Identity())
-
-
-def test_the_caller_s_heads_stay_as_they_are(target: Target) -> None:
-    """They may be in training, and a second target may want them in another dtype."""
-    heads = random_heads().double().train()
-    heads(torch.randn(1, HIDDEN).double()).sum().backward()
-    before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in heads.parameters()]
-    session = begun(target, MedusaDrafter(heads, (2, 2)), torch.randn(3, 1, HIDDEN), [1, 1, 1])
-    assert drafted(session, slots_of([[0, 1]] * 3, vocab_size=VOCAB, max_length=50)).width > 1
-    assert heads.training and all(module.training for module in heads.modules())
-    for now, (parameter, value, gradient) in zip(heads.parameters(), before, strict=True):
-        assert now is parameter and now.requires_grad and now.grad is gradient is not None
-        assert now.dtype is torch.float64 and torch.equal(now, value)
-    assert all(p.grad is None and not p.requires_grad for p in session.models[0].parameters())
-
-
-# Hydra and Hydra++

@@ -2,9 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,81 +33,46 @@ from verifiers import RejectionVerifier
 VOCAB, MASK = 64, 50
 LAYERS = (0, 1, -1)
 
-Pairs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From embeddings and features of all pairs to what is fed back and the logits, as a reference computes them."""
-Fuse = Callable[[list[Tensor]], Tensor]
-"""Makes features of the target's hidden states, from the embeddings' to the normalized last."""
 
+def law_of(model, head, folder: Path) -> Law:
+    """The head's distribution after some tokens drafted behind a sequence, from slow forwards over all of its pairs.
 
-class Reference(NamedTuple):
-    """A head computed slowly; ``mask`` is the pair that stands in place of drafted ones, if the head has masks."""
-
-    law: Pairs
-    fuse: Fuse
-    mask: tuple[Tensor, Tensor] | None = None
-
-
-def law_of(model, reference: Reference) -> Law:
-    """The head's distribution after some tokens drafted behind a sequence, from forwards over all of it."""
-    law, fuse, mask = reference
-
-    def after(known: list[int], path: list[int]) -> Tensor:
-        states = list(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states)
-        features = fuse([state[0] for state in states])
-        embeds = model.get_input_embeddings()(torch.tensor(known[1:]))
-        fed, logits = law(embeds, features)
-        for token in path[1:]:
-            embed, feature = mask or (model.get_input_embeddings()(torch.tensor([token])), fed[-1:])
-            embeds, features = torch.cat([embeds, embed]), torch.cat([features, feature])
-            fed, logits = law(embeds, features)
-        return logits[-1].softmax(-1)
-
-    return after
-
-
-def reference(head, folder: Path, target) -> Reference:
-    """The reference of a head, which reads its weights from the files that it was saved to."""
-    config = head.config
-    output = target.get_output_embeddings().weight
+    Weights are read from the files that the head is saved to. A head with masks has one in place of drafted tokens.
+    """
+    (save_mtp if isinstance(head, MTPHead) else save_eagle)(head, folder)
+    weights, config, embed = load_file(folder / "model.safetensors"), head.config, model.get_input_embeddings()
+    columns, output, mask = torch.arange(VOCAB), model.get_output_embeddings().weight, None
     if isinstance(head, MTPHead):
-        save_mtp(head, folder)
-        weights = pairs.under(load_file(folder / "model.safetensors"), "mtp_layers.0.")
+        step = partial(pairs.mtp, pairs.under(weights, "mtp_layers.0."), config)
+    elif isinstance(head, EagleHead):
+        step = partial(pairs.eagle, weights, config)
+    else:
+        output = weights["lm_head.weight"]
+        columns = columns[: len(output)] + weights.get("d2t", 0)
+        ways = {"normed_residual": head.norm_before_residual, "feeds_normed": head.feeds_normed}
+        step = partial(pairs.eagle3, weights, config, **ways)
+    if isinstance(head, PEagleHead):
+        mask = embed(torch.tensor([head.mask_token_id])), weights["mask_hidden"][0] @ weights["fc.weight"].T
 
-        def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-            fed, out = pairs.mtp(weights, config, embeds, features)
-            return fed, out @ output.T
-
-        scale = target.model.norm.weight if head.before_norm else 1.0
-        return Reference(law, lambda states: states[-1] / scale)
-    save_eagle(head, folder)
-    weights = load_file(folder / "model.safetensors")
-    if isinstance(head, EagleHead):
-
-        def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-            fed, out = pairs.eagle(weights, config, embeds, features)
-            return fed, out @ output.T
-
-        return Reference(law, lambda states: states[-1])
-    columns = torch.arange(len(weights["d2t"])) + weights["d2t"] if "d2t" in weights else torch.arange(VOCAB)
-
-    def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        fed, out = pairs.eagle3(
-            weights, config, embeds, features, normed_residual=head.norm_before_residual, feeds_normed=head.feeds_normed
-        )
-        logits = torch.full((len(out), VOCAB), -torch.inf)
-        logits[:, columns] = out @ weights["lm_head.weight"].T
-        return fed, logits
-
-    def fuse(states: list[Tensor]) -> Tensor:
+    def fused(states: list[Tensor]) -> Tensor:
+        if isinstance(head, MTPHead | EagleHead):
+            return states[-1] / (model.model.norm.weight if getattr(head, "before_norm", False) else 1.0)
         parts = [states[layer] for layer in LAYERS]
         if head.norm_each:
             parts = [pairs.norm(p, weights[f"fc_norm.{i}.weight"], config.rms_norm_eps) for i, p in enumerate(parts)]
         return torch.cat(parts, dim=-1) @ weights["fc.weight"].T
 
-    if not isinstance(head, PEagleHead):
-        return Reference(law, fuse)
-    embed = target.get_input_embeddings()(torch.tensor([head.mask_token_id])).detach()
-    return Reference(law, fuse, (embed, weights["mask_hidden"][0] @ weights["fc.weight"].T))
+    def after(known: list[int], path: list[int]) -> Tensor:
+        states = model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+        embeds, features = embed(torch.tensor(known[1:])), fused([state[0] for state in states])
+        fed, out = step(embeds, features)
+        for token in path[1:]:
+            one, feature = mask or (embed(torch.tensor([token])), fed[-1:])
+            embeds, features = torch.cat([embeds, one]), torch.cat([features, feature])
+            fed, out = step(embeds, features)
+        return torch.full((VOCAB,), -torch.inf).scatter(0, columns, out[-1] @ output.T).softmax(-1)
+
+    return after
 
 
 IDS = [token for token in range(VOCAB) if token % 5]
@@ -145,19 +110,14 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
     head = HEADS[name](model)
     for weight in (each for key, each in head.named_parameters() if "norm" in key):
         weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(weight.numel()))
-    law = law_of(model, reference(head, tmp_path, model))
+    law = law_of(model, head, tmp_path)
     nodes, accepted = agreements(Target(model), drafter_of(head, tree, sampling), law)
     assert all(same for _, same in nodes) and len(nodes) > 20 and accepted > 3
-
-
-@pytest.mark.parametrize(("name", "part"), [("eagle3", "fed_back"), ("peagle", "mask_token_id")])
-def test_the_reference_tells_a_wrong_part(model, tmp_path, name: str, part: str) -> None:
-    """The mutants: the output before the norm is what is fed back, and not the one after; another mask token."""
-    head = HEADS[name](model)
-    law = law_of(model, reference(head, tmp_path, model))
-    setattr(head, part, getattr(head, part) + (1 if part == "fed_back" else -1))
-    nodes, _ = agreements(Target(model), drafter_of(head, 3), law, prompts=PROMPTS[:1])
-    assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
+    # The mutants: the output before the norm is what is fed back, and not the one after; another mask token.
+    if part := {"eagle3": "fed_back", "peagle": "mask_token_id"}.get(name):
+        setattr(head, part, getattr(head, part) + (1 if part == "fed_back" else -1))
+        nodes, _ = agreements(Target(model), drafter_of(head, 3), law, prompts=PROMPTS[:1])
+        assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
 
 
 class Seldom(LengthPolicy):
@@ -184,7 +144,7 @@ def test_rounds_without_drafts_run_no_drafter_and_lose_nothing(model, tmp_path, 
         drafter: Drafter = ModelDrafter(own, 2, sampling="iid")
     else:
         head = eagle3(model)
-        law, drafter = law_of(model, reference(head, tmp_path, model)), EagleDrafter(head, 2, sampling="iid")
+        law, drafter = law_of(model, head, tmp_path), EagleDrafter(head, 2, sampling="iid")
 
     def counted(self: ModelRunner, *given: Any, **named: Any) -> Any:
         ran[Seldom.rounds] += self.model is not model
@@ -198,9 +158,6 @@ def test_rounds_without_drafts_run_no_drafter_and_lose_nothing(model, tmp_path, 
     idle = [ran[number] for number in range(2, Seldom.rounds) if number % 6 in (1, 2, 3, 4)]
     assert len(idle) > 10 and sum(ran.values()) > 8
     assert sum(idle) == 0 if kind == "model" else 0 < sum(idle) <= len(idle) / 2
-
-
-# Masks: PARD and P-EAGLE
 
 
 def masked_law(drafting: Any, mask: int) -> Law:
