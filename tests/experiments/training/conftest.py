@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
@@ -36,8 +35,3 @@ def training(configure: Configure, tiny_training: list[str]) -> Configure:
 def target() -> Target:
     """A target of random weights in float32."""
     return Target(tiny_model(vocab_size=VOCAB_SIZE), byte_tokenizer(), name="tiny")
-
-
-@pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

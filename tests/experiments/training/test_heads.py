@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from drafters.block_training import TrainedBlock, packed_blocks
 from drafters.eagle import TrainedEagle3
@@ -29,6 +28,7 @@ from experiments.training.states import FrozenTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.architectures import tiny
+from tests.drafters.test_block import behind
 from tests.experiments.conftest import VOCAB_SIZE
 from tests.models import ARCHITECTURES, tiny_model
 
@@ -59,16 +59,17 @@ def alone(batch: TextBatch, root: int) -> tuple[TextBatch, int]:
     return TextBatch(*parts), int(batch.positions[row, place])
 
 
-def logits(head: TrainedHead, batch: TextBatch, target: FrozenTarget, anchors: Anchors) -> Tensor:
-    """All logits of all anchors, depth by depth."""
-    prediction = head(batch, target(batch), anchors)
+def logits(head: TrainedHead, batch: TextBatch, anchors: Anchors, states: list[Tensor]) -> Tensor:
+    """All logits of all anchors, depth by depth, from a prediction's states."""
     previous = batch.tokens.flatten()[anchors.places(batch)]
-    return torch.stack([head.logits(states, previous[:, d], d + 1) for d, states in enumerate(prediction.states)], 1)
+    return torch.stack([head.logits(each, previous[:, d], d + 1) for d, each in enumerate(states)], 1)
 
 
-def check(
-    found: Tensor, anchors: Anchors, slowly: Callable[[int], Tensor], *, least: int = 20, atol: float = 1e-4
-) -> None:
+def drafted(head: TrainedHead, batch: TextBatch, frozen: FrozenTarget, anchors: Anchors) -> Tensor:
+    return logits(head, batch, anchors, head(batch, frozen(batch), anchors).states)
+
+
+def check(found: Tensor, anchors: Anchors, slowly: Callable[[int], Tensor], *, least=20, atol=1e-4) -> None:
     """Compare the logits of every anchor's draft with those of the draft alone, as far as the text goes on."""
     compared = 0
     for row, root in enumerate(anchors.index.tolist()):
@@ -79,19 +80,19 @@ def check(
     assert compared >= least
 
 
-def begun(head: Any, target: Target, counts: Tensor | None = None, std: float | None = None) -> Any:
+def begun(head: Any, target: Target, std: float | None = None) -> Any:
     """A head whose weights are the same each time; with ``std`` its matrices are as if they were trained."""
     torch.manual_seed(1)
-    head.begin(target, counts)
+    head.begin(target, torch.arange(VOCAB_SIZE))
     for parameter in head.parameters() if std else ():
         if parameter.ndim >= 2:
             torch.nn.init.normal_(parameter, std=std)
     return head
 
 
-def ready(head: Any, target: Target, **options: Any) -> tuple[Any, FrozenTarget, TextBatch, Anchors]:
+def ready(head: Any, target: Target, std: float | None = None) -> tuple[Any, FrozenTarget, TextBatch, Anchors]:
     """A head that has begun, the frozen target, some text, and the head's anchors in it."""
-    head, frozen, batch = begun(head, target, **options), FrozenTarget(target, head.hidden_layers or ()), packed()
+    head, frozen, batch = begun(head, target, std), FrozenTarget(target, head.hidden_layers or ()), packed()
     return head, frozen, batch, head.anchors(batch, torch.Generator().manual_seed(0))
 
 
@@ -152,12 +153,12 @@ UNROLLED: dict[str, Callable[[], TrainedFeatureHead]] = {
 @pytest.mark.parametrize("name", [*list(UNROLLED)[:2], *(pytest.param(n, marks=FULL) for n in list(UNROLLED)[2:])])
 def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Target) -> None:
     """All steps of all drafts at once equal each draft run alone, step after step; so do the gradients."""
-    head = begun(UNROLLED[name](), target, torch.arange(VOCAB_SIZE))
+    head = begun(UNROLLED[name](), target)
     assert head.columns is None or head.columns.tolist() == list(range(VOCAB_SIZE - 50, VOCAB_SIZE))
     double = head.double()
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors = Anchors.everywhere(batch, head.depths)
-    mine = logits(double, batch, frozen, anchors)
+    mine = drafted(double, batch, frozen, anchors)
     slow = double.copied().requires_grad_(True)
     drafts = {root: unrolled_slowly(slow, batch, frozen, root, head.depths, target) for root in anchors.index.tolist()}
     check(mine, anchors, drafts.__getitem__, least=41, atol=1e-5)
@@ -173,31 +174,20 @@ def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Targe
 
 
 def block_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, target: Target) -> Tensor:
-    block, states, cache = head.head.eval(), frozen(own), DynamicCache()
-    bound, config = block.bound(target.model), block.config
-    context = torch.cat([states.hidden[layer][:, :at] for layer in head.hidden_layers], -1)
-    bound(features=context, past_key_values=cache)
-    slots = torch.full((1, config.block_size), config.mask_token_id)
-    slots[0, 0] = own.tokens[0, at]
-    key = torch.arange(at + config.block_size)
-    query, masks = key[at:, None], {}
-    for kind, causal in (("full_attention", config.causal), ("sliding_attention", config.causal_in_windows)):
-        hidden = (key > query) & bool(causal)
-        if kind == "sliding_attention" and config.sliding_window is not None:
-            hidden = hidden | (query - key >= config.sliding_window)
-        masks[kind] = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))[None, None]
-    embeds = target.model.get_input_embeddings()
-    out = bound(inputs_embeds=embeds(slots), attention_mask=masks, past_key_values=cache, output_hidden_states=True)
-    known = min(config.tokens, own.tokens.shape[1] - at)
-    found, places = out.logits[:, -config.tokens :][:, :known].clone(), block.place_head
+    """A block as the papers define it, and what the tokens before a place add to it."""
+    block, config, embed = head.head.eval(), head.head.config, target.model.get_input_embeddings()
+    hidden, logits = behind(block, target, own.tokens[0, : at + 1].tolist())
+    own_output, places = block.lm_head, block.place_head
+    logits = logits if own_output is None else own_output(hidden)
+    found = logits[-config.tokens :][: own.tokens.shape[1] - at].detach().clone()
     if places is not None:
-        hidden, state = places.prepare(out.hidden_states[-1], config.tokens, own.tokens[:, at - 1])
+        given, state = places.prepare(hidden[None], config.tokens, own.tokens[:, at - 1])
         more = {"whole": True} if config.selector_rank else {}
-        for place in range(known):
+        for place in range(len(found)):
             token = own.tokens[:, at + place]
-            note, state = places.note(token, place, hidden[:, place], state, embeds(token))
-            found[:, place] = places.read(found[:, place].clone(), note, **more)
-    return found[0]
+            note, state = places.note(token, place, given[:, place], state, embed(token))
+            found[place] = places.read(found[[place]], note, **more)[0]
+    return found
 
 
 def masked_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, target: Target) -> Tensor:
@@ -221,35 +211,24 @@ def medusa_slowly(head: Any, own: TextBatch, at: int, frozen: FrozenTarget, targ
     return head.head(frozen(own).hidden[-1][0, at - 1 : at])[:, 0]
 
 
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 3}
+SELECTOR = {"selector_rank": 6, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 8}
+GRU = {"gru_hidden_dim": 6, "emb_dim": 5}
 BLOCKS: dict[str, dict] = {
     "dflash_causal": {"block_size": 5, "draft_vocabulary": 40, "config": {"causal": True}},
     "dspark": {"block_size": 4, "shifted": True, "config": {"markov_rank": 6, "confidence": True}},
-    "dflash_mixed": {
-        "block_size": 5,
-        "config": {
-            "layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 3,
-            "causal_in_windows": True,
-        },
-    },
-    "dflash2": {
-        "block_size": 5, "base_weight": 1.0,
-        "config": {"selector_rank": 6, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 8},
-    },
-    "xpress": {
-        "block_size": 5, "rounds": 2, "base_weight": 0.6, "draft_vocabulary": 40, "config": {"xpress_rank": 6},
-    },
-    "domino": {
-        "block_size": 4, "shifted": True, "base_until": 0.5,
-        "config": {"gru_hidden_dim": 6, "emb_dim": 5, "pure_draft_prefix_len": 1},
-    },
-    "domino_in_place": {"block_size": 5, "base_until": 0.5, "config": {"gru_hidden_dim": 6, "emb_dim": 5}},
+    "dflash_mixed": {"block_size": 5, "config": WINDOWS | {"causal_in_windows": True}},
+    "dflash2": {"block_size": 5, "base_weight": 1.0, "config": SELECTOR},
+    "xpress": {"block_size": 5, "rounds": 2, "base_weight": 0.6, "draft_vocabulary": 40, "config": {"xpress_rank": 6}},
+    "domino": {"block_size": 4, "shifted": True, "base_until": 0.5, "config": GRU | {"pure_draft_prefix_len": 1}},
+    "domino_in_place": {"block_size": 5, "base_until": 0.5, "config": GRU},
     "dspark_rnn": {"block_size": 4, "shifted": True, "config": {"markov_rank": 6, "markov_head_type": "rnn"}},
     "dspark_gated": {"block_size": 4, "shifted": True, "config": {"markov_rank": 6, "markov_head_type": "gated"}},
-}  # fmt: skip
+}
 
 
 def block_of(name: str) -> TrainedBlock:
-    return TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
+    return TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], mask_token_id=63, **BLOCKS[name])
 
 
 RECURRENT = LM | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_key_value_heads": 2}
@@ -272,8 +251,8 @@ SELDOM = {"domino_in_place", "dspark_rnn", "dspark_gated"}
 def test_packed_drafts_are_each_draft_alone(name: str, target: Target) -> None:
     make, slowly = PACKED[name]
     trained = 0.3 if name in BLOCKS or name == "medusa" else None
-    head, frozen, batch, anchors = ready(make(), target, counts=torch.arange(VOCAB_SIZE), std=trained)
-    mine = logits(head, batch, frozen, anchors)
+    head, frozen, batch, anchors = ready(make(), target, trained)
+    mine = drafted(head, batch, frozen, anchors)
     check(mine, anchors, lambda root: slowly(head, *alone(batch, root), frozen, target))
     mine.tanh().mul(anchors.valid[:, :, None]).sum().backward()
     without = [name for name, each in head.named_parameters() if each.grad is None or not each.grad.any()]
@@ -294,19 +273,16 @@ def test_a_mask_that_sees_another_draft_is_told(target: Target, monkeypatch: pyt
         return found
 
     monkeypatch.setattr(Masked, "behind", leaky)
-    mine = logits(head, batch, frozen, anchors)
+    mine = drafted(head, batch, frozen, anchors)
     wanted = [masked_slowly(head, *alone(batch, root), frozen, target) for root in anchors.index.tolist()]
     far = (mine - torch.stack(wanted)).abs().amax(-1) * anchors.valid
     assert far[:, 0].max() < 1e-4 and far[:, 2].max() > 1e-2
 
 
-def test_further_fields_of_a_block_head(target: Target) -> None:
+def test_further_fields_of_a_block_head_and_what_cannot_be_trained(target: Target) -> None:
     config = begun(TrainedBlock(config={"sliding_window": 3}, layers=3), target).head.config
     assert config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
     assert config.sliding_window == 3
-
-
-def test_what_cannot_be_trained_is_refused(target: Target) -> None:
     for message, make in (
         (r"head\.keeps=0\.0: give a share above 0", lambda: TrainedPEagle(keeps=0.0)),
         (r"head\.config\.markov_rnk is no further field", lambda: TrainedBlock(config={"markov_rnk": 3})),
@@ -318,17 +294,11 @@ def test_what_cannot_be_trained_is_refused(target: Target) -> None:
 
 def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target) -> None:
     """The further predictions are the slots' own logits, and those after one pass and after two."""
-    head = block_of("xpress")
-    head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.3)
+    head, frozen, batch, anchors = ready(block_of("xpress"), target, 0.3)
     flat, states = batch.tokens.flatten(), frozen(batch)
-    previous = flat[anchors.places(batch)]
-
-    def of(states: list[Tensor]) -> Tensor:
-        return torch.stack([head.logits(each, previous[:, d], d + 1) for d, each in enumerate(states)], 1)
-
     terms = head(batch, states, anchors).terms
     assert [term.weight(0.7) for term in terms] == [0.6, 0.15, 0.15]
-    base, *passes = [of(term.states) for term in terms]
+    base, *passes = [logits(head, batch, anchors, term.states) for term in terms]
     read = [states.hidden[layer] for layer in head.hidden_layers]
     whole = packed_blocks(head.head, target.model.get_input_embeddings(), read, batch, anchors)
     for count, found in enumerate(passes, 1):
@@ -342,8 +312,7 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target) -> Non
     [("domino", 0.25, (0.5, 0.5)), ("domino", 0.8, (1, 0)), ("dflash2", 0.3, (1, 1))],
 )
 def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, weights, target) -> None:
-    head = block_of(name)
-    head, frozen, batch, anchors = ready(head, target, counts=torch.arange(VOCAB_SIZE), std=0.5)
+    head, frozen, batch, anchors = ready(block_of(name), target, 0.5)
     states, totals = frozen(batch), torch.ones(head.depths)
     given = head(batch, states, anchors)
 
@@ -357,9 +326,9 @@ def test_losses_of_all_predictions_are_added_by_their_weights(name, progress, we
     assert loss(given) == pytest.approx(sum(w * each for w, each in zip(weights, alone, strict=True)), rel=1e-5)
 
 
-def test_sampled_anchors(generator: torch.Generator) -> None:
+def test_sampled_anchors() -> None:
     """As many per row, those that are there first, each as likely as any other."""
-    batch = packed((14,), (2,), supervised=1.0)
+    batch, generator = packed((14,), (2,), supervised=1.0), torch.Generator().manual_seed(0)
     every = Anchors.everywhere(batch, 2)
     assert every.index.tolist() == list(range(1, 13)), "a draft begins after a state, and before the last token"
     assert every.valid.tolist() == [[True, True]] * 11 + [[True, False]]
@@ -374,9 +343,9 @@ def test_sampled_anchors(generator: torch.Generator) -> None:
     assert (seen[1:13] - 250).abs().max() < 4 * (1000 * 0.25 * 0.75) ** 0.5
 
 
-def test_drafts_are_dropped_from_depth_to_depth(generator: torch.Generator) -> None:
+def test_drafts_are_dropped_from_depth_to_depth() -> None:
     """As many as the shares say, each draft as likely as any other, and none that was dropped comes back."""
-    batch = packed((14,), (14,), supervised=1.0)
+    batch, generator = packed((14,), (14,), supervised=1.0), torch.Generator().manual_seed(0)
     every, seen = Anchors.everywhere(batch, 5, before=0), torch.zeros(13)
     for _ in range(800):
         found = dropped(every, batch, 0.5, 0.2, generator)

@@ -18,6 +18,8 @@ from experiments.training.figures import Tally, binned, calibration_errors, sequ
 from experiments.training.losses import Compared, CrossEntropy, ForwardKL, Loss, Places, TotalVariation
 from experiments.training.weights import DPace, Power, Weights
 from specdec.requests import SamplingParams
+from specdec.sampling import distribution
+from tests.forwards import slots_of
 
 PLACES, COLUMNS = 6, 11
 Formula = Callable[[np.ndarray, np.ndarray, int], float]
@@ -31,27 +33,20 @@ def kl(p: np.ndarray, q: np.ndarray) -> float:
     return float((p * np.log(p / q)).sum())
 
 
-def accepted(p: np.ndarray, q: np.ndarray) -> float:
-    return float(np.minimum(p, q).sum())
-
-
 def hybrid(p: np.ndarray, q: np.ndarray) -> float:
-    share = math.exp(-3 * accepted(p, q))
+    share = math.exp(-3 * (1 - tv(p, q)))
     return share * kl(p, q) + (1 - share) * tv(p, q)
 
 
 LOSSES: dict[str, tuple[Loss, Formula]] = {
     "text": (CrossEntropy(), lambda p, q, label: -math.log(q[label]) if label >= 0 else 0.0),
-    "argmax": (CrossEntropy("argmax"), lambda p, q, label: -math.log(q[p.argmax()])),
-    "kl": (ForwardKL(), lambda p, q, label: kl(p, q)),
-    "reverse_kl": (losses.ReverseKL(), lambda p, q, label: kl(q, p)),
-    "tv": (TotalVariation(), lambda p, q, label: tv(p, q)),
-    "nla": (losses.NegativeLogAcceptance(), lambda p, q, label: -math.log(accepted(p, q))),
-    "hybrid": (losses.HybridLK(), lambda p, q, label: hybrid(p, q)),
-    "scheduled": (
-        losses.Scheduled(ForwardKL(), TotalVariation()),
-        lambda p, q, label: 0.75 * kl(p, q) + 0.25 * tv(p, q),
-    ),
+    "argmax": (CrossEntropy("argmax"), lambda p, q, _: -math.log(q[p.argmax()])),
+    "kl": (ForwardKL(), lambda p, q, _: kl(p, q)),
+    "reverse_kl": (losses.ReverseKL(), lambda p, q, _: kl(q, p)),
+    "tv": (TotalVariation(), lambda p, q, _: tv(p, q)),
+    "nla": (losses.NegativeLogAcceptance(), lambda p, q, _: -math.log(1 - tv(p, q))),
+    "hybrid": (losses.HybridLK(), lambda p, q, _: hybrid(p, q)),
+    "scheduled": (losses.Scheduled(ForwardKL(), TotalVariation()), lambda p, q, _: 0.75 * kl(p, q) + 0.25 * tv(p, q)),
     "dspark": (
         losses.WeightedSum([CrossEntropy(), TotalVariation()], [0.1, 1.8]),
         lambda p, q, label: (-0.1 * math.log(q[label]) if label >= 0 else 0.0) + 0.9 * float(np.abs(p - q).sum()),
@@ -167,38 +162,21 @@ def example() -> tuple[TextBatch, TargetStates]:
     return TextBatch(tokens, supervised, documents, positions), TargetStates({-1: hidden}, output)
 
 
-def lawful(logits: Tensor, law: SamplingParams) -> Tensor:
-    """The distributions of requests, token by token."""
-    found = (logits / law.temperature).softmax(-1)
-    for row in found:
-        order = row.argsort(descending=True).tolist()
-        kept = order[: law.top_k or None]
-        while len(kept) > 1 and row[kept[:-1]].sum() / row[order[: law.top_k or None]].sum() >= law.top_p:
-            kept.pop()
-        row[[token for token in order if token not in kept]] = 0.0
-    return found / found.sum(-1, keepdim=True)
-
-
-def slow_loss(
-    head: Linear, batch: TextBatch, states: TargetStates, loss: str, weights: Weights, columns: Tensor | None,
-    law: SamplingParams,
-) -> Tensor:  # fmt: skip
+def slow_loss(head: Linear, batch: TextBatch, states: TargetStates, loss: str, weights: Weights, law) -> Tensor:
     """The loss, place by place: the sum over depths of the mean over that depth's places."""
     sums: list[list[Tensor]] = [[] for _ in range(DEPTHS)]
-    p_all = lawful(states.logits(torch.arange(18)).double(), law).view(2, 9, VOCAB)
-    ids = torch.arange(VOCAB) if columns is None else columns
+    requests = slots_of([[0]], vocab_size=VOCAB, params=[law]).sampling
+    p_all = distribution(states.logits(torch.arange(18))[None], requests).double().view(2, 9, VOCAB)
+    ids = torch.arange(VOCAB) if head.columns is None else head.columns
     for row in range(2):
         for root in range(1, 9):
             if batch.documents[row, root] < 0 or batch.documents[row, root - 1] != batch.documents[row, root]:
                 continue
-            found, valid, likely = [], [], []
+            found, likely = [], []
             for depth in range(1, DEPTHS + 1):
                 at = root + depth
-                there = at < 9 and bool(batch.documents[row, at] == batch.documents[row, root])
-                there = there and bool(batch.supervised[row, at]) and all(valid)
-                valid.append(there)
-                if not there:
-                    continue
+                if at == 9 or batch.documents[row, at] != batch.documents[row, root] or not batch.supervised[row, at]:
+                    break
                 q = (head.layers[depth - 1](states.hidden[-1][row, root - 1]) / law.temperature).softmax(-1)
                 whole = p_all[row, at - 1]
                 p = whole[ids] / whole[ids].sum()
@@ -210,12 +188,12 @@ def slow_loss(
                 if head.confidence_weight:
                     c = head.judge(states.hidden[-1][row, root - 1])[depth - 1].sigmoid()
                     value = value - 0.5 * (alpha * c.log() + (1 - alpha) * (1 - c).log())
-                found.append((depth, value, bool((ids == whole.argmax()).any())))
+                found.append((value, bool((ids == whole.argmax()).any())))
             given = torch.tensor([likely + [0.0] * (DEPTHS - len(likely))], dtype=torch.float64)
-            factor = weights(told(given, torch.tensor([valid])))[0]
-            for depth, value, inside in found:
+            factor = weights(told(given, torch.arange(DEPTHS)[None] < len(likely)))[0]
+            for depth, (value, inside) in enumerate(found):
                 if inside:
-                    sums[depth - 1].append(factor[depth - 1] * value)
+                    sums[depth].append(factor[depth] * value)
     return sum((torch.stack(each).mean() for each in sums), torch.zeros((), dtype=torch.float64))
 
 
@@ -240,7 +218,7 @@ def test_the_loss_is_the_sum_of_the_depths_means(loss, weights, columns, confide
     comparison = Comparison(head, rule, weights, chunk=chunk, law=law)
     anchors = counted(Anchors.everywhere(batch, DEPTHS), batch, states, columns, chunk)
     value, _ = comparison(batch, states, anchors, anchors.counted.sum(0).double(), 0.0)
-    wanted = slow_loss(head, batch, states, loss, weights, columns, law)
+    wanted = slow_loss(head, batch, states, loss, weights, law)
     torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
     mine, slow = (torch.autograd.grad(loss, list(head.layers.parameters())) for loss in (value, wanted))
     torch.testing.assert_close(mine, slow, rtol=1e-5, atol=1e-6)
