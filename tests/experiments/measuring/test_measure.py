@@ -1,25 +1,36 @@
-"""The measuring loop: order, warm-up, divergences, records that survive it; every contender answers its own answers."""
+"""The measuring loop: order, warm-up, divergences, records that survive it; every contender answers its own answers.
+
+The verdict on whole methods is that of the bundled models, because it rests on what a dtype does to trained logits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
+from torch import Tensor
 
+from drafters import ModelDrafter
 from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
+from experiments.datasets.stdlib import Stdlib
+from experiments.measuring import measure as loop
 from experiments.measuring.jobs import Job, fit, needed_tokens, prepare, render, stream_of
-from experiments.measuring.measure import Contender, measure
+from experiments.measuring.measure import Contender, find_divergence, measure
+from experiments.results.lossless import Divergence, Verdict, judge, worst
 from experiments.results.records import PLAIN, Record, keep_record
-from experiments.results.rows import rows_of
-from experiments.results.statistics import Bootstrap
-from experiments.results.summary import summarize
-from specdec import Completion, Engine, Exactness, Paging, SamplingParams, Step, Target
+from specdec import Completion, DraftTree, Engine, Exactness, Laws, Paging, SamplingParams, Step, Target
+from tests.changed_rule import ChangedRule
 from tests.experiments.conftest import byte_tokenizer
+from tests.experiments.made_runs import run_of
+from tests.experiments.test_run import WrongRoot
 from tests.models import tiny_model
+from verifiers.block import TraversalVerifier
 from verifiers.rejection import RejectionVerifier
 
 
@@ -60,19 +71,19 @@ def jobs(count: int, sampling: SamplingParams = GREEDY) -> list[Job]:
     return [Job(Prompt(id=f"p{n}", turns=("x",)), 0, (n + 1, 1), sampling) for n in range(count)]
 
 
-def contenders(engine: FakeEngine) -> list[Contender]:
-    return [Contender(PLAIN, engine, speculate=False), Contender("fast", engine)]  # type: ignore[arg-type]
+def contenders(engine: Any) -> list[Contender]:
+    return [Contender(PLAIN, engine, speculate=False), Contender("fast", engine)]
 
 
-def measured(engine: FakeEngine, count: int, *, sampling: SamplingParams = GREEDY, **more: Any) -> list[Record]:
+def measured(engine: Any, asked: list[Job], **more: Any) -> list[Record]:
     records: list[Record] = []
-    assert list(measure(contenders(engine), jobs(count, sampling), write=records.append, **more))[-1] == count
+    assert list(measure(contenders(engine), asked, write=records.append, **more))[-1] == len(asked)
     return records
 
 
 def test_methods_take_turns_at_going_first_after_a_warm_up_that_is_not_recorded() -> None:
     engine = FakeEngine()
-    records = measured(engine, 3, warmup=[[91]])
+    records = measured(engine, jobs(3), warmup=[[91]])
     asked = [(prompts[0][0], speculate) for speculate, prompts in engine.log]
     assert asked == [(91, False), (91, True), (1, False), (1, True), (2, True), (2, False), (3, False), (3, True)]
     # Whichever went first, plain decoding is written first.
@@ -84,13 +95,13 @@ def test_divergences() -> None:
         engine = FakeEngine()
         plain = engine.outputs[False] = [5, 6, 7] if tokens else [5]
         engine.outputs[True] = tokens
-        record = measured(engine, 1)[1]
+        record = measured(engine, jobs(1))[1]
         assert (record.equals_plain, record.divergence) == (False, index)
         pair = (tokens[index] if index < len(tokens) else None, plain[index] if index < len(plain) else None)
         assert record.tokens_at_divergence == pair
         assert record.tie_bound is None, "a lossy rule is not judged"
         assert (record.margin is None) is (None in pair)
-    sampled = measured(engine, 1, sampling=replace(GREEDY, temperature=1.0))[1]
+    sampled = measured(engine, jobs(1, replace(GREEDY, temperature=1.0)))[1]
     assert sampled.equals_plain is sampled.divergence is None, "sampled outputs are not compared"
 
 
@@ -124,9 +135,7 @@ def text_of(ids: Sequence[int]) -> str:
 
 def talk(engine: FakeEngine, *prompts: Prompt) -> tuple[list[Record], list[list[str]]]:
     """The records of conversations, and the texts of the calls that speculate."""
-    records: list[Record] = []
-    made = prepare(prompts, GREEDY, byte_tokenizer())
-    assert list(measure(contenders(engine), made, write=records.append))[-1] == len(made)
+    records = measured(engine, prepare(prompts, GREEDY, byte_tokenizer()))
     return records, [[text_of(ids) for ids in prompts] for speculate, prompts in engine.log if speculate]
 
 
@@ -142,20 +151,15 @@ def test_later_turns_hold_what_was_said() -> None:
     assert text_of(render(prompt, tokenizer, ["A"])) == "[user]one[assistant]A[user]two"
 
 
-def test_every_contender_answers_its_own_answers() -> None:
-    engine = FakeEngine()
-    records, asked = talk(engine, TWO)
-    assert asked == [["one"], ["ones\n\ntwo"]] and text_of(engine.log[2][1][0]) == "onep\n\ntwo"
-    seen = [(r.prompt, r.turn, r.method, r.batch) for r in records]
-    assert seen == [("a", turn, method, 0) for turn in (0, 1) for method in (PLAIN, "fast")]
-    assert engine.streams == [stream_of("a", turn, 0) for turn in (0, 0, 1, 1)]
-
-
-def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
-    records, asked = talk(FakeEngine(max_batch_size=3), ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True))
+def test_every_contender_answers_its_own_answers_in_batches_of_prompts_with_different_numbers_of_turns() -> None:
+    engine = FakeEngine(max_batch_size=3)
+    records, asked = talk(engine, ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True))
     assert asked == [["uno", "one", "x"], ["ones\n\ntwo", "xs\n\ny"]]
-    assert len(records) == 2 * 5
-    fast = rows_of(summarize(records, planned=5, bootstrap=Bootstrap(resamples=100)))[1]
+    assert ["onep\n\ntwo", "xp\n\ny"] in [[text_of(ids) for ids in prompts] for _, prompts in engine.log]
+    said = [(name, turn) for turn, names in enumerate(("bac", "ac")) for name in names * 2]
+    assert engine.streams == [stream_of(*each, 0) for each in said]
+    assert len(records) == 2 * 5 and {record.batch for record in records} == {0}
+    fast = run_of(records, planned=5).rows[1]
     assert fast["complete"] and (fast["finished"], fast["timed_prompts"]) == (5, 5)
     assert fast["speedup_low"] is None, "both turns of one batch are one observation"
 
@@ -168,7 +172,7 @@ def test_a_failed_turn_ends_that_conversation_only() -> None:
     assert failed == [("a", 0, "RuntimeError: boom"), ("a", 1, "turn 1 failed")]
     assert len(records) == 6, "planned turns are all accounted for"
     # Turns that failed in one count for neither in speed.
-    assert rows_of(summarize(records, planned=3, bootstrap=Bootstrap(resamples=100)))[1]["timed_prompts"] == 1
+    assert run_of(records, planned=3).rows[1]["timed_prompts"] == 1
 
 
 def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:
@@ -223,3 +227,72 @@ def test_what_is_too_long_is_left_out_or_loses_its_beginning_or_the_middle_of_it
     assert 80 < needed_tokens(prompt, TEN, byte_tokenizer()) <= 90, "not more than it must"
     prompts, sentence = fitted(SHORT, CHAT, policy="cut", room=45)
     assert prompts == [SHORT] and sentence is not None and "1 left out" in sentence, "nothing would be left of it"
+
+
+@cache
+def target(dtype: str = "float32", quantization: str | None = None) -> Target:
+    return Target.from_pretrained("bundled/target", dtype=dtype, quantization=quantization)
+
+
+def texts(count: int, tokens: int) -> list[Job]:
+    every = Stdlib(prompt_tokens=48).load()
+    prompts = every[:: len(every) // count][:count]
+    return prepare(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True), target().tokenizer)
+
+
+def verdict(engine: Engine, tokens: int = 16) -> tuple[dict[str, Any], Divergence | None]:
+    """The verdict on the method's records, next to plain decoding on the same engine, and the worst divergence."""
+    with engine:
+        outputs = [record for record in measured(engine, texts(2, tokens)) if record.method != PLAIN]
+    found = judge(outputs)
+    assert found is not None and len(outputs) == 2 and all(each.equals_plain is not None for each in outputs)
+    return found, worst(outputs)
+
+
+def engine_of(dtype: str = "float32", quantization: str | None = None, **options: Any) -> Engine:
+    """An engine with the bundled pair, if the options name no other parts."""
+    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=[2, 2, 1], dtype=dtype)
+    usual = {"drafter": drafter, "verifier": TraversalVerifier(), "max_batch_size": 2, "max_length": 256}
+    return Engine(target(dtype, quantization), **usual | options)
+
+
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.full)])
+def test_an_honest_method_is_never_called_broken(quantization: str | None) -> None:
+    found, _ = verdict(engine_of("bfloat16", quantization))
+    assert found["lossless"] != Verdict.NOT_LOSSLESS, found
+
+
+def test_on_an_invariant_engine_nothing_explains_another_token() -> None:
+    found = find_divergence(engine_of(invariant=True), texts(1, 4)[0], [1], [2], exactness="exact")
+    assert found["tie_bound"] == 0.0 and found["margin"] > 0
+
+
+def accepts_all(tree: DraftTree, p: Tensor, laws: Laws) -> Tensor:
+    """Whatever is drafted first, by a rule that says that it is exact."""
+    deepest = torch.where(tree.valid, tree.depth, -1).argmax(-1, keepdim=True)
+    return torch.zeros_like(laws.stop).scatter_(1, deepest, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "setting"),
+    [("rule", []), ("commit", []), pytest.param("commit", ["bfloat16", "int8"], marks=pytest.mark.full)],
+)
+def test_a_broken_method_is_not_lossless(broken: str, setting: list[str]) -> None:
+    """Or keys and values of an accepted path stay where the tree had them, instead of moving to their places."""
+    rule = ChangedRule(TraversalVerifier(), stop=accepts_all) if broken == "rule" else TraversalVerifier()
+    engine = engine_of(*setting, verifier=rule)
+    if broken == "commit":
+        engine.runner.cache.commit = lambda *_: None  # type: ignore[method-assign]
+    found, largest = verdict(engine, tokens=24)
+    assert found["lossless"] == Verdict.NOT_LOSSLESS and largest is not None, found
+    assert largest.margin == found["largest_margin"] and largest.tie_bound == found["tie_bound"]
+    ours, plains = largest.tokens
+    assert ours != plains
+    assert largest.texts == (target().tokenizer.decode([ours]), target().tokenizer.decode([plains]))
+
+
+def test_an_examination_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(loop, "examine", Mock(side_effect=RuntimeError("out of memory")))
+    found, _ = verdict(engine_of(drafter=WrongRoot(max_draft_tokens=4)), 8)
+    assert found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] is None
+    assert "could not be examined" in caplog.text and "RuntimeError: out of memory" in caplog.text
