@@ -16,9 +16,8 @@ from experiments.results.frame import frame_of
 from experiments.results.lossless import Verdict, divergences_of, judge
 from experiments.results.origin import json_text
 from experiments.results.records import Record
-from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import gain_over, noise_verdict
+from experiments.results.timing import gain_over
 from experiments.session.measurement import NotLosslessError, check_lossless
 from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
@@ -77,24 +76,12 @@ def test_a_failure_counts_nowhere_but_as_a_failure() -> None:
     assert not run_of(PAIRS[:2], planned=1, series=4).complete, "another temperature has not begun"
 
 
-def test_batches_are_timed_once() -> None:
-    rows = [record(p, m, 0, s, t) for m, s in (("plain", 4.0), ("fast", 2.0)) for p, t in (("a", 10), ("b", 20))]
-    plain, fast = run_of(rows).rows
-    assert (plain["tokens_per_second"], fast["speedup"], fast["seconds"]) == (30 / 4, 2, 2)
-    assert fast["speedup_low"] is None, "one batch is one observation"
-    failed = replace(rows[3], finish_reason="error", error="x")
-    assert run_of([*rows[:3], failed]).rows[1]["speedup"] is None, "its batch's time is no one's"
-
-
-def rounds(prompt: str, method: str, expected: tuple[float, ...], **more: Any) -> Record:
-    """A sampled output whose rounds have these expectations."""
-    columns = {"accepted": (0,) * len(expected), "expected_accepted": expected, "proposed_depth": (3,) * len(expected)}
-    return output(prompt, method, **{"temperature": 1.0} | columns | more)
-
-
 def test_a_gain_is_of_totals_over_the_prompts_that_both_have() -> None:
-    chain = [rounds("a", "chain", (1.0, 2.0)), rounds("b", "chain", (0.5,))]
-    tree = frame_of([rounds("a", "tree", (2.0,)), rounds("b", "tree", (1.0, 1.0))])
+    def rounds(prompt: str, *expected: float) -> Record:
+        columns = {"accepted": (0,) * len(expected), "proposed_depth": (3,) * len(expected)}
+        return output(prompt, temperature=1.0, expected_accepted=expected, **columns)
+
+    chain, tree = [rounds("a", 1.0, 2.0), rounds("b", 0.5)], frame_of([rounds("a", 2.0), rounds("b", 1.0, 1.0)])
     failed = replace(chain[1], finish_reason="error", error="no")
     found, alone = (gain_over(tree, frame_of(other), QUICK) for other in (chain, [chain[0], failed]))
     assert found is not None and alone is not None
@@ -152,25 +139,10 @@ def test_only_exact_methods_compete() -> None:
     assert [row["method"] for row in rows if row["best.speedup"]] == ["declared"]
 
 
-def judged(prompt: str, method: str = "fast", **more: Any) -> Record:
-    rounds = {"accepted": (0, 0, 0)} if method == "plain" else {"accepted": (2,), "proposed_depth": (3,)}
-    fields = {"batch": int(prompt), "seconds": 1.0 if method == "plain" else 0.5, **rounds}
-    return output(prompt, method, **fields | {"equals_plain": None if method == "plain" else True} | more)
-
-
 def parted(prompt: str, margin: float | None, bound: float | None, **more: Any) -> Record:
     """A record whose output differs at the second token."""
     found = {"equals_plain": False, "divergence": 1, "margin": margin, "tie_bound": bound}
-    return judged(prompt, **found | {"tokens_at_divergence": (7, 9), "texts_at_divergence": (" [a]", " b")} | more)
-
-
-EQUAL, TIE, BUG = judged("0"), parted("1", 0.1, 0.3), parted("2", 4.0, 0.3)
-ENDED = parted("3", None, None, tokens_at_divergence=(None, 9), texts_at_divergence=(None, " b"))
-
-
-def made(*records: Record) -> Run:
-    plain = [judged(prompt, "plain") for prompt in dict.fromkeys(each.prompt for each in records)]
-    return run_of([*plain, *records], planned=len(records))
+    return output(prompt, **found | {"tokens_at_divergence": (7, 9), "texts_at_divergence": (" [a]", " b")} | more)
 
 
 def test_what_no_bound_explains_is_not_lossless() -> None:
@@ -178,7 +150,9 @@ def test_what_no_bound_explains_is_not_lossless() -> None:
 
     A bound of zero is an invariant engine's: equal logits are decided by the token's id in every method.
     """
-    several = [EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)]
+    equal = output("0", equals_plain=True)
+    several = [equal, parted("1", 9.0, 10.0), parted("2", 4.0, 0.3), parted("4", 0.4, 0.3)]
+    ended = parted("3", None, None, tokens_at_divergence=(None, 9), texts_at_divergence=(None, " b"))
     worst = (
         "NOT LOSSLESS: 2 of 4 outputs leave plain decoding's by more than the dtype explains; worst on 2 at "
         "output token 1: ' [a]' (token 7) instead of ' b' (token 9), margin 4 nats, bound 0.3"
@@ -186,8 +160,8 @@ def test_what_no_bound_explains_is_not_lossless() -> None:
     ends = "the end of the output instead of ' b' (token 9), where no dtype explains a difference"
     for outputs, margin, said in (
         (several, 4.0, worst),
-        ([EQUAL, ENDED], None, ends),
-        ([EQUAL, parted("1", 0.0, 0.0)], 0.0, "margin 0 nats, bound 0"),
+        ([equal, ended], None, ends),
+        ([equal, parted("1", 0.0, 0.0)], 0.0, "margin 0 nats, bound 0"),
     ):
         found = judge(outputs)
         assert found is not None and (found["lossless"], found["largest_margin"]) == (Verdict.NOT_LOSSLESS, margin)
@@ -195,7 +169,7 @@ def test_what_no_bound_explains_is_not_lossless() -> None:
 
 
 def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> None:
-    bug, tie = made(EQUAL, BUG), made(EQUAL, TIE)
+    bug, tie = run_of([*PAIRS[:3], replace(PAIRS[3], margin=4.0)]), run_of(PAIRS)
     for table in (run_table(bug, "t"), comparison_table(bug, "t")):
         (cell,) = (cell for row in table.rows for cell in row if "NOT LOSSLESS" in cell.line)
         assert cell.line == "1 of 2, NOT LOSSLESS" and cell.emphasis is Emphasis.MISSED
@@ -221,18 +195,3 @@ def test_a_method_that_loses_says_what_its_rounds_lack_and_what_pays() -> None:
     assert losses([slow, fast | {"label": "less", "speedup": 1.3}, fast]) == [f"{said}; fast pays here (1.50x)"]
     (alone,) = losses([slow, slow | {"speedup_high": 1.1}, fast | {"speedup_low": 0.9}, fast | {"competes": False}])
     assert alone == f"{said}; nothing measured here pays: decode without drafts"
-
-
-def test_timings_are_noisy_by_their_spread_or_beside_a_load() -> None:
-    cases = {(0.2, 1.0, 0.0): True, (0.1, 1.0, 0.0): False, (None, 1.0, 0.9): True, (0.1, 0.1, 0.3): False}
-    assert {case: noise_verdict(*case, 2)["noisy"] for case in cases} == cases
-    assert noise_verdict(None, None, None, 0)["noisy"] is None
-
-
-def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
-    ties = [parted(each, 0.1 * (each == "1"), 0.3, method="even") for each in "0123456"]
-    console = Console(record=True, width=300, file=io.StringIO())
-    print_verdicts(console, made(EQUAL, TIE, *ties, judged("0", "odd"), parted("2", 4.0, 0.3, method="odd")))
-    good, bug = console.export_text().splitlines()
-    assert good == "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3)"
-    assert bug.startswith("odd: NOT LOSSLESS: 1 of 2")
