@@ -8,7 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments.reporting.run_tables import not_recorded, utilization_table
+from experiments.reporting.run_tables import utilization_table
 from experiments.results import metrics
 from experiments.results.frame import frame_of
 from experiments.results.limits import Limits, Terms, seconds_of
@@ -60,6 +60,10 @@ def test_latencies_and_rates_by_hand() -> None:
     assert (found["requests_per_second"], found["user_tokens_per_second"]) == (3 / 20, 2.0)
     assert (found["output_tokens_per_second"], found["total_tokens_per_second"]) == (15 / 20, (15 + 12) / 20)
     assert family(found, "phase_share") == {"queue": 3 / 18, "prefill": 3 / 18, "decode": 12 / 18}
+    assert request_figures([replace(each, seconds=None) for each in RECORDS], Terms(), QUICK) == {}, "nothing was timed"
+    silent = figures([replace(each, arrived=None) for each in RECORDS], Terms(limits=Limits(ttft=1.0)))
+    assert not {"ttft.p50", "concurrency", "goodput"}.intersection(silent) and silent["requests"] == 3
+    assert silent["output_tokens_per_second"] == 15 / 20, "an engine that tells no moments has rates alone"
 
 
 def test_intervals_over_many_values_agree_with_the_plain_bootstrap() -> None:
@@ -128,27 +132,24 @@ def test_requests_in_flight_are_averages_over_all_calls() -> None:
     assert found == pytest.approx((5.5 / 6, 1 / 6))
 
 
-def test_nothing_timed_has_no_figures_and_silent_engines_have_rates_alone() -> None:
-    assert request_figures([replace(each, seconds=None) for each in RECORDS], Terms(), QUICK) == {}
-    silent = figures([replace(each, arrived=None) for each in RECORDS], Terms(limits=Limits(ttft=1.0)))
-    assert not {"ttft.p50", "concurrency", "goodput"}.intersection(silent) and silent["requests"] == 3
-    assert silent["output_tokens_per_second"] == 15 / 20
-
-
 def step(accepted: int, depth: int, *, nodes: int = 0, tokens: int = 0, **more: object) -> Step:
     drafted = {"accepted": accepted, "proposed_depth": depth, "proposed_nodes": nodes or depth}
     return Step(request=0, round=0, token_ids=tuple(range(tokens)), **drafted, **more)
 
 
 of = metrics.of_steps
-
 # Accepted 2 of 3, 0 of 3, 1 of 1 and nothing of nothing.
 STEPS = [step(2, 3, nodes=7, tokens=3), step(0, 3, nodes=7, tokens=1), step(1, 1, tokens=2), step(0, 0, tokens=1)]
 
 
 def test_rounds_by_hand() -> None:
-    assert metrics.mean_acceptance_length(of(STEPS)) == pytest.approx((3 + 1 + 2 + 1) / 4)
+    """Rounds that ended in an error decided nothing, also where the output goes on without the drafts at fault."""
+    length = metrics.mean_acceptance_length(of(STEPS))
+    assert length == pytest.approx((3 + 1 + 2 + 1) / 4)
     assert metrics.mean_acceptance_length(of([step(3, 3, tokens=2, finish_reason="stop")])) == 4
+    failed, redone = step(3, 3, finish_reason="error"), step(0, 3, error="not finite")
+    assert [metrics.mean_acceptance_length(of([*STEPS, each])) for each in (failed, redone)] == [length, length]
+    assert metrics.acceptance_by_position(of([failed])) == {}
     # The rate is over depth, not nodes.
     assert metrics.draft_acceptance_rate(of(STEPS)) == pytest.approx(3 / 7)
     assert metrics.draft_acceptance_rate(of([step(0, 0)])) is None
@@ -158,18 +159,8 @@ def test_rounds_by_hand() -> None:
     assert positions(by) == pytest.approx([2 / 3, 1 / 2, 0.0])
     # Of the two rounds that drafted position 2, one had accepted position 1, and it accepted 2 as well.
     assert positions(by, "conditional_acceptance_at") == pytest.approx([2 / 3, 1.0, 0.0])
-
-
-def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
-    failed, redone = step(3, 3, finish_reason="error"), step(0, 3, error="not finite")
-    for each in (failed, redone):  # of which the second goes on, without the drafts that were at fault
-        assert metrics.mean_acceptance_length(of([*STEPS, each])) == metrics.mean_acceptance_length(of(STEPS))
-    assert metrics.acceptance_by_position(of([failed])) == {}
-
-
-def test_stage_seconds_counts_a_shared_round_once() -> None:
+    # What a round's requests share counts once; a second round that took exactly as long is another one.
     shared = {"draft": 1.0, "verify": 2.0}
-    # The second round took exactly as long, but it is another one.
     steps = [step(0, 1, seconds=each) for each in (shared, shared, dict(shared) | {"commit": 0.5})]
     assert metrics.stage_seconds(steps) == {"draft": 2.0, "verify": 4.0, "commit": 0.5}
 
@@ -186,17 +177,15 @@ A, R, B, E, T = Source.ACCEPTED, Source.RECOVERED, Source.BONUS, Source.EITHER, 
         ([(2, 2, 5)], (), [A, A, B]),
         ([(1, 2, 5), (1, 2, 5)], (True, False), [A, B, A, R]),
         ([(0, 0, 0)], (True,), [T]),
+        ([(2, 3, 3), (3, 3, 3)], (), [A, A, R, A]),  # the last round may be cut
     ],
 )
 def test_a_token_has_its_source(rounds: list[tuple[int, int, int]], leaf: tuple[bool, ...], sources: list) -> None:
     accepted, depth, nodes = zip(*rounds, strict=True)
     found = sourced(output(tokens=len(sources), accepted=accepted, proposed_depth=depth, proposed_nodes=nodes), leaf)
     assert [(token.token, token.source) for token in found] == list(enumerate(sources))
-
-
-def test_the_last_round_may_be_cut() -> None:
-    found = sourced(output(tokens=4, accepted=(2, 3), proposed_depth=(3, 3), proposed_nodes=(3, 3)))
-    assert [(token.round, token.depth, token.source) for token in found] == [(0, 1, A), (0, 2, A), (0, 3, R), (1, 1, A)]
+    places = [(number, depth) for number, kept in enumerate(accepted) for depth in range(1, kept + 2)]
+    assert [(token.round, token.depth) for token in found] == places[: len(sources)]
 
 
 PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
@@ -217,10 +206,3 @@ def test_utilization_is_counted_by_hand() -> None:
     assert table is not None
     assert [[cell.text for cell in row] for row in table.rows] == [["plain", "verify", "38%", "25%", "2.67"]]
     assert utilization_table(run_of(records, planned=1, series=1)) is None
-
-
-def test_stages_that_failed_to_be_recorded_are_named_once() -> None:
-    failed = {"refused": {"commit": ["RuntimeError: no"]}, "by_design": {}}
-    fine = {"refused": {}, "by_design": {"requests have logits processors": 9}}
-    said = "plain, medusa: not recorded, so that it ran slower: commit (RuntimeError: no)"
-    assert not_recorded({"plain": failed, "medusa": failed, "other": fine}) == [said]
