@@ -1,7 +1,6 @@
 """Losses and weights of whole drafts: block verification and expected rounds, against enumerations."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -13,7 +12,9 @@ from experiments.training.comparison import Comparison
 from experiments.training.edr import ExpectedRounds, drawn, everywhere, occupied
 from experiments.training.losses import Compared, Places
 from experiments.training.weights import ExpectedLength, Power
+from tests.experiments.tracing.test_along import EOS, Chain
 from tests.experiments.training.test_losses import DEPTHS, REDUCED, VOCAB, Linear, example, told
+from verifiers import RejectionVerifier
 
 
 def test_expected_length_weighs_by_its_derivative() -> None:
@@ -78,36 +79,24 @@ def test_tokens_without_probability_are_no_trouble(loss: losses.BlockVerificatio
         assert value.isfinite() and gradient.isfinite().all()
 
 
-def walk(cost: Tensor, accepted: Tensor) -> tuple[Tensor, ...]:
-    """The rounds along one text of as many tokens as the tables have rows, the last of which ends it."""
-    length, depths = cost.shape
-    supervised = torch.arange(length + 1)[None] > 0
-    batch = TextBatch(supervised.long(), supervised, torch.zeros_like(supervised).long(), supervised.cumsum(1))
-    valid = Anchors.everywhere(batch, depths, before=0).valid
-    padded = [nn.functional.pad(each, (0, 0, 0, 1))[None] for each in (cost, accepted, valid)]
-    return tuple(each[0] for each in occupied(*padded))
-
-
 def test_the_mean_over_texts_is_the_number_of_rounds() -> None:
-    """1.71675, by enumeration. The mutant: the mean over what costs a round is one over all tokens."""
-    p = [[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.0, 0.0, 1.0]]
-    q = [[0.3, 0.5, 0.2], [0.35, 0.35, 0.3], [0.0, 0.0, 1.0]]
-
-    def rounds(before: list[int], text: tuple[int, ...], ends: tuple[int, ...]) -> float:
-        log_q, log_p = (torch.tensor([table[x] for x in before]).double().log() for table in (q, p))
-        all_places = Compared(log_q, log_p, torch.tensor(text), 0.0, ends=ends)
-        at = (torch.arange(len(text))[:, None] + torch.arange(2)).clamp(max=len(text) - 1)
-        return 1 + float(walk(all_places.cost[at], all_places.accepted[at])[0][0])
-
-    found = torch.zeros(2).double()
-    for length in range(1, 5):
-        for text in itertools.product(range(2), repeat=length - 1):
-            before, text = [0, *text][: 3 if length == 4 else 4] + [2] * (length == 4), (*text, 2)
-            chance = math.prod(p[x][token] for x, token in zip(before, text, strict=True))
-            each = [rounds(before, text, ends) for ends in ((2,), ())]
-            found += chance * torch.tensor(each).double()
-            assert text != (1, 1, 2) or each[0] == pytest.approx(1.5625)
-    assert float(found[0]) == pytest.approx(1.716750, abs=1e-6) and abs(float(found[1]) - 1.716750) > 0.05
+    """As by enumeration. The mutant: the mean over what costs a round is one over all tokens."""
+    chain, found = Chain("one"), torch.zeros(2).double()
+    for text, chance in chain.texts():
+        length, (p, q) = len(text), (table[0].log() for table in chain.tables(0, 0, text[:-1]))
+        supervised = torch.arange(length + 1)[None] > 0
+        batch = TextBatch(supervised.long(), supervised, torch.zeros_like(supervised).long(), supervised.cumsum(1))
+        valid = Anchors.everywhere(batch, 2, before=0).valid
+        at, rounds = (torch.arange(length)[:, None] + torch.arange(2)).clamp(max=length - 1), []
+        for ends in ((EOS,), ()):
+            all_places = Compared(q, p, torch.tensor(text), 0.0, ends=ends)
+            parts = all_places.cost[at], all_places.accepted[at], valid
+            ahead, *_ = occupied(*(nn.functional.pad(each, (0, 0, 0, 1))[None] for each in parts))
+            rounds.append(1 + float(ahead[0, 0]))
+        found += chance * torch.tensor(rounds).double()
+        assert text != (1, 1, EOS) or rounds[0] == pytest.approx(1.5625)
+    true = chain.mean(RejectionVerifier())
+    assert float(found[0]) == pytest.approx(true, abs=1e-6) and abs(float(found[1]) - true) > 0.05
 
 
 RUNS = [(0, 1, 3), (0, 6, 1), (1, 1, 1), (1, 3, 5)]
