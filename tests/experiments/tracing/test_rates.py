@@ -1,6 +1,5 @@
 """Acceptance rates by depth and rank; compressed tables, and how far a lossy rule is from the target."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from tests.experiments.traced import traced
 from verifiers import BlockVerifier, LenientVerifier, RejectionVerifier, TargetWalkVerifier, TraversalVerifier
 
 IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
-QUICK = Bootstrap(resamples=200)
 
 
 def followed(shape: TreeShape, ranks: np.ndarray) -> tuple[DraftTree, torch.Tensor]:
@@ -50,39 +48,12 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     table = found.rates().table
     assert table[0] == pytest.approx([(2 + PRIOR * 4 / 7) / (4 + PRIOR), (1 + PRIOR * 2 / 7) / (4 + PRIOR)])
     assert table[1] == pytest.approx([(2 + PRIOR * 4 / 7) / (3 + PRIOR), (1 + PRIOR * 2 / 7) / (3 + PRIOR)])
+    one, two = table
+    tree = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 1)])
+    assert found.rates().tokens_per_round(tree) == pytest.approx(1 + sum(one) + one[0] * two[0] + one[1] * two[1])
     # Prompt a alone, or b alone: 2 of 2 (with 3 of 4 over both depths), or 0 of 2 (with 1 of 3).
     low, high = (0 + PRIOR * 1 / 3) / (4 + PRIOR), (4 + PRIOR * 3 / 4) / (4 + PRIOR)
-    assert found.tokens_interval(TreeShape.chain(1), QUICK) == pytest.approx((1 + low, 1 + high))
-
-
-RATES = [[0.6, 0.2, 0.05], [0.5, 0.3], [0.7, 0.1]]
-
-
-def world(rows: int, shape: TreeShape, seed: int) -> np.ndarray:
-    """Which child the target follows, in a world where the positional assumption holds with ``RATES``."""
-    random = np.random.default_rng(seed)
-    ranks = np.full((rows, shape.num_nodes + 1), 7)
-    for node, depth in enumerate(shape.depths):
-        if depth < len(RATES):
-            rates = RATES[depth]
-            ranks[:, node] = random.choice([*range(len(rates)), 7], rows, p=[*rates, 1 - sum(rates)])
-    return ranks
-
-
-def test_a_smaller_tree_is_predicted_to_emit_what_it_does(tmp_path: Path) -> None:
-    """Rates from a wide tree, and the tokens of another tree in the same world, in closed form.
-
-    The prediction from 1,500 rounds has a standard error of 0.03: a right program fails at a bound of 0.12 with odds
-    below 1 to 1000. Ranks that are mixed up are far beyond it.
-    """
-    wide = TreeShape.branching(3, 2, 2)
-    traced(tmp_path, *followed(wide, world(1500, wide, 0)), [str(row % 40) for row in range(1500)])
-    rates = recorded(tmp_path, TargetWalkVerifier()).rates()
-    paths = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1)]
-    true = 1 + sum(math.prod(RATES[depth][rank] for depth, rank in enumerate(path)) for path in paths)
-    assert rates.tokens_per_round(TreeShape.from_paths(paths)) == pytest.approx(true, abs=0.12)
-    mixed = TreeShape.from_paths([(0,), (1,), (2,), (1, 0), (1, 1), (2, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)])
-    assert abs(rates.tokens_per_round(mixed) - true) > 0.12
+    assert found.tokens_interval(TreeShape.chain(1), Bootstrap(resamples=200)) == pytest.approx((1 + low, 1 + high))
 
 
 @pytest.mark.parametrize("rule", [RejectionVerifier(), TargetWalkVerifier()], ids=lambda rule: type(rule).__name__)
@@ -115,16 +86,10 @@ def test_children_that_could_not_be_drawn_were_offered_and_those_cut_off_were_no
     assert found.tokens == pytest.approx(3), "of the round that drafted to full depth"
 
 
-def test_chains_and_trees_that_change_are_refused(tmp_path: Path) -> None:
-    traced(tmp_path / "chain", *followed(TreeShape.chain(2), np.zeros((1, 3), dtype=int)), ["a"])
+def test_chains_are_refused(tmp_path: Path) -> None:
+    traced(tmp_path, *followed(TreeShape.chain(2), np.zeros((1, 3), dtype=int)), ["a"])
     with pytest.raises(ValueError, match=r"has chains only \(model, T=1\), from which no rank but the first is known"):
-        recorded(tmp_path / "chain", TargetWalkVerifier())
-    # Which node has the third place depends on how probable it looked.
-    tokens = torch.tensor([[0, 0, 1, 0], [0, 0, 1, 0]])
-    tree = DraftTree.build(tokens, torch.tensor([[-1, 0, 0, 1], [-1, 0, 0, 2]]), max_depth=2, max_children=2)
-    traced(tmp_path / "tree", tree, torch.full((2, 4, 4), 0.25), ["a", "b"])
-    with pytest.raises(ValueError, match=r"have another tree in every round"):
-        recorded(tmp_path / "tree", TargetWalkVerifier())
+        recorded(tmp_path, TargetWalkVerifier())
 
 
 def test_a_table_by_hand() -> None:
