@@ -92,20 +92,20 @@ def driven(times: Times | Sequence[float], rounds: Rounds, method: str = "m", ra
     return driver.result(method=method, rate=rate, slots=1)
 
 
-def mean_wait(arrivals: Arrivals, count: int, *, exponential: bool, more: float = 0.0) -> float:
-    rng = np.random.default_rng(3)
-    times = arrivals.times(rng, count)
-    seconds = more + (rng.exponential(1.0, count) if exponential else np.ones(count))
-    return float(latencies(driven(times, lambda number: [(float(seconds[number]), 1)])).queue.mean())
-
-
 @pytest.mark.parametrize(("exponential", "expected", "tolerance"), [(False, 0.5, 0.1), (True, 1.0, 0.12)])
 def test_queues_of_the_textbook(exponential: bool, expected: float, tolerance: float) -> None:
     """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ). Arrivals in step wait less, slower service more."""
+
+    def wait(arrivals: Arrivals, count: int, more: float = 0.0) -> float:
+        rng = np.random.default_rng(3)
+        times = arrivals.times(rng, count)
+        seconds = more + (rng.exponential(1.0, count) if exponential else np.ones(count))
+        return float(latencies(driven(times, lambda number: [(float(seconds[number]), 1)])).queue.mean())
+
     half, few = Gaps(rate=0.5), 2000
-    assert mean_wait(half, 8000, exponential=exponential) == pytest.approx(expected, rel=tolerance)
-    assert mean_wait(replace(half, cv=0), few, exponential=exponential) < (1 - 2 * tolerance) * expected
-    assert mean_wait(half, few, exponential=exponential, more=0.5) > 2 * expected
+    assert wait(half, 8000) == pytest.approx(expected, rel=tolerance)
+    assert wait(replace(half, cv=0), few) < (1 - 2 * tolerance) * expected
+    assert wait(half, few, more=0.5) > 2 * expected
 
 
 def test_moments_of_requests_one_by_one() -> None:
@@ -119,6 +119,8 @@ def test_moments_of_requests_one_by_one() -> None:
     assert run.turns.running.tolist() == [1] * 5 and run.turns.waiting.tolist() == [0, 1, 0, 0, 0]
     found = latencies(run)[["queue", "ttft", "tpot", "e2e"]].to_numpy().tolist()
     np.testing.assert_allclose(found, [[0, 3, 2 / 3, 5], [4, 7, 2 / 3, 9], [1, 4, np.nan, 4]], atol=1e-6)
+    over_time = figures(run)
+    assert (over_time.running, over_time.waiting, over_time.unused) == pytest.approx((13 / 14, 2 / 14, 1 / 14))
 
 
 def test_a_user_asks_again_after_the_answer_and_some_thought() -> None:
@@ -164,8 +166,8 @@ def test_an_interruption_keeps_what_was_seen_and_lets_the_others_go() -> None:
     assert not run.facts["complete"] and run.facts["planned"] == 9 and run.seconds == 3.0
 
 
-def figures(run: LoadRun, terms: Terms = LIMITS) -> Any:
-    return figures_of([run], terms, BOOTSTRAP).iloc[0]
+def figures(run: LoadRun) -> Any:
+    return figures_of([run], LIMITS, BOOTSTRAP).iloc[0]
 
 
 def ten() -> LoadRun:
@@ -182,11 +184,6 @@ def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -
     assert found.goodput == found.requests_per_second == pytest.approx(7 / 46)
     assert found.attained == 0.7 and found["ttft.p99"] == pytest.approx(1.0)
     assert found.output_tokens_per_second == pytest.approx(7 / run.seconds) and found.dropped_tokens == 3
-
-
-def test_running_and_waiting_are_averages_over_time() -> None:
-    found = figures(driven([0.0, 0.0, 8.0], lambda number: [(2.0, 1)]))
-    assert (found.running, found.waiting, found.unused) == pytest.approx((0.6, 0.2, 0.4))
 
 
 def test_classes_are_told_apart() -> None:
@@ -206,22 +203,19 @@ def test_the_knee_is_the_highest_rate_below_which_limits_are_kept() -> None:
     assert at({1: 0.95}, 0.99) is at({1: None}) is None
 
 
-def loads(loop: str, *rates: float) -> list[LoadRun]:
+def loads(*rates: float) -> list[LoadRun]:
     """Two methods, the second one half as fast."""
-    found = []
+    found, asked = [], requests(30, lambda number: "short" if number % 3 else "long")
     for rate, (method, seconds) in itertools.product(rates, (("plain", 0.2), ("m: a | long name", 0.4))):
-        times = Gaps(rate=rate).times(np.random.default_rng(0), 30) if loop == OPEN else np.zeros(30)
-        asked = requests(30, lambda number: "short" if number % 3 else "long")
-        rounds = [(seconds / 2, 1), (seconds / 2, 3)]
-        given = {"asked": asked, "loop": loop, "users": int(rate), "method": method, "rate": rate}
-        found.append(driven(times, lambda _, own=rounds: own, **given))
+        times, rounds = Gaps(rate=rate).times(np.random.default_rng(0), 30), [(seconds / 2, 1), (seconds / 2, 3)]
+        found.append(driven(times, lambda _, own=rounds: own, method=method, rate=rate, asked=asked))
     return found
 
 
 def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
     terms = Terms(limits=Limits(ttft=0.5, tpot=0.1))
     report = LoadReport(folder=tmp_path, terms=terms, bootstrap=BOOTSTRAP, title="T", notes=["A note."], spare=0.5)
-    found, written = report_load(loads(OPEN, 1.0, 4.0), report)
+    found, written = report_load(loads(1.0, 4.0), report)
     assert {"load.md", "load.png"} < {path.name for path in written}
     assert all(path.stat().st_size > 500 for path in written)
     text = (tmp_path / "load.md").read_text()
@@ -232,17 +226,6 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
     assert kept[0]["ttft.p50"] == pytest.approx(found["ttft.p50"][0])
     halves = [row["times_tokens"] for row in kept if row.get("times_tokens") is not None]
     assert halves == pytest.approx([0.5, 0.5]), "the other method is half as fast"
-
-
-def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
-    runs = loads(CLOSED, 3.0)
-    _, written = report_load(runs, LoadReport(folder=tmp_path, terms=Terms(), bootstrap=BOOTSTRAP, title="T"))
-    assert "load.png" not in {path.name for path in written}, "one rate is no line"
-    text = (tmp_path / "load.md").read_text()
-    assert "no limits were given" in text and "closed loop: " in text and "open loop" not in text
-    runs[0].save(tmp_path / "run")
-    again = LoadRun.load(tmp_path / "run")
-    assert figures(again).equals(figures(runs[0])) and again.turns.equals(runs[0].turns)
 
 
 def test_preemption_and_swap_stand_beside_goodput() -> None:
