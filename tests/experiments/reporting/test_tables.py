@@ -1,4 +1,4 @@
-"""Tables of runs and of what users felt, in all media; pictures a paper's column can hold; progress."""
+"""Tables in all media; pictures a paper's column can hold; progress."""
 
 import io
 from dataclasses import replace
@@ -11,24 +11,16 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from experiments.reporting import progress, style, terminal
-from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot
-from experiments.reporting.run_tables import requests_table
+from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.table import Cell, Col, Emphasis, Table, three_digits, words
-from experiments.results.limits import Limits, Terms
-from experiments.results.runs import Run
 from tests.experiments.made_runs import run_of
-from tests.experiments.results.outputs import moments, output
 from tests.experiments.results.test_summary import PAIRS
 
 
-@pytest.fixture(scope="module")
-def lossy() -> Run:
+def test_letters_are_large_figures_narrow_and_a_lossy_rule_says_so(tmp_path: Path, monkeypatch) -> None:
     """Two categories, two temperatures, and a rule that is lossy."""
     made = [replace(r, exactness=r.exactness and "lossy") for r in PAIRS]
-    return run_of([replace(r, temperature=t, category=c) for r in made for t in (0.0, 1.0) for c in "xy"], series=4)
-
-
-def test_letters_are_large_figures_narrow_and_a_lossy_rule_says_so(lossy: Run, tmp_path: Path, monkeypatch) -> None:
+    lossy = run_of([replace(r, temperature=t, category=c) for r in made for t in (0.0, 1.0) for c in "xy"], series=4)
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: figures.append(self))
     for name, plot in RUN_PLOTS.items():
@@ -40,33 +32,6 @@ def test_letters_are_large_figures_narrow_and_a_lossy_rule_says_so(lossy: Run, t
             assert min(float(text.get_fontsize()) for text in texts) >= style.SMALLEST
             assert any("lossy" in text.get_text() for text in texts), name
     assert len(figures) >= 2 * len(RUN_PLOTS), "PNG and SVG"
-
-
-def test_svg_and_png_are_written_and_do_not_depend_on_the_time(lossy: Run, tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        assert acceptance_plot(lossy, tmp_path / name, "conditions") == tmp_path / name
-    first, second = ((tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
-    assert first == second and "position in the draft" in first  # text, not outlines
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_row_per_method_with_limits_and_price_where_they_are_given() -> None:
-    """Two requests in two calls of a second each: the first token after 0.2 and 0.3 s, four more until 0.8 s."""
-    records = [
-        output(f"p{place}", method, batch=place, accepted=(0, 3), **moments((first, 1), (0.8, 4), prefilled=0.1))
-        for method in ("plain", "fast")
-        for place, first in enumerate((0.2, 0.3))
-    ]
-    given, unasked = Terms(limits=Limits(ttft=0.25), price=2.0), Terms()
-    asked, usual = (requests_table(run_of(records, terms=terms)) for terms in (given, unasked))
-    assert asked is not None and usual is not None
-    latencies = "TTFT, ms p50; p99 | TPOT, ms p50; p99 | to end, ms p50; p99"
-    rates = "requests /s | tokens/s, all users | tokens/s, one user"
-    head, _, plain, fast = asked.markdown().splitlines()
-    assert head == f"| T | method | {latencies} | {rates} | within limits | goodput, req./s | price of 1M tokens |"
-    figures = "200; 300 | 125; 150 | 800; 800 | 1.00 | 5.0 | 8.0 | 50% | 0.50 | 111.11 |"
-    assert (plain, fast) == (f"| 0 | plain | {figures}", f"| 0 | fast | {figures}")
-    assert usual.markdown().splitlines()[0] == f"| T | method | {latencies} | {rates} |"
 
 
 NASTY = r"""a\b{c}$d&e#f%g_h^i~j<k>l|m"n`o"""
