@@ -1,4 +1,4 @@
-"""Traces of whole runs: what they hold, that they change nothing, what is left of them, and rounds read back."""
+"""Traces of whole runs: what they hold, that they change nothing, and what is left of them."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ import pytest
 
 from experiments.results.records import Record, read_records
 from experiments.run import run
-from experiments.tracing.rounds import outputs_of, read_rounds
+from experiments.tracing.rounds import outputs_of
 from experiments.tracing.scoring import find_drafts, score
 from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.types import DraftSampling
 from tests.experiments.runs import Configure, Stop, local
-from tests.experiments.showcase import ROUNDS, tables, write_run
+from tests.experiments.showcase import write_run
 from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -29,9 +29,7 @@ def rows(folder: Path) -> list[Any]:
     return [traced.key for shard in read_trace(folder) for traced in shard]
 
 
-def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_nothing(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_trace_has_every_round_leads_to_the_output_and_changes_nothing(configure, saved, tiny, tmp_path) -> None:
     words = [*tiny, *local(saved, "model"), *SAMPLED, *TREE]
     made = run(configure("run", *words, "trace=true", "trace_dropped=0"))
     assert made.rows[1]["distance_tv"] is None, "the rule is exact"
@@ -65,9 +63,7 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
 
 
 @pytest.mark.full
-def test_a_resumed_run_has_no_round_twice(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_no_round_twice(configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     overrides = [*tiny, *local(saved, "ngram"), "trace=true"]
     with monkeypatch.context() as patch:
         Stop(patch, KeyboardInterrupt(), {3})
@@ -105,20 +101,3 @@ def test_a_trace_that_is_missing_damaged_or_of_another_version_is_one_sentence(t
             pq.write_table(pq.read_table(path).replace_schema_metadata(named), path)
         with pytest.raises(ValueError, match=r"was made by another version of this program: run it again"):
             list(read_trace(folder))
-
-
-def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    ((key, rounds),) = read_rounds(folder, lambda key: key[2] == "p1").items()
-    assert key == ("model", 1.0, "p1", 0, 0)
-    assert [[node.token for node in each.nodes] for each in rounds] == [tokens for tokens, *_ in ROUNDS]
-    assert [list(each.parents) for each in rounds] == [parents for _, parents, *_ in ROUNDS]
-    assert [each.path for each in rounds] == [(1, 2), (1,), (2,)]
-    assert [each.next.token for each in rounds] == [4, 7, 1]
-    assert [each.at_leaf for each in rounds] == [True, False, True]
-    p, q = tables(1)
-    assert rounds[1].nodes[3].p == pytest.approx(float(p[1, 6]))
-    assert rounds[1].nodes[3].q == pytest.approx(float(q[1, 6]))
-    assert rounds[1].next.p == pytest.approx(float(p[1, 7]))
-    root, accepted = ([odds.token for odds in likely] for likely in rounds[1].likely)
-    assert accepted == p[1].argsort(descending=True)[:5].tolist() and len(root) == 5
