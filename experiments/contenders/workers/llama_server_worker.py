@@ -81,8 +81,8 @@ def serving(given: dict[str, Any]) -> tuple[Any, str]:
         options |= {
             "--spec-type": "draft-simple", "--spec-draft-model": stored(given, "draft"), "--spec-draft-p-min": 0,
             "--spec-draft-n-max": given["num_tokens"], "--spec-draft-threads": given["threads"],
-            "--spec-draft-sampling": "probabilistic" if given["probabilistic"] else "greedy",
         }  # fmt: skip
+        options |= {"--spec-draft-sampling": "probabilistic"} if given["probabilistic"] else {}  # which not all have
         options |= {"--spec-draft-type-k": "f32", "--spec-draft-type-v": "f32"} if exact else {}
     elif given["num_tokens"] and given.get("ngram"):
         options |= {"--spec-type": "ngram-simple", "--spec-ngram-simple-size-n": given["ngram"]}
