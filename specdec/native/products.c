@@ -176,8 +176,9 @@ static const format pairs_of_bfloat16 = {BYTES_bfloat16, ALL_OF(bfloat16_pairs),
 #define WRITE_PAIRS(F) STORE(into + v * WIDTH, FLOATS(both_##F(p, v)))
 #define QUANTIZED(F) UNPACKING(F, PAIR_TILE, F##_pairs, pairs_of_bfloat16, WRITE_PAIRS(F))
 #else
-#define WRITE_FLOATS(F) STORE(into + v * WIDTH, even_##F(p, v)); STORE(into + PANEL + v * WIDTH, odd_##F(p, v))
-#define QUANTIZED(F) UNPACKING(F, TILE, F, of_float32, WRITE_FLOATS(F))
+/* In bfloat16, which holds them: a block of float32 would fill the nearest cache. */
+#define HALVES(F) RIGHT(BITS(even_##F(p, v)), 16) | IAND(BITS(odd_##F(p, v)), IALL(0xffff0000))
+#define QUANTIZED(F) UNPACKING(F, TILE, F, of_bfloat16, STORE(into + v * WIDTH, FLOATS(HALVES(F))))
 #endif
 QUANTIZED(int8)
 QUANTIZED(int4)
