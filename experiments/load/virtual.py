@@ -120,7 +120,7 @@ class VirtualEngine:
     """An engine as a value: everything that decides what it does and how long that takes.
 
     Pieces of prompts share their pass over the weights with the round by costs that have some ``joined`` seconds: as in
-    vLLM, and, pieces of one length, as this project's engine does on a CPU. On a GPU they have one of their own.
+    vLLM, and as this project's engine does on a CPU. On a GPU they have one of their own.
 
     Raises:
         ValueError: The costs do not reach as deep as drafts do, or something cannot be had in virtual time.
@@ -213,7 +213,7 @@ class _Play:
 
     def turn(self) -> tuple[Any, ...]:
         begin, depth, costs = self.at, self.engine.depth, self.engine.costs
-        seconds, prefilled, joins = 0.0, 0, False
+        seconds, prefilled = 0.0, 0
         ready = [request for request in self.running.values() if not request.to_prefill]
         if self.waiting or len(ready) < len(self.running) or not self._have_room(ready):
             view = self._view()
@@ -223,14 +223,14 @@ class _Play:
             for request, _ in work.prefill:
                 self._enter(request, view)
             pieces = [(request, count) for request, count in work.prefill if request.slot >= 0]
-            seconds, prefilled, joins = self._prefill(pieces)
+            seconds, prefilled = self._prefill(pieces)
             depth = depth if work.depth is None else min(depth, work.depth)
             able = [request for request in work.decode if request.slot >= 0 and not request.to_prefill]
             ready = [request for request in able if self._grow(request, view)]
         running, waiting, rows = len(self.running), len(self.waiting), _numbers(ready)
         if ready:
             played, tokens, counts = self._round(rows, np.array([request.slot for request in ready]), depth)
-            seconds -= costs.joined if joins else 0.0  # the weights are read once
+            seconds -= costs.joined if prefilled else 0.0  # the weights are read once
             self.at += seconds + played
             self.driver.round(rows, self.at, tokens, **counts)
         elif seconds:
@@ -305,14 +305,15 @@ class _Play:
                 self.policy.admit(request.slot)
             self.running[number] = self.waiting.pop(number)
 
-    def _prefill(self, pieces: Sequence[tuple[Request, int]]) -> tuple[float, int, bool]:
-        """Prefill at most so many tokens of requests; returns the seconds, the tokens, and if they may join a round."""
+    def _prefill(self, pieces: Sequence[tuple[Request, int]]) -> tuple[float, int]:
+        """Prefill at most so many tokens of requests; returns the seconds and the tokens."""
         counted = [(request, min(count, request.to_prefill)) for request, count in pieces if request.to_prefill]
         if not counted:
-            return 0.0, 0, False
+            return 0.0, 0
         sizes = np.array([count for _, count in counted])
         before = np.array([request.prefilled for request, _ in counted])
-        counts = np.full_like(sizes, sizes.max()) if self.engine.costs.padded else sizes
+        apart = self.engine.costs.padded and not self.engine.costs.joined  # as on a GPU
+        counts = np.full_like(sizes, sizes.max()) if apart else sizes
         pairs = float((counts * (before + (counts + 1) / 2)).sum())
         size = StepSize(tokens=int(counts.sum()), positions=float(before.sum()), pairs=pairs)
         for request, count in counted:
@@ -320,8 +321,7 @@ class _Play:
             self.columns["recomputed_tokens"][request.id] += again
             request.prefilled += count
             request.to_prefill -= count
-        joins = not self.engine.costs.padded or not np.ptp(sizes)
-        return self.engine.costs.prefill_seconds(size), int(sizes.sum()), bool(joins)
+        return self.engine.costs.prefill_seconds(size), int(sizes.sum())
 
     def _preempt(self, request: Request) -> None:
         self.columns["preemptions"][request.id] += 1

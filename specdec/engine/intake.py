@@ -67,9 +67,7 @@ class Intake:
         speculate = flag("speculate", speculate)
         _check_sampling("sampling", sampling)
         if sampling.n != 1:
-            raise ValueError(
-                f"n={sampling.n}: submit takes one sample per call; use generate, or submit it {sampling.n} times"
-            )
+            raise ValueError(f"n={sampling.n}: submit takes one sample; use generate, or submit it {sampling.n} times")
         return self._request(prompt, sampling, arrived, speculate=speculate)
 
     def matcher(self, sampling: SamplingParams, *, speculate: bool) -> Matcher | None:
@@ -77,10 +75,8 @@ class Intake:
         if sampling.grammar is None:
             return None
         if speculate and self._can_speculate and not self._exact:
-            raise ValueError(
-                "a grammar needs a rule that follows the target's distribution, and this engine's may accept tokens "
-                "that the grammar forbids: use an exact rule, or speculate=False"
-            )
+            said = "a grammar needs a rule that follows the target's distribution, as this engine's does not"
+            raise ValueError(f"{said}: use an exact rule, or speculate=False")
         return self._target.grammars.matcher(sampling.grammar, self._stop_ids(sampling))
 
     def adapter(self, sampling: SamplingParams) -> int:
@@ -110,11 +106,9 @@ class Intake:
         if (least := sampling.min_new_tokens) > sampling.max_new_tokens:
             raise ValueError(f"min_new_tokens={least}: give at most max_new_tokens={sampling.max_new_tokens}")
         if len(ids) + sampling.max_new_tokens > self._max_length:
-            raise ValueError(
-                f"{len(ids)} prompt tokens + max_new_tokens={sampling.max_new_tokens} exceed the engine's "
-                f"max_length={self._max_length}: shorten either, or raise max_length "
-                f"(the model has {target.max_length} positions)"
-            )
+            most = f"max_length={self._max_length}: shorten either, or raise max_length"
+            both = f"{len(ids)} prompt tokens + max_new_tokens={sampling.max_new_tokens}"
+            raise ValueError(f"{both} exceed the engine's {most} (the model has {target.max_length} positions)")
         if (sampling.logprobs or 0) > target.vocab_size:
             raise ValueError(f"logprobs={sampling.logprobs}: the target has {target.vocab_size} tokens, ask for fewer")
         if sampling.stop and target.tokenizer is None:
@@ -193,10 +187,8 @@ def encode_chat(
     if tokenizer is None:
         raise ValueError("chat messages need a tokenizer: give the Target one, or pass token ids")
     if not (template := str(tokenizer.chat_template or "")):
-        raise ValueError(
-            "the target's tokenizer has no chat template, so chat messages cannot become a prompt: "
-            "give text, or set tokenizer.chat_template"
-        )
+        said = "the target's tokenizer has no chat template, so chat messages cannot become a prompt"
+        raise ValueError(f"{said}: give text, or set tokenizer.chat_template")
     if unread := [name for name in options or () if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise ValueError(
             f"chat_template: the target's template does not read {unread[0]!r}, so it would change nothing: leave it "

@@ -1,7 +1,7 @@
 """Records the stages of an engine's rounds and replays those that come often: on which device, of which rules."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +74,8 @@ class RecordingCounts:
         return self.replayed / self.rounds if self.rounds else None
 
 
-Beside = tuple[ForwardBatch, Callable[[ForwardOutput], object]]
-"""A forward that shares a round's pass over the weights, and what takes its output before the round is judged."""
+Beside = tuple[Sequence[ForwardBatch], Callable[[Sequence[ForwardOutput]], object]]
+"""Forwards that share a round's pass over the weights, and what takes their outputs before the round is judged."""
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class Stages:
     cast: Hashable = None  # what casts when a stage is recorded casts in its replays
     expected: int = 0  # replays of the engine so far, if all recorded stages that have run were replayed
     some: np.ndarray | None = None  # the rows that draft, if not all do
-    beside: Beside | None = None  # goes through the target with the round, which is verified as it is
+    beside: Beside | None = None  # go through the target with the round, which is verified as it is
 
     def __call__(self, name: str, key: Hashable, stage: Callable[..., Any], *inputs: Any) -> Any:
         """Return the result of a stage of these inputs; ``key`` is all else that it depends on."""

@@ -240,8 +240,8 @@ def verify(wants: Wants, batch: Batch, runner: ModelRunner, beside: Beside | Non
     )  # fmt: skip
     if beside is None:
         return runner.run(forward)
-    other, output = runner.run_together([beside[0], forward])
-    beside[1](other)
+    *others, output = runner.run_together([*beside[0], forward])
+    beside[1](others)
     return output
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from specdec.engine.output import failed
 from specdec.engine.read_back import DeviceRound
 from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
-from specdec.forward import ForwardBatch, ForwardOutput
+from specdec.forward import ForwardBatch, ForwardOutput, slot_index
 from specdec.interfaces import Session
 from specdec.requests import Request
 from specdec.target.runner import ModelRunner
@@ -30,10 +31,10 @@ class Swapped(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces of prompts that a forward is to put into the cache; the host counts them as being there."""
+    """Pieces of prompts that a pass over the weights is to put into the cache; the host counts them as being there."""
 
     requests: Sequence[Request]
-    forward: ForwardBatch
+    forwards: Sequence[ForwardBatch]  # one of every length, or a padded one
     outcome: Outcome  # without what the target says
     told: Int[np.ndarray, " row"]  # the rows that the session follows
     unseen: bool  # the session observes them behind the forward
@@ -138,12 +139,12 @@ class RunningRequests:
             self.pages.hold(request.slot, tokens, drafted=request.drafted)
 
     def take(self, chunks: Sequence[tuple[Request, int]]) -> Pieces | None:
-        """Take pieces of requests' tokens, of each at most so many, all for one forward; None if there are none.
+        """Take pieces of requests' tokens, of each at most so many, for a pass over the weights; None without any.
 
         The last token of a request is left out: it is the root of its first round.
         """
         wanted = ((request, min(count, request.to_prefill)) for request, count in chunks)
-        chunks = [(request, count) for request, count in wanted if count]
+        chunks = sorted(((request, count) for request, count in wanted if count), key=lambda piece: piece[1])
         if not chunks:
             return None
         requests = [request for request, _ in chunks]
@@ -164,16 +165,20 @@ class RunningRequests:
         told = np.flatnonzero([request.drafted for request in requests])
         session = self._session if len(told) else None
         hidden_layers = () if session is None else tuple(session.hidden_layers)
-        tokens, sizes, behind = (
-            torch.from_numpy(each).to(self._runner.device, non_blocking=True) for each in (padded, counts, following)
+        device = self._runner.device
+        tokens, sizes, behind, begins = (
+            torch.from_numpy(each).to(device, non_blocking=True) for each in (padded, counts, following, starts)
         )
-        where: Any = {"host_slots": slots, "host_lengths": starts, "host_counts": counts}
-        forward = ForwardBatch.of_chunk(tokens, **where, hidden_layers=hidden_layers)
-        host = HostOutcome(slots=slots, starts=starts, counts=counts)
+        forwards, ends = list[ForwardBatch](), np.flatnonzero(np.diff(counts)) + 1 if self._runner.joins else []
+        for rows in np.split(np.arange(len(chunks)), ends):
+            where: Any = {"host_slots": slots[rows], "host_lengths": starts[rows], "host_counts": counts[rows]}
+            piece = tokens[rows[0] : rows[-1] + 1, : counts[rows[-1]]]
+            forwards.append(ForwardBatch.of_chunk(piece, **where, hidden_layers=hidden_layers))
         outcome = Outcome(
-            slots=forward.slots, starts=forward.lengths, tokens=tokens, counts=sizes, next_tokens=behind, host=host
-        )
-        pieces = Pieces(requests, forward, outcome, told, session is not None and self.reads_target)
+            slots=slot_index(slots, device), starts=begins, tokens=tokens, counts=sizes, next_tokens=behind,
+            host=HostOutcome(slots=slots, starts=starts, counts=counts),
+        )  # fmt: skip
+        pieces = Pieces(requests, forwards, outcome, told, session is not None and self.reads_target)
         if session is not None and not self.reads_target:
             self._show(pieces, {})
         return pieces
@@ -183,10 +188,12 @@ class RunningRequests:
         outcome = replace(pieces.outcome, hidden_states=hidden_states)
         self._session.observe(outcome if len(pieces.told) == len(pieces.requests) else outcome.rows(pieces.told))
 
-    def put(self, pieces: Pieces, output: ForwardOutput) -> None:
-        """Note that pieces are in the cache, where a forward has put them."""
+    def put(self, pieces: Pieces, outputs: Sequence[ForwardOutput]) -> None:
+        """Note that pieces are in the cache, where their forwards have put them."""
         if pieces.unseen:
-            self._show(pieces, output.hidden_states)
+            most, every = pieces.outcome.tokens.shape[1], [each.hidden_states for each in outputs]
+            wide = [[F.pad(part, (0, 0, 0, most - part.shape[1])) for part in states.values()] for states in every]
+            self._show(pieces, dict(zip(every[0], map(torch.cat, zip(*wide, strict=True)), strict=True)))
         for request in pieces.requests:
             self._hold(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round

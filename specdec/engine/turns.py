@@ -113,7 +113,9 @@ class Turns:
             self._slots.cap(slots, work.depth)
         if pieces is not None and not (ready and self._joins(pieces)):
             with self._timer.stage("prefill"):
-                self._running.put(pieces, self._runner.run(pieces.forward))
+                first, *others = pieces.forwards
+                several = self._runner.run_together(pieces.forwards) if others else [self._runner.run(first)]
+                self._running.put(pieces, several)
             pieces = None
         return self._slots.rows(slots) if ready else None, pieces
 
@@ -121,10 +123,9 @@ class Turns:
         """Returns whether pieces of prompts may go through the target with the round that follows.
 
         A session that reads the target then drafts nothing for requests in their first round. Preempted ones draft.
-        Pieces of several lengths are padded where drafts stand, whose NaN would stay there: they go by themselves.
         """
-        joins = self._runner.joins and not np.ptp(np.asarray(pieces.forward.counts))
-        return bool(joins) and (not pieces.unseen or (self._waits and not any(each.rounds for each in pieces.requests)))
+        first = not any(each.rounds for each in pieces.requests)
+        return self._runner.joins and (not pieces.unseen or (self._waits and first))
 
     def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0, pieces: Pieces | None = None) -> DeviceRound:
         """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
@@ -135,7 +136,7 @@ class Turns:
         if self._waits and not ahead:
             first = drafting & [request is not None and request.rounds == 0 for request in requests]
             some = np.flatnonzero(drafting & ~first) if first.any() else None
-        beside = None if pieces is None else (pieces.forward, partial(self._running.put, pieces))
+        beside = None if pieces is None else (pieces.forwards, partial(self._running.put, pieces))
         look = look if speculating else None
         return self._rounds.begin(mode, batch, requests, look, ahead=ahead, beside=beside, some=some)
 

@@ -69,7 +69,7 @@ class Executor:
         return ForwardOutput.of(batch.wants, self._outputs(batch.wants, inputs_of(batch, cache), view))
 
     def run_together(self, batches: Sequence[ForwardBatch], cache: Cache) -> list[ForwardOutput]:
-        """Return the outputs of forwards, of which only the last one wants logits, in one pass over the weights.
+        """Return the outputs of forwards, of which at most the last one wants logits, in one pass over the weights.
 
         The model is given all nodes as one row, and attention alone knows whose they are. A forward sees what those
         before it leave.
@@ -77,14 +77,17 @@ class Executor:
         attend, view, apart = joint(batches, self.backend, cache, self.facts)
         given = zip(*(inputs_of(batch, cache) for batch in batches), strict=True)
         inputs = [torch.cat([part.flatten(0, 1) for part in parts])[None] for parts in given]
-        layers, last = tuple({layer: 0 for batch in batches for layer in batch.wants.hidden_layers}), batches[-1]
+        layers = tuple({layer: 0 for batch in batches for layer in batch.wants.hidden_layers})
+        wants, shape = batches[-1].wants, batches[-1].given.shape
+        scored = shape.numel() if wants.logits != 0 else 0
         with self.weights():
-            *hidden, logits = self.call_model(Wants(last.given.numel(), layers), inputs, view, attend)
-        parts = {layer: apart(states) for layer, states in zip(layers, hidden, strict=True)}
-        found = [{layer: parts[layer][place] for layer in layers} for place in range(len(batches))]
-        scored = ForwardOutput.of(Wants(top_k=last.wants.top_k), [logits[0].unflatten(0, last.given.shape[:2])])
-        first = [ForwardOutput(None, states) for states in found[:-1]]
-        return [*first, ForwardOutput(scored.logits, found[-1], scored.top_tokens)]
+            outputs = self.call_model(Wants(scored, layers), inputs, view, attend)
+        parts = {layer: apart(states) for layer, states in zip(layers, outputs, strict=False)}
+        found = [ForwardOutput(None, {layer: parts[layer][place] for layer in layers}) for place in range(len(batches))]
+        if scored:
+            output = ForwardOutput.of(Wants(top_k=wants.top_k), [outputs[-1][0].unflatten(0, shape[:2])])
+            found[-1] = ForwardOutput(output.logits, found[-1].hidden_states, output.top_tokens)
+        return found
 
     def _outputs(self, wants: Wants, inputs: Sequence[Tensor], view: View) -> Sequence[Tensor]:
         """Return the wanted hidden states, then logits if any: by default by the model's own code."""

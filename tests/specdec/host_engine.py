@@ -47,7 +47,6 @@ def emitted(held: np.ndarray, root: int, key: int, number: int, room: int) -> li
 def alone(prompt: Sequence[int], sampling: SamplingParams, depth: int) -> tuple[int, ...]:
     """Return the output of a request that runs by itself."""
     tokens, most, number = list(prompt), sampling.max_new_tokens, 0
-    assert sampling.seed is not None and sampling.stream is not None
     key = 0 if sampling.greedy else request_key(sampling.seed, sampling.stream)
     while len(tokens) < len(prompt) + most and STOP not in tokens[len(prompt) :]:
         room = min(depth, len(prompt) + most - len(tokens) - 1)
@@ -107,9 +106,12 @@ class Forwards:
     def __init__(self, cache: Entries):
         self.cache = cache
 
-    def run(self, batch: Any) -> None:
+    def run(self, batch: Any) -> Any:
         for slot, start, tokens in zip(batch.slots.tolist(), batch.lengths.tolist(), batch.tokens, strict=True):
             self.cache.write(slot, start, tokens.numpy())
+
+    def run_together(self, batches: Any) -> list[Any]:
+        return [self.run(each) for each in batches]
 
     def adapt(self, slot: int, number: int) -> None:
         assert number == 0, "no request asks for an adapter"
@@ -124,7 +126,7 @@ class HostRounds:
 
     def begin(self, mode: Mode, batch: Any, requests: Any, look: Any = None, *, beside: Any, **more: Any) -> Any:
         if beside is not None:
-            beside[1](self.runner.run(beside[0]))
+            beside[1](self.runner.run_together(beside[0]))
         rows = zip(
             *(getattr(batch, name).tolist() for name in ("slots", "lengths", "roots", "keys", "rounds")), strict=True
         )

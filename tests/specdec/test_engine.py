@@ -12,21 +12,30 @@ from transformers import PreTrainedTokenizerFast
 
 import specdec.engine.output
 from drafters import MarginalDrafter, NGramDrafter
-from specdec import Completion, DraftSampling, Engine, SamplingParams, Step, Target, Verifier
+from specdec import Completion, DraftSampling, Engine, SamplingParams, Target, Verifier
 from specdec.engine.read_back import Fetch
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.honest import Honest
 from tests.launches import counted
-from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
 VOCAB = 64
-
-
+GREEDY = SamplingParams(max_new_tokens=9)
 PROMPTS = [[1, 2, 3], [5] * 20, [7], [8, 9] * 6, [4, 2]]
+REPEATED = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
 LOOKED_AT = {None, "ngram", "eagle3_expansion", "block_by_confidence", STRONGEST["rejection"]}
+CUT_SHORT = {"model_by_confidence", "block_by_confidence", "mtp_priced", "eagle3_looped"}
+"""Drafters whose policy decides on the device how many nodes are verified: what is cut off saves more than the look."""
+WAITS_IN_DRAFTS = ("slem", "staged_chain_iid")
+"""Drafters whose drafts are made on the host: it waits for every forward of a drafting model that it reads."""
+ON_THE_HOST = {"lookahead"}
+"""Drafters that keep on the host what the target said of their nodes, which they read for themselves."""
+SAMPLINGS = [
+    SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.8, repetition_penalty=1.3, logprobs=3),
+    SamplingParams(max_new_tokens=9, temperature=1.0, logprobs=0),
+]
 
 
 def make(target: Target, drafter: str | None = "model_tree_without_replacement", **options: Any) -> Engine:
@@ -72,6 +81,25 @@ def test_a_prompt_takes_a_pass_over_the_weights_for_each_of_its_pieces(model, dr
     assert drafter == "ngram" or turns[2][0].proposed_nodes > 0 < turns[4][0].proposed_nodes
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "eagle3_expansion", "model_chain_iid"])
+def test_prompts_of_several_lengths_share_a_pass_without_padding(model, drafter, monkeypatch) -> None:
+    """Beside a round or not, and with the outputs of each by itself."""
+    prompts, passes = [[1] * 9, [2, 3, 2, 3, 2], [4] * 9, [5, 6, 7]], []
+    single, engine = (make(Target(model), drafter, max_batch_size=size, recording="off") for size in (1, 5))
+    alone = [single.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
+    own = engine.runner.run_together
+    monkeypatch.setattr(engine.runner, "run_together", lambda given: (passes.append(given), own(given))[1])
+    for others in ([], [[8, 9]]):
+        for other in others:
+            engine.submit(other, SamplingParams(max_new_tokens=20))
+            engine.step()
+        passes.clear()
+        assert [done.token_ids for done in engine.generate(prompts, GREEDY)] == alone
+        pieces = [tuple(each.given.shape) for each in passes[0] if each.counts is not None]
+        assert pieces == [(1, 2), (1, 4), (2, 8)] and len(passes) == 1
+        assert passes[0][-1].batch == len(prompts) + len(others), "which begin to decode in the same pass"
+
+
 def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkeypatch) -> None:
     whole = Engine(Target(model), max_length=64).generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].token_ids
     late = max(set(whole), key=whole.index)
@@ -94,15 +122,6 @@ def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkey
     assert (output.token_ids, output.finish_reason) == (whole[: whole.index(late) + 1], "stop")
     ignoring = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12, ignore_eos=True))[0]
     assert ignoring.token_ids == whole and not caplog.records
-
-
-CUT_SHORT = {"model_by_confidence", "block_by_confidence", "mtp_priced", "eagle3_looped"}
-"""Drafters whose policy decides on the device how many nodes are verified: what is cut off saves more than the look."""
-
-WAITS_IN_DRAFTS = ("slem", "staged_chain_iid")
-"""Drafters whose drafts are made on the host: it waits for every forward of a drafting model that it reads."""
-ON_THE_HOST = {"lookahead"}
-"""Drafters that keep on the host what the target said of their nodes, which they read for themselves."""
 
 
 @pytest.mark.parametrize("drafter", [complete(name, strong=name in LOOKED_AT) for name in (None, *DRAFTERS)])
@@ -135,9 +154,6 @@ def test_missing_and_wrong_attributes_are_named(target: Target) -> None:
         assert "\n" not in str(caught.value)
 
 
-REPEATED = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
-
-
 def check_logprobs(model, completion: Completion, top: int) -> None:
     """Compare with the log-softmax of the logits before every output token, from one plain forward."""
     prompt, output = completion.prompt_ids, torch.tensor(completion.token_ids)
@@ -155,20 +171,12 @@ def check_logprobs(model, completion: Completion, top: int) -> None:
     torch.testing.assert_close(told, values, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("architecture", "recording"), [("gpt2", "off"), ("llama", "rounds")])
-def test_raw_logprobs_are_those_of_a_plain_forward(architecture: str, recording: str) -> None:
+def test_raw_logprobs_are_those_of_a_plain_forward(model, target) -> None:
     """Also where a session's own forwards are steps of a recorded commit, with no result."""
-    model = tiny_model(architecture, vocab_size=VOCAB)
     for drafter in (MarginalDrafter(2, samples=3), DRAFTERS["model_tree_iid"](model), NGramDrafter(3)):
-        engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40, recording=recording)
+        engine = Engine(target, drafter, RejectionVerifier(), max_length=40, recording="rounds")
         (done,) = engine.generate([[59]], SamplingParams(max_new_tokens=39, logprobs=3, ignore_eos=True))
         check_logprobs(model, done, 3)
-
-
-SAMPLINGS = [
-    SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.8, repetition_penalty=1.3, logprobs=3),
-    SamplingParams(max_new_tokens=9, temperature=1.0, logprobs=0),
-]
 
 
 def test_raw_log_probabilities_are_before_processing_and_are_cut_with_the_tokens(model, target) -> None:
@@ -189,23 +197,7 @@ def test_raw_log_probabilities_are_before_processing_and_are_cut_with_the_tokens
     assert len(done.logprobs) == len(done.top_logprobs) == len(done.token_ids)
 
 
-def test_a_completion_adds_up_its_steps() -> None:
-    steps = (
-        Step(request=4, round=0, token_ids=(1, 2, 3), text="abc", accepted=2, elapsed=0.5),
-        Step(request=4, round=1, token_ids=(9,), text="d", accepted=0, elapsed=2.0, finish_reason="stop"),
-    )
-    done = Completion(prompt_ids=(7,), token_ids=(1, 2, 3, 9), text="abcd", finish_reason="stop", steps=steps)
-    assert done.mean_acceptance_length == 2  # 3 + 1 tokens in two rounds
-    assert (done.seconds, done.tokens_per_second) == (2.0, 2.0)
-    empty = Completion(prompt_ids=(7,), token_ids=(), text="", finish_reason="error", steps=(), error="no room")
-    assert (empty.mean_acceptance_length, empty.tokens_per_second) == (None, None)
-
-
-GREEDY = SamplingParams(max_new_tokens=9)
-
-
 def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(target) -> None:
-    """Moments are in order, and between the call's ends; they do not count in comparisons."""
     before = time.perf_counter()
     alike = make(target, max_batch_size=2, prefill_chunk=2).generate([REPEATED[0]] * 3, GREEDY)
     after = time.perf_counter()
@@ -217,7 +209,7 @@ def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(target) -> N
         assert 0 < found.ingestion < found.admitted - found.arrived
         assert found.finished == done.emissions[-1][0]
         assert sum(count for _, count in done.emissions) == len(done.token_ids) == 9
-        assert done.seconds == found.finished - found.admitted
+        assert done.seconds == found.finished - found.admitted == pytest.approx(9 / done.tokens_per_second)
         assert all(step.timestamps is None for step in done.steps[:-1])
     first, second, third = (done.timestamps for done in alike)
     assert first.arrived == second.arrived == third.arrived
