@@ -34,7 +34,7 @@ from specdec.execution.packing import PackedLinears
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
-from specdec.placement import main_device
+from specdec.placement import is_shared, is_spread, main_device
 from specdec.quantization.base import output_width, rounded_to
 from specdec.recurrent.discovery import ROWS, TOKENS, Attributes, find_mixers
 from specdec.recurrent.mixer import Mixer
@@ -66,13 +66,14 @@ class Found:
     backend: AttentionBackend
     name: str
     reason: str
+    packed: PackedLinears  # with which it was tried; who lives as long has the same copies
 
 
-def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
+def find(model: PreTrainedModel, *, attention: str = "auto", optimize: bool = True) -> Found:
     """Return a way to run the model that gives its own logits, by an attention backend's name or the first that works.
 
     This costs the model's own forward and five forwards over a small cache, of a few tokens each, for every backend and
-    way of running experts.
+    way of running experts; on a CPU on packed weights if ``optimize``, as its executor has them.
 
     Raises:
         ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
@@ -84,16 +85,18 @@ def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
     if attention in passed:
         raise ValueError(f"attention={attention!r}: {passed[attention]}; use attention='auto'")
     check_supported(model)
-    finding, cause = "", None
+    finding, cause, apart = "", None, is_spread(model) or is_shared(model)
     with model_lock(model):
+        packed = PackedLinears(model if optimize and main_device(model).type == "cpu" and not apart else nn.Identity())
         for name, experts in itertools.product([name for name in names if name not in passed], EXPERTS):
             try:
-                facts, own = _probe(model, experts)
-                error = _trial(model, facts, BACKENDS[name], own)
+                with packed.in_use():
+                    facts, own = _probe(model, experts)
+                error = _trial(Executor(model, facts, BACKENDS[name], packed), own)
                 if error is None:
                     others = "; ".join(["auto", *(f"not {other}: {why}" for other, why in passed.items())])
                     reason = name if attention == name else f"{name} ({others})"
-                    return Found(facts, BACKENDS[name], name, reason)
+                    return Found(facts, BACKENDS[name], name, reason, packed)
                 problem = f"its logits differ by {error:.0%} from the model's own"
             except Exception as exception:  # whatever a model raises is the reason to refuse it
                 if ran_out(exception):
@@ -173,15 +176,12 @@ def trial_tokens(
 
 
 @torch.inference_mode()
-def _trial(
-    model: PreTrainedModel, facts: Facts, backend: AttentionBackend, own: Float[Tensor, "batch position vocab"]
-) -> float | None:
+def _trial(executor: Executor, own: Float[Tensor, "batch position vocab"]) -> float | None:
     """Try a ragged prefill, a single token, a branching tree and a token behind it over a small cache."""
-    config, device = model.config.get_text_config(decoder=True), facts.device
+    facts, device, config = executor.facts, executor.facts.device, executor.model.config.get_text_config(decoder=True)
     tokens = trial_tokens(config, facts.vocab_size, device)
     if tokens.shape[1] < TRIAL_LENGTH:
         return None
-    executor = Executor(model, facts, backend, PackedLinears(nn.Identity()))  # quantized layers use their panels
     cache = make_cache(facts, max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
     slots, lengths, done = np.arange(2), np.array(TRIAL_PREFIXES), np.array((0, 0))
     index = torch.from_numpy(slots).to(device)
@@ -210,7 +210,7 @@ def _trial(
     if cache.length_used and not getattr(config, "attn_temperature_tuning", False):  # see check_length
         raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
     wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))
-    rounded = getattr(model, "is_quantized", False) or rounded_to(model) is not None
+    rounded = getattr(executor.model, "is_quantized", False) or rounded_to(executor.model) is not None
     precise = facts.dtype in (torch.float32, torch.float64) and not rounded
     return differs(logits, wanted, precise=precise)
 

@@ -83,7 +83,7 @@ class ModelRunner:
         self._lock = model_lock(model)
         remedy = f"lower max_batch_size={max_batch_size} or max_length={max_length}, or load the model in fewer bits"
         with one_sentence_if_short(main_device(model), remedy):
-            found = find(model, attention=attention)
+            found = find(model, attention=attention, optimize=self._optimize)
             check_length(model.config.get_text_config(decoder=True), max_length)
             self.facts, self.backend = found.facts, found.backend
             self.attention_name, self.attention_reason = found.name, found.reason
@@ -180,12 +180,12 @@ class ModelRunner:
         changed = f"the {before.model_type} model was changed after this engine was built"
         if (self.model.dtype, device) != (before.dtype, before.device):
             raise ValueError(f"{changed}, and moved to {self.model.dtype} on {device}: build a new engine")
-        facts = find(self.model, attention=self.attention_name).facts
-        other = any(before.layers.get(layer) != shape for layer, shape in facts.layers.items())
-        if other or (facts.indexers, facts.vocab_size) != (before.indexers, before.vocab_size):
+        found = find(self.model, attention=self.attention_name, optimize=self._optimize)
+        other = any(before.layers.get(layer) != shape for layer, shape in found.facts.layers.items())
+        if other or (found.facts.indexers, found.facts.vocab_size) != (before.indexers, before.vocab_size):
             raise ValueError(f"{changed}, and its cache no longer fits: build a new engine")
-        self.facts, self._version = facts, self._version + 1
-        self.executor = self._executor()
+        self.facts, self._version = found.facts, self._version + 1
+        self.executor = self._executor()  # on the copies of weights that ``found`` has
 
     def _executor(self) -> Executor:
         made = executor_for(self.model, self.facts, self.backend, optimize=self._optimize, invariant=self.invariant)
