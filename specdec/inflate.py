@@ -127,16 +127,16 @@ def _check(config: LlamaConfig, goal: LlamaShape, label: str) -> None:
         size, larger = sizes[small[0]]
         wrong = f"the model's {small[0]} is {size}, which does not fit into {larger}"
     elif heads % kv_heads or goal.hidden_size % heads:
-        wrong = "a Llama model needs num_key_value_heads that divide num_attention_heads, and these to divide "
-        wrong += "hidden_size"
+        wrong = "num_key_value_heads must divide num_attention_heads, and these must divide hidden_size"
     elif goal.head_dim % own.head_dim:
-        wrong = f"heads of width {own.head_dim} keep their rotary frequencies only in heads of a multiple of that "
-        wrong += f"width, not of {goal.head_dim}"
+        wrong = (
+            f"heads of width {own.head_dim} keep their rotary frequencies in multiples of it, not in {goal.head_dim}"
+        )
     elif goal.head_dim != own.head_dim and kind not in _INDEPENDENT_ROPE:
         wrong = f"the {kind} RoPE depends on the head's width; give a shape with head_dim {own.head_dim}"
     elif _placed(own, goal) is None:
-        wrong = f"{own.num_attention_heads} heads in groups that share {own.num_key_value_heads} key-value heads do "
-        wrong += f"not fit into {heads} heads with {kv_heads}: give the shape more key-value heads"
+        few = f"{own.num_attention_heads} heads that share {own.num_key_value_heads} do not fit into {heads} heads"
+        wrong = f"{few} with {kv_heads}: give the shape more key-value heads"
     else:
         return
     raise ValueError(f"inflate to {label}: {wrong}")
@@ -188,8 +188,7 @@ def _places(own: LlamaShape, goal: LlamaShape) -> dict[str, _Place]:
     placed = _placed(own, goal)
     assert placed is not None, "checked before"
     queries, carried = placed
-    width = goal.head_dim
-    used = list(range(len(carried)))
+    width, used = goal.head_dim, list(range(len(carried)))
     rotary = rotary_places(own.head_dim, width)
     first = torch.arange(own.head_dim)  # values have no frequencies: any channels will do
     channels, inner = torch.arange(own.hidden_size), torch.arange(own.intermediate_size)
@@ -239,10 +238,9 @@ def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generat
             yield f"model.layers.{index}.{name}.weight", norm(None if old is None else getattr(old, name).weight)
         for name, place in places.items():
             module: Any = None if old is None else old.get_submodule(name)
-            weight = None if module is None else module.weight
+            weight, bias = (getattr(module, part, None) for part in ("weight", "bias"))
             yield f"model.layers.{index}.{name}.weight", place.fill(empty(place, *place.size), weight)
             if config.attention_bias if name.startswith("self_attn") else config.mlp_bias:
-                bias = None if module is None else module.bias
                 yield f"model.layers.{index}.{name}.bias", place.fill(empty(place, place.size[0]), bias)
 
 

@@ -16,20 +16,12 @@ class LlamaShape:
     intermediate_size: int
 
 
-SHAPES = {
-    "110m": LlamaShape(
-        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=12, head_dim=64,
-        intermediate_size=2048,
-    ),
-    "1b": LlamaShape(
-        hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
-        intermediate_size=8192,
-    ),
-    "8b": LlamaShape(
-        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-        intermediate_size=14336,
-    ),
-}  # fmt: skip
+_SIZES = {  # in the order of the fields
+    "110m": (768, 12, 12, 12, 64, 2048),
+    "1b": (2048, 16, 32, 8, 64, 8192),
+    "8b": (4096, 32, 32, 8, 128, 14336),
+}
+SHAPES = {name: LlamaShape(**dict(zip(LlamaShape.__annotations__, each, strict=True))) for name, each in _SIZES.items()}
 """Shapes by name: a Llama-2-like model of 110M parameters, Llama-3.2-1B and Llama-3-8B. The vocabulary stays the
 model's, so with a small one there are fewer parameters than the name says (110m with 4,096 tokens, tied: 88M)."""
 

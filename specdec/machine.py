@@ -19,15 +19,10 @@ import torch
 # Instruction sets for a dtype, by Linux's names; conversions alone (AVX-NE-CONVERT, F16C) do not count: sums would be
 # float32's. And those that ONEDNN_MAX_CPU_ISA may leave oneDNN, of the ones that have dot products of it.
 _NATIVE = {
-    torch.bfloat16: (
-        frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"}),
-        re.compile(r"ALL|DEFAULT|AVX512_CORE_(BF16|FP16|AMX.*)|AVX10.*"),
-    ),
-    torch.float16: (
-        frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
-        re.compile(r"ALL|DEFAULT|AVX512_CORE_(FP16|AMX.*)|AVX10.*"),
-    ),
+    torch.bfloat16: frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"}),
+    torch.float16: frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
 }
+_LIMITS = {torch.bfloat16: "BF16|FP16|AMX.*", torch.float16: "FP16|AMX.*"}
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,12 @@ def cpu() -> Cpu:
     """Returns the facts of this machine, read at the first call; of those that cannot be read, the most cautious."""
     affinity = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
     return Cpu(
-        name=_cpu_name(),
-        features=_features(),
+        name=_cpu_name(), features=_features(), physical_cores=_physical_cores(affinity), quota=cgroup_quota(),
         logical_cores=len(affinity) if affinity else psutil.cpu_count() or 1,
-        physical_cores=_physical_cores(affinity),
-        quota=cgroup_quota(),
         onednn=torch.backends.mkldnn.is_available(),
         onednn_limit=(os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper(),
         omp_threads=_positive(os.environ.get("OMP_NUM_THREADS", "")),
-    )
+    )  # fmt: skip
 
 
 def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None) -> bool:
@@ -81,9 +73,9 @@ def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None
             return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu" or dtype not in _NATIVE:
         return True
-    facts, (features, sufficient) = facts or cpu(), _NATIVE[dtype]
-    allowed = not facts.onednn_limit or sufficient.fullmatch(facts.onednn_limit) is not None
-    return facts.onednn and allowed and bool(facts.features & features)
+    facts, sufficient = facts or cpu(), rf"ALL|DEFAULT|AVX512_CORE_({_LIMITS[dtype]})|AVX10.*"
+    allowed = not facts.onednn_limit or re.fullmatch(sufficient, facts.onednn_limit) is not None
+    return facts.onednn and allowed and bool(facts.features & _NATIVE[dtype])
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -7,16 +7,21 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
+from specdec.native.library import cache_folder, native_library
 from specdec.slot_memory import SlotMemory, remedy, written_bytes
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
 _CPU = "can't allocate memory"
 _KEPT = (-3, 32 << 20), (-1, 128 << 20)  # M_MMAP_THRESHOLD, as large as it may be, and M_TRIM_THRESHOLD
+_LEAST_ON_DISK = 1 << 28  # bytes of weights that are written to disk so that memory holds them once
 _CLEAN = re.compile(r"^(\w+)-(\w+) ...p \w+ \S+ [1-9].*\n(?:(?!(?:Anonymous|Swap): +[1-9])\w+:.*\n)+VmFlags", re.M)
 
 
@@ -54,6 +59,23 @@ def drop(tensor: torch.Tensor, clean: list[tuple[int, int]]) -> None:
     begin, end = storage.data_ptr() // page * page, storage.data_ptr() + storage.nbytes()
     if any(first <= begin < end <= last for first, last in clean):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def onto_disk(model: torch.nn.Module) -> None:
+    """Move linear weights that no file holds (cast, or of a GGUF file) into files without a name, for ``drop``.
+
+    Panels take their place in memory. Small models stay as they are, and what finds no room on the disk.
+    """
+    linear = (getattr(each, "weight", None) for each in model.modules() if type(each) is torch.nn.Linear)
+    weights = {id(one): one for one in linear if type(one) is torch.nn.Parameter and one.device.type == "cpu"}.values()
+    if sum(each.nbytes for each in weights) < _LEAST_ON_DISK or native_library() is None:
+        return
+    clean = clean_files()
+    with suppress(OSError, SafetensorError), TemporaryDirectory(dir=cache_folder()) as folder:
+        for number, weight in enumerate(weights if clean else ()):
+            if not any(first <= weight.data_ptr() < last for first, last in clean):
+                save_file({"weight": weight.detach().contiguous()}, file := Path(folder, str(number)))
+                weight.data = load_file(file)["weight"]
 
 
 def off_files(model: torch.nn.Module) -> None:

@@ -73,7 +73,5 @@ def _check_place(name: str, place: Any) -> None:
         raise ValueError(f"{name}={place!r}: give a device such as 0, 'cuda:1', 'cpu' or 'disk'") from error
     if device.type == "meta":
         raise ValueError(f"{name}='meta' leaves these weights without numbers: give 'disk' to keep them on disk")
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise ValueError(f"{name}={place!r} is not there: this machine has {count} GPUs that torch can use")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"{name}={place!r} is not there: this machine has {count} GPUs that torch can use")

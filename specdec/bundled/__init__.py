@@ -41,9 +41,8 @@ def resolve(name_or_path: str) -> str:
         raise ValueError(f"no bundled model {name!r}: the bundled models are {', '.join(PREFIX + n for n in NAMES)}")
     path = FOLDER / name
     if not (path / "config.json").is_file():
-        raise ValueError(
-            f"bundled model {name!r} has no files in {path}: reinstall the package, or make it as MODEL_CARD.md says"
-        )
+        remedy = "reinstall the package, or make it as MODEL_CARD.md says"
+        raise ValueError(f"bundled model {name!r} has no files in {path}: {remedy}")
     return str(path)
 
 

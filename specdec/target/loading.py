@@ -19,10 +19,11 @@ from specdec import bundled
 from specdec import inflate as inflation
 from specdec.arguments import shown
 from specdec.dtypes import DtypeChoice, choose_dtype
-from specdec.files import located, looks_local, reading
+from specdec.files import located, looks_local
+from specdec.gguf_files import reading
 from specdec.llama_shapes import LlamaShape
 from specdec.machine import dtype_name
-from specdec.memory import ran_out, shortage
+from specdec.memory import onto_disk, ran_out, shortage
 from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, quantize
@@ -147,6 +148,7 @@ def load(
         model = quantize(model, quantization, check=quantization_check)
     elif stored is not None and quantization_check:
         check_fast(model, stored)
+    onto_disk(model)
     return Loaded(model, choice.reason if gguf is None else gguf.held(dtype_name(choice.dtype), quantization))
 
 

@@ -60,8 +60,7 @@ class Target:
     ):  # fmt: skip
         check_model("model", model, "Target.from_pretrained")
         check_tokenizer(tokenizer)
-        self.model = model.eval()
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model.eval(), tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
         self.dtype_reason = dtype_reason or f"{dtype_name(model.dtype)}, as given"
         output, self._text_config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
@@ -112,9 +111,8 @@ class Target:
             adapter=adapter, adapters=tuple((adapters or {}).values()), **kwargs,
         )  # fmt: skip
         found = find_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
-        scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
-        quantized = "" if scheme is None else f" in {scheme}"
+        quantized = "" if (scheme := quantization_of(loaded.model)) is None else f" in {scheme}"
         adapted = "" if adapter is None else f" with the adapter {adapter}"
         name = f"{name_or_path}{adapted}{inflated}{quantized}"
         return cls(loaded.model, found, name=name, dtype_reason=loaded.dtype_reason, adapters=adapters)

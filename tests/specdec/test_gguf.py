@@ -5,20 +5,19 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from drafters import ModelDrafter
-from specdec import Engine, SamplingParams, Target, bundled, files
+from specdec import Engine, SamplingParams, Target, bundled, files, gguf_files
 from specdec.target.loading import load, load_tokenizer
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
 gguf = pytest.importorskip("gguf")
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
-
-QUESTION = [{"role": "user", "content": "def add(a, b):"}]
 TEMPLATE = "{{ messages[0]['content'] }} #"
 VOCABULARY = json.loads(Path(bundled.resolve("bundled/target"), "tokenizer.json").read_text())["model"]
 
@@ -82,15 +81,27 @@ def test_weights_tokenizer_and_template_are_the_files(tmp_path: Path) -> None:
             wanted = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), Q8_0), Q8_0))
         assert torch.equal(target.model.state_dict()[name], wanted), name
     assert {type(each) for each in target.model.modules()} == {type(each) for each in own.modules()}
-    known, text = load_tokenizer("bundled/target"), "def add(a, b):\n    return a + b"
-    assert target.tokenizer is not None and target.eos_token_ids == {0}
+    text = "def add(a, b):\n    return a + b"
+    assert target.eos_token_ids == {0}
     assert target.tokenizer.decode(target.tokenizer(text)["input_ids"]) == text
-    assert target.tokenizer.get_vocab() == known.get_vocab()
-    assert target.tokenizer.apply_chat_template(QUESTION, tokenize=False) == "def add(a, b): #"
+    assert target.tokenizer.get_vocab() == load_tokenizer("bundled/target").get_vocab()
+    assert target.tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False) == f"{text} #"
     again = load(str(tmp_path), device="cpu")  # bfloat16, or what this machine has in its place
     assert again.dtype_reason.endswith(f"held as {str(again.model.dtype).removeprefix('torch.')}")
     again.model.save_pretrained(tmp_path / "folder")  # nothing says any more that it was packed
     assert "quantization_config" not in json.loads((tmp_path / "folder" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_blocks_are_the_numbers_of_their_own_package(kind: str) -> None:
+    """Any bytes are blocks; Q5_0 is one of the kinds that are left to the package."""
+    quant = gguf.GGMLQuantizationType[kind]
+    size, stored = gguf.GGML_QUANT_SIZES[quant]
+    data = np.random.default_rng(0).integers(0, 256, (3, 2000, 2 * stored), dtype=np.uint8)  # of three experts
+    with np.errstate(all="ignore"):
+        wanted, found = gguf.quants.dequantize(data, quant), gguf_files._dequantized(data, quant)
+    assert wanted.shape == (3, 2000, 2 * size)
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_file_decodes_and_drafts_as_the_model_does(tmp_path: Path) -> None:
@@ -99,15 +110,13 @@ def test_a_file_decodes_and_drafts_as_the_model_does(tmp_path: Path) -> None:
     greedy, prompts = SamplingParams(max_new_tokens=12, ignore_eos=True), [[5, 9, 2], [7] * 6]
     with Engine(Target(model()), max_length=64) as engine:
         plain = [done.token_ids for done in engine.generate(prompts, greedy)]
-    for target, wanted in (
-        (Target.from_pretrained(path, device="cpu"), plain),
-        (Target.from_pretrained(path, device="cpu", quantization="int8", quantization_check=False), None),
-    ):
+    for scheme in (None, "int8"):
+        target = Target.from_pretrained(path, device="cpu", quantization=scheme, quantization_check=False)
         small = ModelDrafter.from_pretrained(path, device="cpu", dtype="float32")
         with Engine(target, small, RejectionVerifier(), max_length=64) as engine:
-            drafted = [done.token_ids for done in engine.generate(prompts, greedy)]
-            alone = [done.token_ids for done in engine.generate(prompts, greedy, speculate=False)]
-            assert drafted == alone == (wanted or alone)
+            drafted, alone = (engine.generate(prompts, greedy, speculate=each) for each in (True, False))
+        assert [done.token_ids for done in drafted] == [done.token_ids for done in alone]
+        assert scheme is not None or [done.token_ids for done in alone] == plain
     assert target.dtype_reason.endswith("requantized to int8, computing in float32")
 
 
@@ -115,7 +124,6 @@ def test_a_file_decodes_and_drafts_as_the_model_does(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-64]), "no GGUF file, or is cut off"),
-        (lambda path: path.write_bytes(b"something else " * 99), "no GGUF file, or is cut off"),
         (lambda path: write(path, arch="clip"), "architecture clip is not supported"),
         (lambda path: write(path, told={"split.count": 3}), "one of 3 parts"),
         (lambda path: write(path.with_name("other.gguf")) and path.parent, "2 GGUF files, give one, as other.gguf"),
@@ -137,7 +145,7 @@ def test_a_missing_tokenizer_or_package(tmp_path: Path, monkeypatch: pytest.Monk
     assert Target.from_pretrained(path, device="cpu", tokenizer="bundled/target").tokenizer is not None
     with pytest.raises(ValueError, match=r"no tokenizer for .*: the file holds none; .* tokenizer=FOLDER"):
         load_tokenizer(path)
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'specdec-research\[gguf\]'"):
         load(path)
 
