@@ -1,7 +1,7 @@
 """Gemma-4's assistants: their drafts are transformers', over the target's cache; what does not fit is refused."""
 
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,40 +22,23 @@ from verifiers import RejectionVerifier
 PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 12, 11]]
 
 
-def outputs(target: Target, known: list[int], shared: int) -> Any:
-    """The output of the target's own forward over all committed tokens, as transformers' assistant takes it."""
+@torch.no_grad()
+def law(target: Target, model: Any, shared: int, known: list[int], path: list[int]) -> Tensor:
+    """The law of what follows a path from the root on, by transformers' forwards: over the text, then step by step."""
     cache: Any = DynamicCache()
     done = target.model(torch.tensor([known[:-1]]), **{CACHE: cache}, output_hidden_states=True)
-    stored = 4 - shared
-    layers = {kind: max(i for i in range(stored) if (KINDS * 2)[i] == kind) for kind in KINDS}
-    shown = {kind: (cache.layers[layer].keys, cache.layers[layer].values) for kind, layer in layers.items()}
-    return SimpleNamespace(hidden_states=done.hidden_states, shared_kv_states=shown)
-
-
-@torch.no_grad()
-def law(target: Target, model: Any, known: list[int], shared: int, path: list[int]) -> Tensor:
-    """The law of what follows a path from the root on, by transformers' forward, step by step."""
-    given = outputs(target, known, shared)
-    state, position = given.hidden_states[-1][:, -1:], torch.tensor([[len(known) - 1]])
+    layers = {kind: max(i for i in range(4 - shared) if (KINDS * 2)[i] == kind) for kind in KINDS}
+    stored = {kind: (cache.layers[layer].keys, cache.layers[layer].values) for kind, layer in layers.items()}
+    state, position = done.hidden_states[-1][:, -1:], torch.tensor([[len(known) - 1]])
     for token in path:
         embedding = target.model.get_input_embeddings()(torch.tensor([[token]]))
         joined = torch.cat([embedding, state], -1)
-        step = model(inputs_embeds=joined, position_ids=position, shared_kv_states=given.shared_kv_states)
+        step = model(inputs_embeds=joined, position_ids=position, shared_kv_states=stored)
         state = step.last_hidden_state
     logits = step.logits[0, -1]
     if model.config.use_ordered_embeddings:  # tokens outside of the nearest clusters have one less than all others
         logits = logits.masked_fill(logits == logits.min(), -torch.inf)
     return logits.softmax(-1)
-
-
-def agreeing(target: Target, model: Any, shared: int, attention: str = "auto") -> list[bool]:
-    """Whether q is that law at every node of a tree that has children, in a ragged batch with refills."""
-    drafter = AssistantDrafter(model, [2, 2, 1], sampling="without_replacement")
-    found, _ = agreements(
-        target, drafter, lambda known, path: law(target, model, known, shared, path), prompts=PROMPTS, atol=1e-5,
-        attention=attention,
-    )  # fmt: skip
-    return [same for _, same in found]
 
 
 @pytest.mark.parametrize(
@@ -64,18 +47,21 @@ def agreeing(target: Target, model: Any, shared: int, attention: str = "auto") -
 def test_every_node_of_a_tree_has_its_own_path_s_law(shared: int, clusters: bool, attention: str, monkeypatch) -> None:
     """Not so of the mutant, whose windows are one shorter."""
     target, model = gemma(shared=shared), assistant(clusters=clusters)
-    assert all(found := agreeing(target, model, shared, attention)) and len(found) > 40
+    drafter = AssistantDrafter(model, [2, 2, 1], sampling="without_replacement")
+    own, options = partial(law, target, model, shared), {"prompts": PROMPTS, "atol": 1e-5, "attention": attention}
+    found, _ = agreements(target, drafter, own, **options)
+    assert all(same for _, same in found) and len(found) > 40
     given = TargetKeys.__init__
 
     def shorter(self: TargetKeys, runner: Any, layers: Any, reaches: Any) -> None:
         given(self, runner, layers, {kind: Reach(each.window and each.window - 1) for kind, each in reaches.items()})
 
     monkeypatch.setattr(TargetKeys, "__init__", shorter)
-    assert not all(agreeing(target, model, shared, attention))
+    found, _ = agreements(target, drafter, own, **options)
+    assert not all(same for _, same in found)
 
 
 def test_it_keeps_the_contract() -> None:
-    """Outputs, laws, slots, shared beginnings, recorded rounds: all that ``check_drafter`` asks."""
     target, model = gemma(shared=0), assistant()
     few: Any = {"tokens": 6, "rounds": 6, "draws": 0, "max_length": 128, "verifier": RejectionVerifier()}
     assert_conforms(lambda: AssistantDrafter(model, 3), target, prompts=PROMPTS, **few)

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from drafters.block import BlockDrafter
-from drafters.block_training import TrainedBlock
-from drafters.heads.block import BlockHead
-from drafters.heads.block_parts import CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
+from drafters import BlockDrafter, BlockHead
 from specdec import Sizes, Target
 from tests.components import TREE
 from tests.drafters import pairs
@@ -46,7 +41,6 @@ def _convolved(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
 
 
 def _around(x: Tensor, part: dict[str, Tensor], conv: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """A sublayer between its two convolutions, if it has any."""
     base = part.get(f"{conv}.base_kernel")
     if base is None:
         return sublayer(x)
@@ -97,18 +91,59 @@ def dense(head: BlockHead, target: Target, features: Tensor, tokens: list[int]) 
     return hidden, logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-WINDOW = {"sliding_window": 6, "use_sliding_window": True}
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW, "causal_in_windows": True}
-
-
+@torch.no_grad()
 def behind(head: BlockHead, target: Target, known: list[int]) -> tuple[Tensor, Tensor]:
-    """The last states and the logits of the block behind a sequence, whose last token is the root."""
+    """The last states of the block behind a sequence, whose last token is the root, and the logits of its places."""
     states = target.model(torch.tensor([known]), output_hidden_states=True).hidden_states
     features = torch.cat([states[layer][0, :-1] for layer in head.hidden_layers], dim=-1)
     hidden, logits = dense(head, target, features, [known[-1], *[VOCAB - 1] * (head.config.block_size - 1)])
-    return hidden.float(), logits.float()
+    return hidden.float(), logits[-head.config.tokens :].float()
 
 
+@torch.no_grad()
+def read(head: BlockHead, table: Tensor, hidden: Tensor, logits: Tensor, before: int, path: list[int]) -> Tensor:
+    """A place's logits behind the tokens from the root to it, by the papers' definition of the part that reads them."""
+    config, place, silu = head.config, len(path) - 1, torch.nn.functional.silu
+    if head.place_head is None:
+        return logits[place]
+    w, states = head.place_head.state_dict(), hidden[-len(logits) :]
+    if config.markov_rank:
+        state = known = torch.zeros(config.markov_rank)
+        for token, own in zip(path, states[: len(path)], strict=True):
+            known = w["markov_w1.weight"][token]
+            if config.markov_head_type == "gated":
+                gate = w["gate_proj.weight"] @ torch.cat([own, known]) + w["gate_proj.bias"]
+                known = gate.sigmoid() * known
+            if config.markov_head_type == "rnn":
+                joint = w["joint_proj.weight"] @ torch.cat([state, known, own]) + w["joint_proj.bias"]
+                gate, candidate, output = joint.chunk(3)
+                state, known = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh(), output.tanh()
+        return logits[place] + w["markov_w2.weight"] @ known
+    if config.selector_rank:
+        candidates = logits[place].topk(config.selector_top_k).indices
+        known = w["predecessor_codebook"][path[-1]] * (w["hidden_projection.weight"] @ states[place])
+        scores = logits[place][candidates] + w["successor_codebook"][candidates] @ known
+        return torch.full_like(logits[place], -torch.inf).scatter(0, candidates, scores)
+    if config.gru_hidden_dim:
+        state = torch.zeros(config.gru_hidden_dim)
+        for token in path:
+            reset, update, new = (w["gru_input.weight"] @ table[token]).chunk(3)
+            own_reset, own_update, own_new = (w["gru_state.weight"] @ state).chunk(3)
+            update = (update + own_update).sigmoid()
+            state = (1 - update) * (new + (reset + own_reset).sigmoid() * own_new).tanh() + update * state
+        inner = w["joined.weight"] @ torch.cat([states[place], state])
+        return logits[place] + (w["columns.weight"] @ silu(inner) if place >= config.pure_draft_prefix_len else 0)
+    inner = []
+    for token, own in zip(path if config.shifted else [before, *path], hidden, strict=False):
+        known = w["down_h.weight"] @ own, w["down_g.weight"] @ hidden.mean(0), w["token_embed.weight"][token]
+        inner.append(w["in_proj.weight"] @ torch.cat(known))
+    mixed = inner[-1] + sum(w["mix_l"][:, len(inner) - 1, other] * each for other, each in enumerate(inner))
+    mixed = mixed + w["mlp_down.weight"] @ (silu(w["mlp_gate.weight"] @ mixed) * (w["mlp_up.weight"] @ mixed))
+    return logits[place] + w["readout.weight"] @ mixed
+
+
+WINDOW = {"sliding_window": 6, "use_sliding_window": True}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW, "causal_in_windows": True}
 SHIFTED = {"shifted": True, "markov_rank": 6}
 SECOND = {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8}
 
@@ -141,30 +176,32 @@ SECOND = {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_
 def test_every_place_s_law_is_what_the_papers_define(target: Target, settings: dict[str, Any], attention: str) -> None:
     """Ragged rows, one without any context; the tokens above a node change its law where the head reads them."""
     head = head_for(target, **settings)
-    bound, count = head.bound(target.model), head.config.tokens
-    places, passes = bound.place_head, head.config.num_jacobi_passes if head.config.xpress_rank else None
+    passes = head.config.num_jacobi_passes if head.config.xpress_rank else None
 
     def law(known: list[int], path: list[int]) -> Tensor:
         hidden, logits = behind(head, target, known)
-        at, logits = len(path) - 1, logits[-count:]
-        before = torch.tensor(known[-2:-1] or known)  # a root without anything before it stands for that
-        if places is None:
-            return logits[at].softmax(-1)
-        if passes:
-            root = torch.tensor(path[:1])
-            return Refinement(places, passes)(logits[None], hidden[None], root, before)[0, at].softmax(-1)
-        given, state = places.prepare(hidden[None], count, before)
-        found = logits[:1]
-        for place, token in enumerate(path):
-            above = {"hidden": given[:, place], "embeds": bound.embed_tokens(torch.tensor([token]))}
-            found, state = places(logits[[place]], torch.tensor([token]), place, state=state, **above)
-        return found[0].softmax(-1)
+        before = known[max(len(known) - 2, 0)]  # a root without anything before it stands for that
+        after = partial(read, head, target.model.get_input_embeddings().weight, hidden, logits, before)
+        refined = logits
+        for _ in range(passes or 0):
+            taken = [path[0], *refined.argmax(-1).tolist()]
+            refined = torch.stack([after(taken[: place + 1]) for place in range(len(logits))])
+        return (refined[len(path) - 1] if passes else after(path)).softmax(-1)
 
-    tree, sampling = (None, "iid") if places is None or passes else (TREE, "without_replacement")
+    tree, sampling = (None, "iid") if head.place_head is None or passes else (TREE, "without_replacement")
     drafter = BlockDrafter(head, tree, sampling=sampling, attention=attention, passes=passes)
     found, _ = agreements(target, drafter, law, prompts=PROMPTS[:3])
     assert all(same for _, same in found) and len(found) > 30
-    assert {depth for depth, _ in found} == set(range(count if tree is None else 3))
+    assert {depth for depth, _ in found} == set(range(head.config.tokens if tree is None else 3))
+
+
+@torch.no_grad()
+def test_training_scores_a_selectors_candidates_as_drafting_does(target: Target) -> None:
+    """And leaves the logits of other tokens as they are."""
+    selector, logits, note = head_for(target, **SECOND).candidate_selector, torch.randn(3, VOCAB), torch.randn(3, 6)
+    drafting, whole = selector.read(logits, note), selector.read(logits, note, whole=True)
+    assert torch.equal(whole, drafting.where(drafting.isfinite(), logits))
+    assert drafting.isfinite().sum(-1).tolist() == [5] * 3
 
 
 @torch.no_grad()
@@ -179,120 +216,3 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     hidden = behind(head, target, [1, 2, 3])[0][1].expand(2, -1)
     wanted = torch.sigmoid(torch.cat([hidden, above], 1) @ weight.T + bias)[:, 0]
     torch.testing.assert_close(session.scorer.confidence(tokens, 1)[0], wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_what_makes_no_head_or_drafter_is_refused(target: Target) -> None:
-    with pytest.raises(ValueError, match="passes=2: only xPress's heads"):
-        BlockDrafter(head_for(target), passes=2)
-    with pytest.raises(ValueError, match="block_size=6: the head mixes 5 places"):
-        BlockDrafter(head_for(target, xpress_rank=6), block_size=6)
-    with pytest.raises(ValueError, match="not several"):
-        head_for(target, xpress_rank=6, selector_rank=6)
-    with pytest.raises(ValueError, match=r"head\.config\.markov_rank='abc'"):
-        TrainedBlock(config={"markov_rank": "abc"})
-
-
-# Parts that make a place depend on the tokens before it
-
-
-def sizes(**settings: Any) -> SimpleNamespace:
-    """Settings of a head that its parts read."""
-    usual = {"vocab_size": 9, "columns": 7, "hidden_size": 6, "block_size": 4, "xpress_mlp_ratio": 2}
-    return SimpleNamespace(**usual | {"markov_biases": True} | settings)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-def test_a_markov_head_is_what_the_paper_defines(kind: str) -> None:
-    torch.manual_seed(0)
-    head = MarkovHead(sizes(markov_head_type=kind, markov_rank=4)).double()
-    previous, hidden = torch.tensor([[3, 0, 8]]), torch.randn(1, 3, 6).double()
-    path = None
-    weights, state = {name: tensor.numpy() for name, tensor in head.state_dict().items()}, np.zeros(4)
-    for slot in range(3):
-        given = hidden[:, slot] if head.reads_hidden else None
-        found, path = head(torch.zeros(1, 7).double(), previous[:, slot], slot, hidden=given, state=path)
-        known, h = weights["markov_w1.weight"][previous[0, slot]], hidden[0, slot].numpy()
-        if kind == "gated":
-            gate = weights["gate_proj.weight"] @ np.concatenate([h, known]) + weights["gate_proj.bias"]
-            known = _sigmoid(gate) * known
-        if kind == "rnn":
-            joint = weights["joint_proj.weight"] @ np.concatenate([state, known, h]) + weights["joint_proj.bias"]
-            g, c, o = joint[:4], joint[4:8], joint[8:]
-            state, known = _sigmoid(g) * state + (1 - _sigmoid(g)) * np.tanh(c), np.tanh(o)
-        np.testing.assert_allclose(found[0].numpy(), weights["markov_w2.weight"] @ known, atol=1e-12)
-
-
-def _weights(head: torch.nn.Module) -> dict[str, np.ndarray]:
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return {name: tensor.numpy() for name, tensor in head.state_dict().items()}
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-@torch.no_grad()
-def test_a_selector_scores_candidates_by_the_token_before() -> None:
-    torch.manual_seed(0)
-    head = CandidateSelector(sizes(selector_rank=4, selector_top_k=3)).double()
-    w, logits, hidden = _weights(head), torch.randn(1, 9).double(), torch.randn(1, 6).double()
-    found, _ = head(logits, torch.tensor([4]), 0, hidden=hidden)
-    candidates = logits[0].topk(3).indices.tolist()
-    known = w["predecessor_codebook"][4] * (w["hidden_projection.weight"] @ hidden[0].numpy())
-    for token in range(9):
-        wanted = logits[0, token] + known @ w["successor_codebook"][token] if token in candidates else -np.inf
-        np.testing.assert_allclose(found[0, token], wanted, atol=1e-12)
-    # Training leaves the others as they are, so that what is drafted is the same law over the candidates alone.
-    whole = head.read(logits, head.note(torch.tensor([4]), 0, hidden)[0], whole=True)
-    assert torch.equal(whole.where(found.isfinite(), -torch.inf), found)
-    assert torch.equal(whole.where(~found.isfinite(), 0), logits.where(~found.isfinite(), 0))
-
-
-@torch.no_grad()
-def test_a_recurrent_network_runs_down_the_tokens() -> None:
-    torch.manual_seed(0)
-    head = PrefixHead(sizes(gru_hidden_dim=4, emb_dim=5, pure_draft_prefix_len=1)).double()
-    w, state, path = _weights(head), np.zeros(4), None
-    for depth in range(3):
-        logits, hidden, embeds = (torch.randn(1, size).double() for size in (7, 6, 6))
-        found, path = head(logits, torch.tensor([0]), depth, hidden=hidden, state=path, embeds=embeds)
-        given, own = w["gru_input.weight"] @ embeds[0].numpy(), w["gru_state.weight"] @ state
-        reset, update = _sigmoid(given[:4] + own[:4]), _sigmoid(given[4:8] + own[4:8])
-        state = (1 - update) * np.tanh(given[8:] + reset * own[8:]) + update * state
-        inner = w["joined.weight"] @ np.concatenate([hidden[0].numpy(), state])
-        added = w["columns.weight"] @ (inner * _sigmoid(inner)) if depth else 0
-        np.testing.assert_allclose(found[0].numpy(), logits[0].numpy() + added, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("shifted", [False, True])
-def test_a_refiner_mixes_the_places_so_far(shifted: bool) -> None:
-    """Place by place as defined; all at once the same; and published passes are these, behind the tokens before."""
-    torch.manual_seed(0)
-    head = Refiner(sizes(xpress_rank=3, shifted=shifted)).double()
-    w, count, tokens = _weights(head), 4 if shifted else 3, torch.tensor([[3, 0, 8, 5]])
-    hidden, logits, before = torch.randn(1, 4, 6).double(), torch.randn(1, count, 7).double(), torch.tensor([2])
-    row = tokens[0].tolist() if shifted else [2, *tokens[0, :3].tolist()]  # the token before each place
-    mean, inner, wanted = hidden[0].numpy().mean(0), [], []
-    for place in range(4):
-        known = [w["down_h.weight"] @ hidden[0, place].numpy(), w["down_g.weight"] @ mean]
-        inner.append(w["in_proj.weight"] @ np.concatenate([*known, w["token_embed.weight"][row[place]]]))
-        mixed = inner[place] + sum(w["mix_l"][:, place, j] * inner[j] for j in range(place + 1))
-        gate = w["mlp_gate.weight"] @ mixed
-        mixed = mixed + w["mlp_down.weight"] @ (gate * _sigmoid(gate) * (w["mlp_up.weight"] @ mixed))
-        wanted.append(w["readout.weight"] @ mixed)
-    wanted = logits[0].numpy() + np.stack(wanted[-count:])
-    given, first = head.prepare(hidden, count, before)
-    state = first
-    for depth in range(count):
-        found, state = head(logits[:, depth], tokens[:, depth], depth, hidden=given[:, depth], state=state)
-        np.testing.assert_allclose(found[0].numpy(), wanted[depth], atol=1e-12)
-    at_once = head.read(logits, head.along(tokens[:, :count], given, first))
-    np.testing.assert_allclose(at_once[0].numpy(), wanted, atol=1e-12)
-    ids, refined, root = torch.tensor([0, 1, 2, 4, 5, 6, 8]), logits, torch.tensor([3])
-    for _ in range(3):
-        taken = torch.cat([root[:, None], ids[refined.argmax(-1)][:, :-1]], 1)
-        refined = head.read(logits, head.along(taken, given, first))
-    torch.testing.assert_close(Refinement(head, 3, ids)(logits, hidden, root, before), refined)

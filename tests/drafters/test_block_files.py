@@ -1,6 +1,7 @@
 """Folders of block drafters: every public layout comes back as the head that it was."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from drafters import BlockHead
 from drafters.heads.block_files import load_block, save_block
 from drafters.heads.files import ServedFor
 from specdec.target.target import Target
+from tests.drafters import folders
 from tests.drafters.test_block import HIDDEN, VOCAB, head_for
 
 LAYERS = {
@@ -44,17 +46,19 @@ WINDOWS = SPECULATORS | {
 FROM_ROOT = TYPES | {"sliding_window": 5, "window_from_root": True}
 SECOND = {"selector_rank": 6, "selector_top_k": 9, "conv_kernel_size": 2, "conv_group_size": 8}
 CAPPED = {"output_multiplier": 0.2, "final_logit_softcapping": 20.0}
+SCALED = {"input_embedding_scale": 2.0, "final_logit_softcapping": 3.0}
+DOMINO = {"gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1}
+XPRESS = {"xpress_rank": 6, "xpress_mlp_ratio": 3, "num_jacobi_passes": 4}
+OWN = {"shifted": True, "owns_embeddings": True, "owns_output": True}
 
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "z-lab": ({}, ZLAB | {"layer_types": ["full_attention", "full_attention"]}),
     "z-lab, new": (
-        {"input_embedding_scale": 2.0, "final_logit_softcapping": 3.0, "causal": True},
+        {**SCALED, "causal": True},
         {
             "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **LAYERS, "num_target_layers": 4,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "is_causal": True,
-            "dflash_config": {
-                **INNER, "block_size": 5, "input_embedding_scale": 2.0, "final_logit_softcapping": 3.0,
-            },
+            "dflash_config": {**INNER, "block_size": 5, **SCALED},
         },
     ),
     "SpecForge's DSpark": (
@@ -65,19 +69,13 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "DeepSpec's DSpark": (
-        {
-            "shifted": True, "markov_rank": 6, "markov_head_type": "gated", "confidence": True,
-            "confidence_with_markov": False, "owns_embeddings": True, "owns_output": True,
-        },
+        {**OWN, "markov_rank": 6, "markov_head_type": "gated", "confidence": True, "confidence_with_markov": False},
         {
             "architectures": ["Qwen3DSparkModel"], **DEEPSPEC, **MARKOV, "markov_head_type": "gated",
             "confidence_head_with_markov": False,
         },
     ),
-    "DeepSpec's DFlash": (
-        {"shifted": True, "owns_embeddings": True, "owns_output": True},
-        {"architectures": ["Qwen3DFlashModel"], **DEEPSPEC, "markov_rank": 0},
-    ),
+    "DeepSpec's DFlash": (OWN, {"architectures": ["Qwen3DFlashModel"], **DEEPSPEC, "markov_rank": 0}),
     "speculators' DFlash": (
         {"draft_ids": torch.tensor([0, 2, 3, 10, 11, 40, 62])},
         {
@@ -104,20 +102,17 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "SpecForge's Domino": (
-        {"shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1},
+        {"shifted": True, **DOMINO},
         {
             **ZLAB, "emb_dim": 6, "architectures": ["DominoDraftModel"], "layer_types": ["full_attention"] * 2,
-            "dflash_config": {
-                **INNER, "projector_type": "domino", "pure_draft_prefix_len": 1, "emb_dim": 6, "gru_hidden_dim": 5,
-                "shift_label": True,
-            },
+            "dflash_config": {**INNER, **DOMINO, "projector_type": "domino", "shift_label": True},
         },
     ),
     "speculators' xPress": (
-        {"xpress_rank": 6, "xpress_mlp_ratio": 3, "num_jacobi_passes": 4},
+        XPRESS,
         {
-            "architectures": ["XPressSpeculator"], "speculators_model_type": "xpress", "xpress_rank": 6,
-            "xpress_mlp_ratio": 3, "num_jacobi_passes": 4, "draft_vocab_size": VOCAB, **SPECULATORS,
+            "architectures": ["XPressSpeculator"], "speculators_model_type": "xpress", "draft_vocab_size": VOCAB,
+            **XPRESS, **SPECULATORS,
         },
     ),
 }  # fmt: skip
@@ -125,7 +120,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def tensors_of(head: BlockHead) -> dict[str, Tensor]:
-    """A head's tensors as the public folders have them."""
     public = {
         "prefix_head.gru_input.weight": "prefix_gru.weight_ih_l0",
         "prefix_head.gru_state.weight": "prefix_gru.weight_hh_l0",
@@ -140,21 +134,12 @@ def tensors_of(head: BlockHead) -> dict[str, Tensor]:
     return tensors
 
 
-def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
+@torch.no_grad()
 def block_logits(head: BlockHead, target: Target) -> Tensor:
-    bound = head.bound(target.model)
-    with torch.no_grad():
-        cache = DynamicCache()
-        generator = torch.Generator().manual_seed(1)
-        bound(features=torch.randn(1, 7, head.feature_width, generator=generator), past_key_values=cache)
-        tokens = torch.tensor([[5, *[VOCAB - 1] * 4]])
-        return bound(input_ids=tokens, attention_mask=torch.zeros(1, 1, 5, 12), past_key_values=cache).logits
+    bound, cache, generator = head.bound(target.model), DynamicCache(), torch.Generator().manual_seed(1)
+    bound(features=torch.randn(1, 7, head.feature_width, generator=generator), past_key_values=cache)
+    tokens = torch.tensor([[5, *[VOCAB - 1] * 4]])
+    return bound(input_ids=tokens, attention_mask=torch.zeros(1, 1, 5, 12), past_key_values=cache).logits
 
 
 def assert_same(found: BlockHead, wanted: BlockHead, target: Target) -> None:
@@ -163,10 +148,17 @@ def assert_same(found: BlockHead, wanted: BlockHead, target: Target) -> None:
     for name in ("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens"):
         assert getattr(found.config, name) == getattr(wanted.config, name), name
     assert found.hidden_layers == wanted.hidden_layers
-    mine, other = found.state_dict(), wanted.state_dict()
-    assert mine.keys() == other.keys()
-    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    folders.assert_same(found, wanted)
     assert torch.equal(block_logits(found, target), block_logits(wanted, target))
+
+
+def read(folder: Path, target: Target, settings: dict, config: dict, *, name: Callable = str, change: Callable = dict):
+    """A head with some settings, which a folder of others, with this configuration, gives back."""
+    head = head_for(target, **settings)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(change({name(key): tensor for key, tensor in tensors_of(head).items()}), folder / "model.safetensors")
+    assert_same(load_block(folder), head, target)
+    return head
 
 
 DECIDING = (
@@ -179,10 +171,8 @@ WRITTEN_AS = {"z-lab": "z-lab", "SpecForge": "z-lab", "DeepSpec": "deepspec", "s
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, layout: str) -> None:
-    """A folder as others write it is the head it was, and what we write in its place says the same."""
     settings, config = LAYOUTS[layout]
-    head = head_for(target, **settings)
-    assert_same(load_block(written(tmp_path / "theirs", config, tensors_of(head))), head, target)
+    head = read(tmp_path, target, settings, config)
     form = next(form for begin, form in WRITTEN_AS.items() if layout.startswith(begin))
     save_block(head, tmp_path / "ours", layout=form, served=ServedFor(target="some/target"))
     assert_same(load_block(tmp_path / "ours"), head, target)
@@ -215,21 +205,21 @@ def test_what_a_layout_cannot_say_is_not_written(tmp_path: Path, target: Target)
 def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> None:
     """speculators' DFlash 2, whose windows are both ways unless it says so; Domino's old names; our own layout."""
     settings, config = LAYOUTS["speculators, mixed layers"]
-    head = head_for(target, **(settings | SECOND | {"causal_in_windows": None}))
     config = config | SECOND | {"speculators_model_type": "dflash2"}
-    assert_same(load_block(written(tmp_path / "second", config, tensors_of(head))), head, target)
+    read(tmp_path, target, settings | SECOND | {"causal_in_windows": None}, config)
     settings, config = LAYOUTS["SpecForge's Domino"]
-    head = head_for(target, **settings)
-    old = {f"logit_head.{key}" if "gru" in key or "proj.2" in key else key: t for key, t in tensors_of(head).items()}
-    assert_same(load_block(written(tmp_path / "old", config, old)), head, target)
-    inner = config["dflash_config"]
+
+    def old(name: str) -> str:
+        return f"logit_head.{name}" if "gru" in name or "proj.2" in name else name
+
+    def new(name: str) -> str:
+        return f"domino_head.{name}" if name.startswith(("prefix_gru.", "embed_proj.")) else name
+
+    read(tmp_path, target, settings, config, name=old)
+    config = LAYOUTS["speculators' DFlash"][1] | config["dflash_config"]
+    config.pop("sample_from_anchor")
     for shift in (None, True, False):  # speculators' Domino, of the type "dflash"; shifted unless it says otherwise
-        head = head_for(target, **(settings | {"shifted": shift is not False}))
-        own = ("prefix_gru.", "embed_proj.")
-        named = {f"domino_head.{key}" if key.startswith(own) else key: t for key, t in tensors_of(head).items()}
-        given = LAYOUTS["speculators' DFlash"][1] | inner | {"shift_label": shift}
-        given.pop("sample_from_anchor")
-        assert_same(load_block(written(tmp_path / "theirs", given, named)), head, target)
+        read(tmp_path, target, settings | {"shifted": shift is not False}, config | {"shift_label": shift}, name=new)
     for layout in ("SpecForge's Domino", "speculators' DFlash"):
         head = head_for(target, **LAYOUTS[layout][0])
         head.save_pretrained(tmp_path / "own")
@@ -240,40 +230,34 @@ def test_modelopts_folders_are_read(tmp_path: Path, target: Target) -> None:
     """NVIDIA/Model-Optimizer's export: names without a prefix, `causal` for all layers, and windows of all layers."""
     settings, config = LAYOUTS["SpecForge's DSpark"]
     inner = config["dflash_config"] | {"use_confidence_head": True, "shift_label": True, "causal": False}
+
+    def flat(name: str) -> str:
+        return name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj.")
+
     for kind in ("vanilla", "rnn"):
-        head = head_for(target, **(settings | {"markov_head_type": kind, "markov_biases": kind != "vanilla"}))
-        flat = {
-            key.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj."): tensor
-            for key, tensor in tensors_of(head).items()
-        }
-        given = config | {"dflash_config": inner | {"markov_head_type": kind}}
-        assert_same(load_block(written(tmp_path / kind, given, flat)), head, target)
+        given = settings | {"markov_head_type": kind, "markov_biases": kind != "vanilla"}
+        read(tmp_path, target, given, config | {"dflash_config": inner | {"markov_head_type": kind}}, name=flat)
     settings, config = LAYOUTS["z-lab"]
-    windows = SLIDING | {"sliding_window": 6}
+    inner = config["dflash_config"] | {"use_swa": True, "swa_window_size": 6}
     for causal in (False, True):
-        head = head_for(target, **(settings | windows | {"causal": causal}))
-        inner = config["dflash_config"] | {"use_swa": True, "swa_window_size": 6, "causal": causal}
-        given = config | {"sliding_window": 6, "dflash_config": inner}
-        assert_same(load_block(written(tmp_path / "windows", given, tensors_of(head))), head, target)
+        given = settings | SLIDING | {"sliding_window": 6, "causal": causal}
+        read(tmp_path, target, given, config | {"sliding_window": 6, "dflash_config": inner | {"causal": causal}})
     settings, config = LAYOUTS["z-lab's DFlash 2"]
-    head, inner = head_for(target, **settings), config["dflash_config"] | {"projector_type": "dflash2"}
-    assert_same(
-        load_block(written(tmp_path / "second", config | {"dflash_config": inner}, tensors_of(head))), head, target
-    )
+    inner = config["dflash_config"] | {"projector_type": "dflash2"}
+    read(tmp_path, target, settings, config | {"dflash_config": inner})
 
 
 def test_what_published_files_have_otherwise(tmp_path: Path, target: Target) -> None:
     """Columns out of order, embeddings of NaN, and layer ids that nobody wrote."""
-    settings, config = LAYOUTS["speculators' DFlash"]
-    head = head_for(target, **settings)
-    shuffled, tensors = torch.tensor([3, 0, 6, 1, 2, 5, 4]), tensors_of(head)
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][shuffled]
-    tensors["d2t"] = head.draft_ids[shuffled] - torch.arange(7)
-    assert_same(load_block(written(tmp_path, config, tensors)), head, target)
+    order, nan = torch.tensor([3, 0, 6, 1, 2, 5, 4]), torch.full((VOCAB, HIDDEN), torch.nan)
+
+    def shuffled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        output, ids = tensors["lm_head.weight"][order], tensors["d2t"][order] + order
+        return tensors | {"lm_head.weight": output, "d2t": ids - torch.arange(7)}
+
+    read(tmp_path, target, *LAYOUTS["speculators' DFlash"], change=shuffled)
     settings, config = LAYOUTS["z-lab"]
-    head = head_for(target, **settings)
-    nan = {"embed_tokens.weight": torch.full((VOCAB, HIDDEN), torch.nan)}
-    assert_same(load_block(written(tmp_path, config, tensors_of(head) | nan)), head, target)
+    read(tmp_path, target, settings, config, change=lambda tensors: tensors | {"embed_tokens.weight": nan})
     config = config | {"num_target_layers": 12, "dflash_config": {"mask_token_id": 63}}
-    folder = written(tmp_path, config, tensors_of(head))
-    assert load_block(folder).hidden_layers == (2, 10), "z-lab's own: the outputs of layers 1 and 9"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_block(tmp_path).hidden_layers == (2, 10), "z-lab's own: the outputs of layers 1 and 9"

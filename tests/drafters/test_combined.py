@@ -6,24 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from drafters import (
-    BlockDrafter,
-    EagleDrafter,
-    MedusaDrafter,
-    ModelDrafter,
-    NGramDrafter,
-    SelfDrafter,
-    StagedDrafter,
-    SuffixDrafter,
-)
-from drafters.combined import ChoiceDrafter, ChoiceSession, CombinedDrafter, MergedDrafter, merged
-from drafters.staged import _Stage
-from specdec import Batch, Drafter, DraftTree, Engine, SamplingParams, Session, Sizes, Target, TreeShape
+from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, NGramDrafter, SelfDrafter, SuffixDrafter
+from drafters.combined import ChoiceDrafter, CombinedDrafter, MergedDrafter, merged
+from drafters.staged import StagedDrafter
+from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, SamplingParams, Session, Sizes, Target, TreeShape
 from specdec.checks.drafter import assert_conforms
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import outcome
 from specdec.checks.tables import Tables
-from specdec.types import DraftSampling, Outcome
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import block_head, eagle3_head, medusa_heads, perturbed
 from tests.drafters.agreeing import agreements
@@ -50,7 +40,6 @@ def looked_up(rows: int) -> DraftTree:
 def every_draft(
     tables: Tables, law: DraftSampling, merge: Callable[[DraftTree, DraftTree], DraftTree]
 ) -> WeightedDrafts:
-    """All drafts of a model, each with the looked-up nodes."""
     drawn = enumerate_drafts(tables, SHAPE, law)
     tree = merge(drawn.tree, looked_up(len(drawn.probability)))
     prefixes = torch.zeros_like(tree.tokens)
@@ -65,50 +54,36 @@ def every_draft(
     return WeightedDrafts(tree, prefixes, drawn.probability, probs)
 
 
+def without_drawn_repeats(first: DraftTree, second: DraftTree) -> DraftTree:
+    """Mutant: a drawn node whose token was looked up, too, is dropped in favour of the looked-up one."""
+    parents = torch.cat([first.parents, second.parents[:, 1:] + (second.parents[:, 1:] > 0) * (first.width - 1)], 1)
+    tokens, law, valid = (
+        torch.cat([getattr(first, part), getattr(second, part)[:, 1:]], 1) for part in ("tokens", "law", "valid")
+    )
+    for node in range(1, first.width):
+        repeats = (second.parents == 0) & (second.tokens == tokens[:, node, None]) & (parents[:, node, None] == 0)
+        valid[:, node] &= ~repeats.any(-1)
+        valid &= valid.gather(1, parents.clamp(min=0))
+    q = torch.nn.functional.pad(first.draft_probs, (0, 0, 0, second.width - 1))
+    return DraftTree.build(tokens, parents, valid=valid, sampling=law, draft_probs=q)
+
+
 @pytest.mark.parametrize(
     ("rule", "law"), [(rule, law) for rule in MIXED for law in (TOP, IID, SWOR) if takes_laws(MIXED[rule], TOP, law)]
 )
 def test_the_joint_output_law_is_the_targets(rule: str, law: DraftSampling) -> None:
+    """Not so if a drawn token is dropped, but for the walk, which does not look at q."""
     tables = Tables.random(3, 3, seed=3, kinds=("dense", "zeros"))
     found = outcome(MIXED[rule], tables, every_draft(tables, law, merged))
     assert found.tv < EXACT
     alone = outcome(MIXED[rule], tables, enumerate_drafts(tables, SHAPE, law))
     assert found.expected_accepted > alone.expected_accepted
-
-
-def without_drawn_repeats(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Mutant: a drawn node whose token was looked up, too, is dropped in favour of the looked-up one."""
-    tree = DraftTree.build(
-        torch.cat([first.tokens, second.tokens[:, 1:]], 1),
-        torch.cat([first.parents, second.parents[:, 1:] + (second.parents[:, 1:] > 0) * (first.width - 1)], 1),
-        sampling=torch.cat([first.law, second.law[:, 1:]], 1),
-        draft_probs=torch.nn.functional.pad(first.draft_probs, (0, 0, 0, second.width - 1)),
-    )
-    valid = torch.cat([first.valid, second.valid[:, 1:]], 1)
-    for node in range(1, first.width):
-        at_root = tree.parents[:, node, None] == 0
-        twin = at_root & (second.parents == 0) & (second.tokens == tree.tokens[:, node, None])
-        valid[:, node] &= ~twin.any(-1)
-        valid &= valid.gather(1, tree.parents.clamp(min=0))
-    return DraftTree.build(tree.tokens, tree.parents, valid=valid, sampling=tree.law, draft_probs=tree.draft_probs)
-
-
-@pytest.mark.parametrize(
-    ("rule", "law"),
-    [
-        (rule, law)
-        for rule in MIXED
-        for law in (IID, SWOR)
-        if takes_laws(MIXED[rule], TOP, law) and rule != "target walk"
-    ],
-)
-def test_to_drop_a_drawn_token_is_biased(rule: str, law: DraftSampling) -> None:
-    tables = Tables.random(3, 3, seed=3)
-    assert outcome(MIXED[rule], tables, every_draft(tables, law, without_drawn_repeats)).tv > BIASED
+    if law is not TOP and rule != "target walk":
+        tables = Tables.random(3, 3, seed=3)
+        assert outcome(MIXED[rule], tables, every_draft(tables, law, without_drawn_repeats)).tv > BIASED
 
 
 def test_equal_beginnings_are_shared() -> None:
-    """The example of the docstring."""
     law, tokens, parents = torch.tensor([[TOP, IID, IID]], dtype=torch.int8), torch.tensor([[4, 5, 7]]), [[-1, 0, 1]]
     second = DraftTree.build(torch.tensor([[4, 5, 8, 6]]), torch.tensor([[-1, 0, 1, 0]]))
     q = torch.full((1, 3, 9), 1 / 9)
@@ -118,55 +93,38 @@ def test_equal_beginnings_are_shared() -> None:
     assert merged(DraftTree.build(tokens, torch.tensor(parents)), second).only_law is TOP
 
 
-HEADS: dict[str, Callable[[Any], Drafter]] = {
-    "eagle": lambda model: EagleDrafter(eagle3_head(model), 2),
-    "block": lambda model: BlockDrafter(block_head(model), 2),
-    "medusa": lambda model: MedusaDrafter(medusa_heads(model), 2),
+# A head beside a look-up whose paths are deeper than its own: rounds commit more than the head could draft.
+LONG = {"lookup": SuffixDrafter(20, shared=False)}
+LONG_ROUNDS: dict[str, Callable[[Any], CombinedDrafter]] = {
+    "eagle": lambda model: MergedDrafter(**LONG, model=EagleDrafter(eagle3_head(model), 2)),
+    "block": lambda model: MergedDrafter(**LONG, model=BlockDrafter(block_head(model), 2)),
+    "medusa": lambda model: ChoiceDrafter(**LONG, model=MedusaDrafter(medusa_heads(model), 2)),
 }
 
 
-CASES = [complete("eagle", MergedDrafter, strong=True)] + [
-    complete(head, kind, strong=False) for head, kind in (("block", MergedDrafter), ("medusa", ChoiceDrafter))
-]
-
-
+@pytest.fixture(scope="module")
 def looping() -> Any:
     """A target that repeats itself soon, so that a look-up is right for long."""
     return tiny_model(vocab_size=12, layers=2)
 
 
-def combined(kind: type[CombinedDrafter], head: str, model: Any) -> CombinedDrafter:
-    """A head beside a look-up whose paths are deeper than its own: rounds commit more than the head could draft."""
-    return kind(lookup=SuffixDrafter(20, shared=False), model=HEADS[head](model))
-
-
-@pytest.mark.parametrize(("head", "kind"), CASES)
-def test_long_rounds_lose_nothing(head: str, kind: type[CombinedDrafter]) -> None:
+@pytest.mark.parametrize("head", [complete(name, strong=name == "eagle") for name in LONG_ROUNDS])
+def test_long_rounds_lose_nothing(looping: Any, head: str) -> None:
     """The longest rounds end where the cache does. Several prompts make rounds of unequal lengths."""
-    model = looping()
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 5, 6], [2, 2, 2, 2]]
-    longest = 0
-
-    class Counting(Wrapped):
-        def observe(self, outcome: Outcome) -> None:
-            nonlocal longest
-            if outcome.path is not None:
-                longest = max(longest, int(outcome.counts.max()))
-            super().observe(outcome)
-
+    prompts, drafter = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 5, 6], [2, 2, 2, 2]], LONG_ROUNDS[head](looping)
     sampling = [SamplingParams(max_new_tokens=64 - len(prompt)) for prompt in prompts]
-    drafter = Wrapping(combined(kind, head, model), Counting)
-    with Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=4, max_length=64) as engine:
-        done = [output.token_ids for output in engine.generate(prompts, sampling)]
-        assert done == [output.token_ids for output in engine.generate(prompts, sampling, speculate=False)]
-    assert longest > 8, "the look-up's paths are accepted, and deeper than the head's"
+    with Engine(Target(looping), drafter, RejectionVerifier(), max_batch_size=4, max_length=64) as engine:
+        outputs, plain = (engine.generate(prompts, sampling, speculate=each) for each in (True, False))
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    longest = max(step.accepted for output in outputs for step in output.steps)
+    assert longest > 7, "the look-up's paths are accepted, and deeper than the head's"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("head", "kind"), CASES)
-def test_drafts_after_long_rounds_are_those_of_a_new_request(head: str, kind: type[CombinedDrafter]) -> None:
-    model, rule = looping(), RejectionVerifier()
-    assert_conforms(lambda: combined(kind, head, model), Target(model), verifier=rule, rounds=8, draws=0)
+@pytest.mark.parametrize("head", LONG_ROUNDS)
+def test_drafts_after_long_rounds_are_those_of_a_new_request(looping: Any, head: str) -> None:
+    options = {"verifier": RejectionVerifier(), "rounds": 8, "draws": 0}
+    assert_conforms(lambda: LONG_ROUNDS[head](looping), Target(looping), **options)
 
 
 VOCAB = 32
@@ -175,8 +133,6 @@ NEW = [5, 9, 2, 7, 1, 8, 3]
 
 
 class Asked(Wrapped):
-    """Notes for which slots it drafts."""
-
     def __init__(self, inner: Session):
         super().__init__(inner)
         self.asked: list[list[int]] = []
@@ -186,14 +142,11 @@ class Asked(Wrapped):
         return super().propose(batch)
 
 
-def chooser(model, **options) -> ChoiceSession:
-    part = Wrapping(ModelDrafter(perturbed(model, 0.1), [2, 1], sampling="iid"), Asked)
-    return ChoiceDrafter(SuffixDrafter(6), part, **options).bind(Target(model), Sizes(max_batch_size=3, max_length=64))
-
-
 @torch.inference_mode()
 def test_each_row_gets_the_better_draft(model) -> None:
-    drafter, sequences = chooser(model, start=0.9), [NEW, LOOPS, NEW[::-1]]
+    part = Wrapping(ModelDrafter(perturbed(model, 0.1), [2, 1], sampling="iid"), Asked)
+    chooser = ChoiceDrafter(SuffixDrafter(6), part, start=0.9)
+    drafter, sequences = chooser.bind(Target(model), Sizes(max_batch_size=3, max_length=64)), [NEW, LOOPS, NEW[::-1]]
     params = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0), SamplingParams()]
     for slot, sequence in enumerate(sequences):
         drafter.admit(slot, sequence, params[slot])
@@ -237,8 +190,6 @@ def test_a_choice_that_looks_at_the_draft_is_biased() -> None:
     assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=600) < LEVEL
 
 
-# Staged drafts: the chain is the model's own, whatever drafts for it, and takes fewer of its forwards
-
 RULE = RejectionVerifier()
 LOOKUP = NGramDrafter(4, branches=1)
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2], [7], [9, 8], [2, 2, 3, 1, 2, 2, 3, 5, 6, 1, 4]]
@@ -259,32 +210,17 @@ HELPERS: dict[str, Callable[[Any], Drafter]] = {
 }
 
 
-def agreeing(model: Any, helper: Drafter) -> list[tuple[int, bool]]:
-    """Whether q is what the drafting model says behind the tokens of the row, by plain forwards."""
-    staged, drafting = StagedDrafter(near(model), helper, RULE), near(model).model
-    sizes = {"max_batch_size": 3, "max_length": 40, "prefill_chunk": 3}
-    return agreements(
-        Target(model), staged, lambda known, path: drafting(torch.tensor([known + path[1:]])).logits[0, -1].softmax(-1),
-        prompts=PROMPTS, sampling=DRAWN, **sizes, check=True,
-    )[0]  # fmt: skip
-
-
 @pytest.mark.parametrize("helper", HELPERS)
 def test_q_is_the_models_own_law(model: Any, helper: str) -> None:
-    found = agreeing(model, HELPERS[helper](model))
+    """As plain forwards behind the tokens of the row say, whatever drafts for the model."""
+    staged, drafting = StagedDrafter(near(model), HELPERS[helper](model), RULE), near(model).model
+
+    def law(known: list[int], path: list[int]) -> torch.Tensor:
+        return drafting(torch.tensor([known + path[1:]])).logits[0, -1].softmax(-1)
+
+    options = {"max_batch_size": 3, "max_length": 40, "prefill_chunk": 3, "check": True}
+    found, _ = agreements(Target(model), staged, law, prompts=PROMPTS, sampling=DRAWN, **options)
     assert all(same for _, same in found) and sum(depth == 4 for depth, _ in found) > 10
-
-
-def test_a_cache_that_lacks_a_token_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: the last committed token is taken to be in every cache."""
-    begin = _Stage.begin
-
-    def too_sure(self: _Stage, batch: Any) -> None:
-        begin(self, batch)
-        self.known = batch.on_host.lengths
-
-    monkeypatch.setattr(_Stage, "begin", too_sure)
-    assert not all(same for _, same in agreeing(model, LOOKUP))
 
 
 def test_the_model_runs_less_often_than_it_drafts(model: Any) -> None:

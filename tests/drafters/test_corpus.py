@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drafters import RestDrafter, SamDrafter
 from drafters.corpus import Corpus, tokenizer_hash
 from drafters.rest import most_frequent
-from specdec import Drafter, DraftSampling, DraftTree, SamplingParams, Sizes, Target
+from specdec import DraftSampling, DraftTree, SamplingParams, Sizes, Target
 from specdec.drafting.lookup import RatedDrafter
 from tests.experiments.conftest import byte_tokenizer
 from tests.forwards import slots_of
@@ -24,7 +24,6 @@ TARGET = Target(tiny_model(vocab_size=8, layers=1))
 
 
 def begun(drafter: RatedDrafter, sequence: list[int]) -> Any:
-    """A session with one request."""
     session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=200))
     session.admit(0, sequence, SamplingParams())
     return session
@@ -34,7 +33,6 @@ Documents = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 
 def places(tokens: list[int], string: list[int]) -> list[int]:
-    """Where a string begins, by scanning."""
     return [at for at in range(len(tokens)) if tokens[at : at + len(string)] == string]
 
 
@@ -79,31 +77,29 @@ def test_a_file_is_mapped_and_equal(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.corpus"]
 
 
-@pytest.mark.parametrize("kind", [RestDrafter, SamDrafter])
-def test_a_corpus_of_another_tokenizer_is_refused(kind: type[Drafter], tmp_path: Path) -> None:
+def test_a_corpus_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     sizes, target = Sizes(max_batch_size=1, max_length=16), Target(tiny_model(vocab_size=300), byte_tokenizer())
     other = byte_tokenizer()
     other.add_tokens(["another"])
     Corpus.of([[1, 2]], tokenizer=other).save(tmp_path / "a.corpus")
-    with pytest.raises(ValueError, match=r"a\.corpus has the tokens of another tokenizer .* python examples"):
-        kind(tmp_path / "a.corpus").bind(target, sizes)
-    kind(Corpus.of([[1, 2]], tokenizer=byte_tokenizer())).bind(target, sizes)
-    kind(Corpus.of([[1, 2]])).bind(target, sizes)  # nobody knows whose
-    with pytest.raises(ValueError, match=r"has token 300, and the target .* has 300 tokens"):
-        kind(Corpus.of([[1, 300]])).bind(target, sizes)
+    for kind in (RestDrafter, SamDrafter):
+        with pytest.raises(ValueError, match=r"a\.corpus has the tokens of another tokenizer .* python examples"):
+            kind(tmp_path / "a.corpus").bind(target, sizes)
+        kind(Corpus.of([[1, 2]], tokenizer=byte_tokenizer())).bind(target, sizes)
+        kind(Corpus.of([[1, 2]])).bind(target, sizes)  # nobody knows whose
+        with pytest.raises(ValueError, match=r"has token 300, and the target .* has 300 tokens"):
+            kind(Corpus.of([[1, 300]])).bind(target, sizes)
 
 
 def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.corpus"
     with pytest.raises(ValueError, match=r"there is no such file; make one with python examples"):
-        Corpus.open(tmp_path / "a.corpus")
-    for content in (b"some text that is long enough", (2).to_bytes(8, "little") + b"{}"):
-        (tmp_path / "b.corpus").write_bytes(content)
+        Corpus.open(file)
+    Corpus.of([[random.randrange(9) for _ in range(99)]]).save(file)
+    for content in (b"some text that is long enough", (2).to_bytes(8, "little") + b"{}", file.read_bytes()[:-4]):
+        file.write_bytes(content)
         with pytest.raises(ValueError, match="this is no whole corpus of tokens"):
-            Corpus.open(tmp_path / "b.corpus")
-    Corpus.of([[random.randrange(9) for _ in range(99)]]).save(tmp_path / "c.corpus")
-    (tmp_path / "c.corpus").write_bytes((tmp_path / "c.corpus").read_bytes()[:-4])
-    with pytest.raises(ValueError, match="this is no whole corpus of tokens"):
-        Corpus.open(tmp_path / "c.corpus")
+            Corpus.open(file)
     with pytest.raises(ValueError, match="has 0 tokens"):
         Corpus.of([[]])
     for wrong in ([0.5], [-3]):
@@ -115,7 +111,6 @@ Branch = tuple[int, ...]
 
 
 def paths_of(tokens: list[int], parents: list[int]) -> list[Branch]:
-    """The path to every node."""
     found: list[Branch] = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -218,6 +213,3 @@ def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshol
             assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == wanted
     match = max(occurred(sequence[:-1], sequence), occurred(corpus, sequence) - bias)
     assert session.rate(slots)[0] == (min(match, len(wanted)) if wanted else 0)
-
-
-# Suffix trees

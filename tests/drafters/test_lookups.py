@@ -8,19 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from drafters import LookaheadDrafter, NGramDrafter, TokenRecyclingDrafter
 from drafters.combined import _turned
-from drafters.lookahead import LookaheadDrafter, _Request
-from drafters.ngram import NGramDrafter
-from drafters.recycling import RecyclingSession, TokenRecyclingDrafter
-from specdec import Drafter, Engine, SamplingParams, Sizes, Target, TreeShape
-from specdec.checks.reference import reference_decode
-from specdec.tree import DraftTree
+from drafters.lookahead import _Request
+from specdec import DraftTree, Engine, SamplingParams, Sizes, Target, TreeShape
 from tests.forwards import inner_paths, node_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
-
-# Prompt lookup
 
 
 def reference(sequence: list[int], drafter: NGramDrafter, max_depth: int = 100) -> list[list[int]]:
@@ -81,81 +76,59 @@ def test_agrees_with_the_reference_on_ragged_batches(data: st.DataObject) -> Non
     assert tree.max_children == max(fanouts)
 
 
-# Token recycling: how the table is filled and unrolled
-
-
-VOCAB = 16
+VOCAB, SLOTS = 16, 3
 TARGET = Target(tiny_model(vocab_size=VOCAB, layers=1))
-SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
-
-
-def bound(shape=SHAPE, slots: int = 2, **options: object) -> RecyclingSession:
-    return TokenRecyclingDrafter(shape, **options).bind(TARGET, Sizes(max_batch_size=slots, max_length=64))
-
-
-def tell(drafter: RecyclingSession, nodes: list[list[int]], told: list[bool], valid: list[list[bool]]) -> torch.Tensor:
-    """Let a round of made-up successors be followed; returns them."""
-    batch, width = len(nodes), len(nodes[0])
-    generator = torch.Generator().manual_seed(len(nodes[0]))
-    orders = torch.rand(batch, width, VOCAB, generator=generator).argsort(-1)[..., : drafter.top_tokens]
-    slots = torch.arange(batch)
-    drafter.observe(
-        outcome_of(
-            slots[:, None], [*map(int, told)], path=[[-1]] * batch, node_tokens=torch.tensor(nodes),
-            top_tokens=orders, node_valid=torch.tensor(valid),
-        )
-    )  # fmt: skip
-    return orders
+SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 
 
 def unrolled(table: dict[int, list[int]], root: int) -> list[int | None]:
     """The tokens of ``SHAPE``, node by node, from what follows every token; None where nothing is known."""
-    shape, tokens = TreeShape.of(SHAPE), list[int | None]([root])
-    for node in range(1, shape.num_nodes + 1):
-        above = tokens[shape.parents[node]]
-        tokens.append(table[above][shape.ranks[node]] if above in table else None)
+    tokens: list[int | None] = [root]
+    for parent, rank in zip(SHAPE.parents[1:], SHAPE.ranks[1:], strict=True):
+        above = tokens[parent]
+        tokens.append(table[above][rank] if above in table else None)
     return tokens
 
 
-@pytest.mark.parametrize(("scope", "slots"), [("request", 3), ("shared", 3)])
+@pytest.mark.parametrize("scope", ["request", "shared"])
 @pytest.mark.parametrize("seed", range(4))
-def test_trees_are_unrolled_from_tables_that_are_written_node_by_node(scope: str, slots: int, seed: int) -> None:
+def test_recycled_trees_are_unrolled_from_tables_that_are_written_node_by_node(scope: str, seed: int) -> None:
     """Random rounds and admissions, against dictionaries that every node is written into in its order, as upstream.
 
     Invalid nodes carry the root's token, and rows that are not told write nothing. A request looks up its own table
     first, which begins empty, and behind it the shared one.
     """
-    rng = random.Random(seed)
-    drafter = bound(SHAPE, slots=slots, scope=scope)
-    own: list[dict[int, list[int]]] = [{} for _ in range(slots)]
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    drafter = TokenRecyclingDrafter(SHAPE, scope=scope).bind(TARGET, Sizes(max_batch_size=SLOTS, max_length=64))
+    own: list[dict[int, list[int]]] = [{} for _ in range(SLOTS)]
     shared: dict[int, list[int]] = {}
     for _ in range(6):
         if rng.random() < 0.3:
-            slot = rng.randrange(slots)
+            slot = rng.randrange(SLOTS)
             drafter.admit(slot, [1, 3], SamplingParams())
             own[slot].clear()
         width = rng.randint(1, 9)
-        nodes = [[rng.randrange(4) for _ in range(width)] for _ in range(slots)]
-        valid = [[True, *(rng.random() < 0.7 for _ in range(width - 1))] for _ in range(slots)]
-        for row, drawn in zip(nodes, valid, strict=True):
-            row[:] = [token if is_valid else row[0] for token, is_valid in zip(row, drawn, strict=True)]
-        told = [rng.random() < 0.8 for _ in range(slots)]
-        said = tell(drafter, nodes, told, valid)
-        for row in range(slots):
+        valid = [[True, *(rng.random() < 0.7 for _ in range(width - 1))] for _ in range(SLOTS)]
+        nodes = []
+        for marks in valid:
+            root = rng.randrange(4)
+            nodes.append([root, *(rng.randrange(4) if mark else root for mark in marks[1:])])
+        told = [rng.random() < 0.8 for _ in range(SLOTS)]
+        said = torch.rand(SLOTS, width, VOCAB, generator=generator).argsort(-1)[..., : drafter.top_tokens]
+        given = {"node_tokens": torch.tensor(nodes), "node_valid": torch.tensor(valid), "top_tokens": said}
+        drafter.observe(outcome_of([[0]] * SLOTS, [*map(int, told)], path=[[-1]] * SLOTS, **given))
+        for row in range(SLOTS):
             for node in range(width):
                 if told[row] and valid[row][node]:
                     own[row][nodes[row][node]] = shared[nodes[row][node]] = said[row, node].tolist()
         for token in range(4):
             behind = shared if scope == "shared" else {}
             with shapes_unchecked():
-                tree = drafter.propose(slots_of([[1, token]] * slots))
+                tree = drafter.propose(slots_of([[1, token]] * SLOTS))
             for row, table in enumerate(own):
                 wanted = unrolled(behind | table, token)
                 assert tree.valid[row].tolist() == [each is not None for each in wanted]
                 assert tree.tokens[row].tolist() == [token if each is None else each for each in wanted]
-
-
-# Lookahead decoding against the same played with lists and plain forwards, one node at a time
 
 
 MODEL = tiny_model(vocab_size=48)
@@ -164,18 +137,13 @@ TOKENS = 36
 
 
 class Played:
-    """Lookahead decoding of one request: a window of lists, a pool of lists, and a forward for every token.
-
-    Args:
-        mistake: Rows of a moved window stand under the column before theirs.
-    """
+    """One request decoded with lists and a forward per token; by mistake, rows of a moved window are a column off."""
 
     def __init__(self, model: PreTrainedModel, drafter: LookaheadDrafter, *, mistake: bool = False):
         self.model, self.drafter, self.mistake = model, drafter, mistake
         self.said: dict[tuple[int, ...], int] = {}
 
     def says(self, tokens: list[int]) -> int:
-        """What the target says after a text."""
         if tuple(tokens) not in self.said:
             with torch.no_grad():
                 self.said[tuple(tokens)] = int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())
@@ -214,7 +182,6 @@ class Played:
         return rounds
 
     def remember(self, pool: dict[int, list[tuple[int, ...]]], tokens: list[int]) -> None:
-        """Put an n-gram into the pool."""
         kept = pool.setdefault(tokens[0], [])
         rest = tuple(tokens[1:])
         if rest in kept:
@@ -223,39 +190,24 @@ class Played:
         del kept[: -self.drafter.guesses]
 
 
-def decoded(drafter: Drafter, prompts: list[list[int]]) -> list[list[int]]:
-    """The accepted tokens of every round of every prompt, in one batch; outputs must be plain decoding's."""
-    wanted = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
-    with shapes_unchecked(), Engine(
-        Target(MODEL), drafter, RejectionVerifier(), max_batch_size=len(prompts), max_length=96
-    ) as engine:  # fmt: skip
-        done = engine.generate(prompts, wanted)
-    for prompt, each in zip(prompts, done, strict=True):
-        assert list(each.token_ids) == reference_decode(MODEL, prompt, wanted)
-    return [[step.accepted for step in each.steps] for each in done]
-
-
 CASES = [
     {"ngram": 3, "window": 2, "guesses": 1},
-    {"ngram": 4, "window": 5, "guesses": 3},
-    {"ngram": 5, "window": 3, "guesses": 2, "from_prompt": False},
+    {"ngram": 4, "window": 5, "guesses": 3, "from_prompt": False},
+    {"ngram": 5, "window": 3, "guesses": 2},
 ]
 
 
 @pytest.mark.parametrize("options", CASES)
-def test_rounds_are_those_of_lists_and_plain_forwards(options: dict) -> None:
-    drafter = LookaheadDrafter(**options)
-    prompts = [PROMPT, [3, 3]]
-    for prompt, rounds in zip(prompts, decoded(drafter, prompts), strict=True):
-        wanted = Played(MODEL, drafter).accepted(prompt, TOKENS)
-        assert rounds[: len(wanted)] == wanted
-
-
-def test_a_window_whose_rows_stand_under_other_columns_is_noticed() -> None:
-    drafter = LookaheadDrafter(**CASES[1], from_prompt=False)
-    wanted = Played(MODEL, drafter, mistake=True).accepted(PROMPT, TOKENS)
-    (rounds,) = decoded(drafter, [PROMPT])
-    assert rounds[: len(wanted)] != wanted and sum(rounds) > 0
+def test_rounds_of_lookahead_are_those_of_lists_and_plain_forwards(options: dict) -> None:
+    drafter, prompts = LookaheadDrafter(**options), [PROMPT, [3, 3]]
+    engine = Engine(Target(MODEL), drafter, RejectionVerifier(), max_batch_size=2, max_length=96)
+    with shapes_unchecked():
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=TOKENS, ignore_eos=True))
+    wanted = [Played(MODEL, drafter).accepted(prompt, TOKENS) for prompt in prompts]
+    for rounds, output in zip(wanted, outputs, strict=True):
+        assert [step.accepted for step in output.steps][: len(rounds)] == rounds
+    if options is CASES[1]:
+        assert Played(MODEL, drafter, mistake=True).accepted(PROMPT, TOKENS) != wanted[0]
 
 
 def test_merged_with_another_drafter_it_reads_its_own_nodes_where_they_were() -> None:

@@ -42,52 +42,48 @@ HEADS = {
 }
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", SCALED)
 def test_a_borrowed_output_layer_scales_and_caps_as_the_targets_code_does(kind: str) -> None:
     model, given = scaled(kind), list[torch.Tensor]()
     model.get_output_embeddings().register_forward_pre_hook(lambda module, args: given.append(args[0]))
-    with torch.no_grad():
-        logits = model(torch.tensor([[5, 9, 3, 60]])).logits
-        for name, made in HEADS.items():
-            if name == "MTP" and kind not in ("granite", "gemma2"):
-                continue  # of whose layers there are no such modules
-            bound = made(model).bound(model)
-            found = bound.logits_of(given[0]) if isinstance(bound, BlockHead) else bound.lm_head(given[0])
-            torch.testing.assert_close(found, logits, msg=name)
+    logits = model(torch.tensor([[5, 9, 3, 60]])).logits
+    for name, made in HEADS.items():
+        if name == "MTP" and kind not in ("granite", "gemma2"):
+            continue  # of whose layers there are no such modules
+        bound = made(model).bound(model)
+        found = bound.logits_of(given[0]) if isinstance(bound, BlockHead) else bound.lm_head(given[0])
+        torch.testing.assert_close(found, logits, msg=name)
 
 
-def test_a_head_whose_own_files_scale_its_logits_is_not_scaled_twice(tmp_path: Path) -> None:
-    model = scaled("gemma2")
+@torch.no_grad()
+def test_a_head_whose_own_files_say_more_of_its_logits_follows_them(tmp_path: Path) -> None:
+    """What scales by itself is not scaled twice; what was trained on plain logits goes on with them."""
+    model, hidden = scaled("gemma2"), torch.randn(3, 32)
     head = BlockHead.for_target(model, layers=1, block_size=4)
     head.config.final_logit_softcapping = 2.0
-    save_block(head, tmp_path)
-    hidden = torch.randn(3, 32)
-    with torch.no_grad():
-        found = load_block(tmp_path).bound(model).logits_of(hidden)
-        torch.testing.assert_close(found, 2 * (model.get_output_embeddings()(hidden) / 2).tanh())
-
-
-def test_a_head_that_was_trained_on_plain_logits_goes_on_with_them(tmp_path: Path) -> None:
-    model, hidden = scaled("granite"), torch.randn(3, 32)
+    save_block(head, tmp_path / "block")
+    found = load_block(tmp_path / "block").bound(model).logits_of(hidden)
+    torch.testing.assert_close(found, 2 * (model.get_output_embeddings()(hidden) / 2).tanh())
+    model = scaled("granite")
     save_eagle(EagleHead.for_target(model), tmp_path)
     for training, scale in ((None, 1 / 8), ({"steps": 3}, 1.0), ({"steps": 3, "scaled_output": True}, 1 / 8)):
         if training is not None:
             (tmp_path / "training.json").write_text(json.dumps(training))
-        with torch.no_grad():
-            found = load_eagle(tmp_path).bound(model).lm_head(hidden)
-            torch.testing.assert_close(found, model.get_output_embeddings()(hidden) * scale)
+        found = load_eagle(tmp_path).bound(model).lm_head(hidden)
+        torch.testing.assert_close(found, model.get_output_embeddings()(hidden) * scale)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", ["granite", "hyperclovax"])
 def test_medusa_heads_without_output_layers_have_the_targets_with_its_scale(kind: str) -> None:
     model, hidden = scaled(kind), torch.randn(3, 32)
-    heads = MedusaHeads(num_heads=2, num_layers=1, hidden_size=32, vocab_size=0)
-    with torch.no_grad():
-        _ = [parameter.zero_() for parameter in heads.parameters()]
-        found, new = heads.completed(output_of(model)), medusa_heads(model)
-        new.begin_as(output_of(model))
-        for made in (found, new):
-            torch.testing.assert_close(made.output(1)(hidden), output_of(model)(hidden))
+    heads, new = MedusaHeads(num_heads=2, num_layers=1, hidden_size=32, vocab_size=0), medusa_heads(model)
+    for parameter in heads.parameters():
+        parameter.zero_()
+    new.begin_as(output_of(model))
+    for made in (heads.completed(output_of(model)), new):
+        torch.testing.assert_close(made.output(1)(hidden), output_of(model)(hidden))
 
 
 def changed(folder: Path, **keys: Any) -> None:

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,6 @@ from tests.drafters.test_corpus import TARGET, places
 from tests.forwards import outcome_of, slots_of
 from tests.shapes import shapes_unchecked
 
-Strings = Counter[tuple[int, ...]]
 Lines = dict[tuple[int, ...], list[list[int]]]
 """Per string, what has followed it: tokens and their counts, in order."""
 
@@ -35,45 +34,13 @@ def come(lines: Lines, tokens: Sequence[int], depth: int) -> None:
             line.insert([each for _, each in line].index(equal), [token, count + 1])
 
 
-def strings(texts: Iterable[Sequence[int]], depth: int) -> Strings:
-    """How often each string occurs."""
-    found: Strings = Counter()
-    for tokens in texts:
-        for start in range(len(tokens)):
-            for stop in range(start + 1, min(start + depth, len(tokens)) + 1):
-                found[tuple(tokens[start:stop])] += 1
-    return found
-
-
-def held(tree: SuffixTree, lines: Lines) -> Strings:
-    """A tree's own account of itself; checks that its parts fit each other, and that siblings stand in line."""
-    found, nodes = Counter[tuple[int, ...]](), 0
-
-    def visit(node: Node, above: tuple[int, ...]) -> None:
-        nonlocal nodes
-        nodes += 1
-        edge = tuple(node.text.tokens[node.start : node.start + node.length])
-        for size in range(1, len(edge) + 1):
-            found[above + edge[:size]] = node.count_at(size)
-        children = node.children or {}
-        if len(children) > 1:
-            order, child = [], node.best
-            while child is not None:
-                order.append(child.text.tokens[child.start])
-                child = child.after
-            assert order == [token for token, _ in lines[above + edge]]
-        for token, child in children.items():
-            assert child.parent is node and child.text.tokens[child.start] == token
-            visit(child, above + edge)
-
-    visit(tree.root, ())
-    assert nodes <= 2 * tree.tokens + 1, "memory is bounded by the tokens, whatever the depth"
-    return found
+def size(node: Node) -> int:
+    return 1 + sum(map(size, (node.children or {}).values()))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_counts_are_those_of_the_texts(seed: int) -> None:
-    """Several texts grow side by side, as those of a batch, and some end."""
+    """Several texts grow side by side, as those of a batch, and some end. Memory is bounded, whatever the depth."""
     rng = random.Random(seed)
     depth, vocab = rng.choice([1, 2, 3, 8, 100]), rng.choice([1, 2, 3, 5])
     tree, growing, ended, lines = SuffixTree(depth), [Text()], [], {}
@@ -89,8 +56,16 @@ def test_counts_are_those_of_the_texts(seed: int) -> None:
             for _ in range(rng.randint(1, 4)):
                 tree.extend(text, [rng.randrange(vocab)])
                 come(lines, text.tokens, depth)
-        assert held(tree, lines) == strings([text.tokens for text in growing + ended], depth)
-    assert tree.tokens == sum(len(text.tokens) for text in growing + ended)
+        texts = [text.tokens for text in growing + ended]
+        starts = [tokens[start : start + depth] for tokens in texts for start in range(len(tokens))]
+        counts = Counter(tuple(string[:stop]) for string in starts for stop in range(1, len(string) + 1))
+        for string, count in counts.items():
+            node, offset = tree.find([*string])
+            assert node.count_at(offset) == count
+            followed = tree.branch((node, offset), vocab, 0.0, 1).tokens  # the most frequent first
+            assert followed == [token for token, _ in lines.get(string, [])]
+        assert tree.root.children.keys() == {string[0] for string in counts}
+        assert size(tree.root) <= 2 * tree.tokens + 1 and tree.tokens == sum(map(len, texts))
 
 
 def bound(slots: int = 1, **options: object) -> SuffixSession:
@@ -110,7 +85,6 @@ def path_of(tree: DraftTree, row: int = 0) -> list[int]:
 
 
 def occurrences(sequence: list[int], string: list[int]) -> list[int]:
-    """Where a string ends."""
     return [begin + len(string) for begin in places(sequence, string)]
 
 
@@ -208,12 +182,8 @@ def test_outputs_are_shared_and_prompts_are_not() -> None:
     tree, slots = drafted(drafter, [[0, 6, 4]])
     assert path_of(tree) == [3, 2]  # the match has two tokens
     assert drafter.rate(slots)[0] == pytest.approx(1 / 2 + 1 / 2)  # 6 4 came twice, this time included
-
-
-def test_running_requests_share_too() -> None:
-    drafter = bound(slots=2, shared=True)
-    tree, _ = drafted(drafter, [[5, 1, 2], [0, 1, 2, 3, 4]])
-    assert path_of(tree, 0) == [3, 4]  # whichever row comes first
+    tree, _ = drafted(bound(slots=2, shared=True), [[5, 1, 2], [0, 1, 2, 3, 4]])
+    assert path_of(tree, 0) == [3, 4]  # running requests share, too, whichever row comes first
 
 
 def test_the_oldest_outputs_are_forgotten() -> None:

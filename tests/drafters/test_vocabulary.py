@@ -1,4 +1,4 @@
-"""Drafters that have some of the target's tokens: q is zero for the others, whose columns count for nothing."""
+"""Drafters that lack some of the target's tokens or number them otherwise: q is zero for what they do not have."""
 
 import logging
 from pathlib import Path
@@ -6,22 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from drafters import ModelDrafter, TLIDrafter
+from drafters import ModelDrafter, SLEMDrafter, TLIDrafter
 from drafters.reduced import DraftVocabulary
-from specdec import SamplingParams, Sizes, Target
+from specdec import Batch, Engine, SamplingParams, Sizes, Target
 from specdec.drafting import vocabulary
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.quantization import quantize
-from tests.components import DRAFTERS, lettered, reduced
-from tests.forwards import slots_of
+from tests.architectures import tiny
+from tests.components import DRAFTERS, lettered, perturbed, reduced, renumbered, text_drafter
+from tests.drafters.agreeing import agreements
+from tests.forwards import drafted, slots_of
 from tests.models import tiny_model
+from tests.reference import reference_decode
 from tests.test_distribution import LEVEL, p_value
-from verifiers import RejectionVerifier, TraversalVerifier
+from verifiers import RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
 
-SAMPLED, SIZES = SamplingParams(temperature=1.0), Sizes(max_batch_size=1, max_length=32)
-
-
+VOCAB = 24
+NAMES = [chr(ord("a") + number) for number in range(VOCAB)]
+TEXTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5, [5] * 5]
+SIZES = Sizes(max_batch_size=2, max_length=32)
 shared_tokens: Any = vocabulary.shared_tokens
 
 
@@ -43,31 +48,24 @@ def test_ids_that_spell_alike_are_shared(caplog: pytest.LogCaptureFixture, monke
         shared_tokens("d", None, 40, target)
 
 
-def wrong_map(self: VocabularyMap, columns: torch.Tensor) -> torch.Tensor:
-    """Columns are taken for their neighbours' tokens where they are drawn, not where q is written."""
-    assert self.ids is not None
-    return self.ids.roll(1)[columns]
-
-
-def with_absent_ones(self: Any, table: torch.Tensor, empty: float) -> torch.Tensor:
+def with_absent_ones(self: Any, table: Tensor, empty: float) -> Tensor:
     """Notes what the softmax would be shared with if it had the columns of absent tokens, too."""
     self.share = 1 - table[..., : self.common].softmax(-1)[..., self.absent].sum(-1, keepdim=True)
     return PRESENT(self, table, empty)
 
 
-def of_that_softmax(self: Any, room: torch.Tensor, nodes: Any, q: torch.Tensor) -> None:
-    PUT(self, room, nodes, q * self.share)
-
-
-def not_renormalized(self: VocabularyMap, room: torch.Tensor, nodes: Any, q: torch.Tensor) -> None:
-    PUT(self, room, nodes, 0.6 * q)
-
-
 PRESENT, PUT = VocabularyMap.present, VocabularyMap.put
-MUTANTS = {
-    "model_respelled": (RejectionVerifier(), {"present": with_absent_ones, "put": of_that_softmax}),
-    "model_reduced": (TraversalVerifier(), {"to_target": wrong_map}),
-    "tli_tree_without_replacement": (RejectionVerifier(), {"put": not_renormalized}),
+MUTANTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model_respelled": (
+        RejectionVerifier(),
+        {"present": with_absent_ones, "put": lambda self, room, nodes, q: PUT(self, room, nodes, q * self.share)},
+    ),
+    # Columns are taken for their neighbours' tokens where they are drawn, not where q is written.
+    "model_reduced": (TraversalVerifier(), {"to_target": lambda self, columns: self.ids.roll(1)[columns]}),
+    "tli_tree_without_replacement": (
+        RejectionVerifier(),
+        {"put": lambda self, room, nodes, q: PUT(self, room, nodes, 0.6 * q)},
+    ),
 }
 
 
@@ -75,10 +73,11 @@ MUTANTS = {
 def test_outputs_follow_the_target(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All drafters with the option, and all samples: tests/test_distribution.py, marked ``full``."""
     model, (rule, mutant) = tiny_model("llama", vocab_size=5, scale=1.5, layers=2), MUTANTS[name]
-    assert p_value(model, name, rule, SAMPLED) > LEVEL
+    sampling = SamplingParams(temperature=1.0)
+    assert p_value(model, name, rule, sampling) > LEVEL
     for method, changed in mutant.items():
         monkeypatch.setattr(VocabularyMap, method, changed)
-    assert p_value(model, name, rule, SAMPLED) < LEVEL
+    assert p_value(model, name, rule, sampling) < LEVEL
 
 
 @torch.no_grad()
@@ -130,17 +129,97 @@ def test_the_most_frequent_tokens_of_a_text_and_all_ends_are_kept(tmp_path: Path
     assert len(DraftVocabulary(1, 5).kept("d", 10, None, target)[0]) == 5
 
 
-def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
-    model, target = tiny_model(vocab_size=32, layers=2), Target(tiny_model(vocab_size=32, layers=2))
-    file = tmp_path / "text"
+def test_q_is_the_models_law_over_the_common_tokens_after_the_text_in_its_own(model) -> None:
+    """The target's tokens a, b, c are one of the drafter's (abc), so the context is shorter there."""
+    own = ["abc", "ab", *reversed(NAMES[:-4])]
+    twin, tokenizer = tiny_model("llama", vocab_size=len(own), layers=2, seed=5), lettered(own)
+    drafter = TLIDrafter(twin, [2, 1], tokenizer=tokenizer, target_tokenizer=lettered(NAMES), sampling="iid")
+    common = torch.tensor([own.index(name) for name in NAMES[:-4]])
+
+    def law(known: list[int], path: list[int]) -> Tensor:
+        # A drafted token is fed as it is, even where the text has another token with it.
+        text = tokenizer("".join(NAMES[token] for token in known))["input_ids"]
+        logits = twin(torch.tensor([[*text, *(own.index(NAMES[token]) for token in path[1:])]])).logits[0, -1]
+        return torch.cat([logits[common].softmax(0), torch.zeros(4)])
+
+    found, _ = agreements(Target(model), drafter, law, prompts=[[0, 1, 2, 4, 0, 1], [3, 23, 3], [5, 0, 1]], atol=1e-5)
+    assert all(same for _, same in found) and len(found) > 20
+
+
+def same(model, kind: str, lacks: int | None = None, **options: Any):
+    """A drafter that is the target with its tokens under other numbers."""
+    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).tolist()
+    order = [token for token in order if token != lacks]
+    parts: Any = {"model": renumbered(model, order), "tokenizer": lettered([NAMES[token] for token in order])}
+    parts["target_tokenizer"] = lettered(NAMES)
+    return TLIDrafter(shape=3, **parts, **options) if kind == "tli" else text_drafter(3, **parts)
+
+
+@pytest.mark.parametrize("kind", ["tli", "slem"])
+def test_the_target_under_other_numbers_is_always_accepted(model, kind: str) -> None:
+    """Also where requests wait for a slot, and one has no room for drafts, or more tokens than the drafter's places."""
+    whole, few = same(model, kind), same(model, kind)
+    (few if kind == "tli" else few.drafter).model.config.max_position_embeddings = 16
+    for drafter, max_length, tokens in ((whole, 64, 16), (whole, 26, 16), (few, 64, 40)):
+        engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=max_length)
+        sampling = SamplingParams(max_new_tokens=tokens)
+        for prompt, output in zip(TEXTS, engine.generate(TEXTS, sampling), strict=True):
+            assert list(output.token_ids) == reference_decode(model, prompt, sampling)
+            assert all(step.proposed_depth for step in output.steps[:-1])
+            if drafter is whole:
+                assert [step.accepted for step in output.steps] == [step.proposed_depth for step in output.steps]
+                assert len(output.steps) == 4
+
+
+def test_noise_belongs_to_a_token_not_to_its_column(model) -> None:
+    """With noise that both share, equal laws draw equal tokens, though the drafter lacks the target's first one."""
+    drafter = same(model, "tli", lacks=0, sampling="coupled")
+    engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=4, max_length=64)
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=16, seed=3, n=4, stop_token_ids=(0,))
+    steps = [step for output in engine.generate(TEXTS[:3], sampling) for step in output.steps]
+    missed = [step.token_ids[step.accepted] for step in steps if step.accepted < step.proposed_depth]
+    assert len(steps) > 24 and set(missed) == {0}
+
+
+def test_text_is_drafted_in_the_targets_tokens(model) -> None:
+    """What the model writes is joined to the target's tokens, also across the end of the text."""
+    names = [*"abcdefgh", "ab", "abc", "bc"]
+    target = Target(tiny_model("llama", vocab_size=len(names), layers=1), lettered(names))
+    twin, tokenizer = perturbed(tiny_model("llama", vocab_size=8, layers=1), 0.0), lettered(list("abcdefgh"))
+    drafter = SLEMDrafter(ModelDrafter(twin, 4, tokenizer=tokenizer))
+    session: Any = drafter.bind(target, SIZES)
+    session._scorer.root_logits = lambda batch: said("b", batch)
+    session._scorer.level_logits = lambda batch, tokens, topology, depth: said("bcab"[depth], batch)
+
+    def said(letter: str, batch: Batch) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(["abcdefgh".index(letter)]), 8).float().expand(len(batch), 1, 8)
+
+    # After d: bc and ab. After a, which bc would be one token with: bc by itself, and ab.
+    for sequence in ([3], [3, 0]):
+        tree = drafted(session, slots_of([sequence], vocab_size=len(names), max_length=32))
+        assert tree.tokens[0][tree.valid[0]].tolist() == [sequence[-1], 10, 8]
+    # A row without room for four tokens has as many as it would have alone.
+    tree = drafted(session, slots_of([[3], [3]], vocab_size=len(names), max_length=32, max_depth=[3, 9]))
+    assert [tree.tokens[row][tree.valid[row]].tolist() for row in (0, 1)] == [[3, 10, 0], [3, 10, 8]]
+
+
+def test_what_cannot_be_mapped_or_reduced_is_refused(model, tmp_path: Path) -> None:
+    file, letters, twin, plain = tmp_path / "text", lettered(NAMES), perturbed(model, 0.1), Target(model)
     file.write_text("a")
-    for given, words in {
-        "vocabulary=2: give at least 3, the most children": {"vocabulary": 2, "shape": [3, 1]},
-        "vocabulary_corpus chooses the tokens of a vocabulary": {"vocabulary_corpus": str(file)},
-        "vocabulary=33: the drafter llama has 32 tokens": {"vocabulary": 33},
-        "the target llama has no tokenizer to count": {"vocabulary": 3, "vocabulary_corpus": file},
-    }.items():
-        with pytest.raises(ValueError, match=given):
-            ModelDrafter(model, **{"shape": 2, **words}).bind(target, SIZES)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="keeps what both have in common: leave it out"):
-        TLIDrafter(model, vocabulary=4, tokenizer=lettered(["a"]), target_tokenizer=lettered(["a"])).bind(target, SIZES)
+    spelled, digits = Target(model, letters), lettered([str(number) for number in range(10)])
+    both = {"tokenizer": lettered(["a"]), "target_tokenizer": lettered(["a"])}
+    for target, words, kind, drafting, options in (
+        (spelled, "have no tokens in common, .*SLEM", TLIDrafter, twin, {"tokenizer": digits}),
+        (plain, "has no tokenizer, and drafts go by the text", TLIDrafter, twin, {"tokenizer": letters}),
+        (spelled, "mamba has recurrent layers", TLIDrafter, tiny("mamba", vocab_size=VOCAB), {"tokenizer": letters}),
+        (plain, "keeps what both have in common: leave it out", TLIDrafter, twin, {"vocabulary": 4, **both}),
+        (spelled, "another vocabulary .* or drafter=tli or slem", ModelDrafter, twin, {"tokenizer": digits}),
+        (plain, "vocabulary=2: give at least 3", ModelDrafter, twin, {"vocabulary": 2, "shape": [3, 1]}),
+        (plain, "vocabulary_corpus chooses the tokens of a vocab", ModelDrafter, twin, {"vocabulary_corpus": file}),
+        (plain, f"vocabulary=33: the drafter llama has {VOCAB} tokens", ModelDrafter, twin, {"vocabulary": 33}),
+        (plain, "has no tokenizer to count", ModelDrafter, twin, {"vocabulary": 3, "vocabulary_corpus": file}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            kind(drafting, **{"shape": 2, **options}).bind(target, SIZES)
+    with pytest.raises(ValueError, match=r"the shape is a tree: give a length"):
+        SLEMDrafter(ModelDrafter(twin, [2, 1], tokenizer=letters))

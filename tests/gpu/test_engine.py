@@ -8,16 +8,14 @@ import pytest
 import torch
 
 import specdec.forward as forward_module
-from experiments.bench import gpu
 from experiments.bench.gpu import random_target
 from experiments.measuring.forwards import Forward, as_graph, fill, forward_batch
-from specdec import Engine, SamplingParams, Target
-from specdec.checks.reference import reference_decode
+from specdec import Engine, ModelRunner, SamplingParams, Target
 from specdec.engine import recording as recording_module
 from specdec.target.loading import load
-from specdec.target.runner import ModelRunner
 from tests.components import DRAFTERS, EVERYWHERE, READS_NODES, VERIFIERS, fitting, skip_unfit, tried
 from tests.models import tiny_model
+from tests.reference import reference_decode
 from tests.test_lossless import SAMPLING, prompts
 from verifiers.rejection import RejectionVerifier
 
@@ -99,28 +97,21 @@ def test_graphs_take_a_bounded_share_of_memory(monkeypatch: pytest.MonkeyPatch) 
     assert sizes[-1] <= sizes[1] + 2**26  # what is dropped is used again
 
 
-LONGEST = 192
-
-
 @pytest.fixture
 def several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What attention reads comes in four sizes."""
     monkeypatch.setattr(forward_module, "_LEAST_KEYS", 64)
 
 
 def engine_of(model, drafter: str | None, recording: str = "auto") -> Engine:
     made = None if drafter is None else DRAFTERS[drafter](model)
     rule = None if made is None else fitting(made)
-    return Engine(Target(model), made, rule, max_batch_size=12, max_length=LONGEST, recording=recording)
+    return Engine(Target(model), made, rule, max_batch_size=12, max_length=192, recording=recording)
 
 
 @pytest.mark.usefixtures("several_sizes")
 @pytest.mark.parametrize(("drafter", "verifier"), [(d, v) for v in VERIFIERS for d in DRAFTERS if tried(d, v)])
 def test_recorded_rounds_give_the_same_tokens(model, drafter: str, verifier: str, monkeypatch) -> None:
-    """Greedy and sampled requests in one batch, through several sizes of attention and back.
-
-    Plainly, with a drafter, and with it again and again on one engine.
-    """
+    """Greedy and sampled in one batch, through several sizes of attention and back; plainly, and drafted thrice."""
     monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
     made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
     skip_unfit(made, rule)
@@ -187,8 +178,3 @@ def test_a_replayed_step_is_the_step(nodes: int) -> None:
     replayed = graph()
     torch.cuda.synchronize()
     torch.testing.assert_close(replayed.scores, expected, atol=1e-4, rtol=1e-4)  # type: ignore[attr-defined]
-
-
-def test_the_table_of_a_small_model() -> None:
-    table = gpu.measure(CUDA, torch.float32, shape="tiny", context=64, seconds=0.1)
-    assert {"plain step, ms", "EAGLE-3 round, ms", "kernels of a plain verify per layer"} <= set(table.what)

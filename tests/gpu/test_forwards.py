@@ -8,7 +8,6 @@ import torch
 
 from specdec import DraftSampling, Engine, SamplingParams, Target, Topology
 from specdec.attention import BACKENDS
-from specdec.checks.reference import reference_decode
 from specdec.execution.forwards import FusedExecutor
 from specdec.kernels import Stored
 from specdec.kernels.attention import Seen, tree_attention
@@ -17,6 +16,7 @@ from tests.attention import CASES, TOLERANCE, Case, error, launch, paged, proble
 from tests.components import DRAFTERS, fitting
 from tests.models import ARCHITECTURES, tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_rotate
+from tests.reference import reference_decode
 from tests.specdec.invariant_forwards import PATH, PROMPTS, VOCAB, chain, one_by_one, runner_for, same, tokens, trees
 
 pytestmark = pytest.mark.gpu
@@ -50,13 +50,11 @@ def test_any_drafters_greedy_output_is_plain_decodings(drafter: str) -> None:
 
 layers = pytest.importorskip("specdec.kernels.layers")
 
-CUDA = torch.device("cuda")
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["32", "16", "b16"])
 def test_kernels_at_the_sizes_of_an_8b(dtype: torch.dtype) -> None:
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=CUDA).to(dtype)
+        return torch.randn(*shape, device="cuda").to(dtype)
 
     def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
         few = 1e-5 if dtype is torch.float32 else 3 * torch.finfo(dtype).eps

@@ -1,9 +1,6 @@
 """Shapes, laws, tables and random drafts that the rules are tried on."""
 
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +11,10 @@ from torch import Tensor
 
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.tables import Tables
-from verifiers import (
-    BlockVerifier,
-    GreedyMultiPathVerifier,
-    KSeqVerifier,
-    RejectionVerifier,
-    TargetWalkVerifier,
-    TransportVerifier,
-    TraversalVerifier,
-    TwoDraftVerifier,
-    WeightedTransportVerifier,
-)
+from verifiers import GreedyMultiPathVerifier, KSeqVerifier, RejectionVerifier, TargetWalkVerifier, TransportVerifier
+from verifiers.block import BlockVerifier, TraversalVerifier
+from verifiers.two_draft import TwoDraftVerifier
+from verifiers.weighted_transport import WeightedTransportVerifier
 
 
 def tables_of(p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int, ...], Sequence[float]]) -> Tables:
@@ -35,54 +25,6 @@ def tables_of(p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int
         return tuple(torch.tensor([[*rows[key]] for key in keys], dtype=torch.float64) for keys in by_length)
 
     return Tables(levels(p), levels(q))
-
-
-def coupled_acceptance(p: Tensor, q: Tensor, children: int) -> Tensor:
-    """The probability of each token to be drawn by the target and be among the drafter's first ``children``.
-
-    Let token x arrive at time t in the target's race, a = p(y) / p(x) and c = max(a, q(y) / q(x)). Another token y
-    comes after x in both races with probability exp(-t c), and after it in the target's race but before it in the
-    drafter's with probability exp(-t a) - exp(-t c). The integral over t of the sums of products is a sum of fractions.
-    One child gives 1 / Σ_y max(p(y) / p(x), q(y) / q(x)) (Daliri et al., proof of theorem 1). It computes in float64;
-    over V tokens there are about (2 V)^(children - 1) terms.
-    """
-    result = torch.zeros(len(p), dtype=torch.float64)
-    for x in range(len(p)):
-        if p[x] == 0 or q[x] == 0:
-            continue
-        a = (p.double() / p[x].double()).tolist()
-        c = torch.maximum(p.double() / p[x].double(), q.double() / q[x].double()).tolist()
-        others = [y for y in range(len(p)) if y != x]
-        behind = 1 + sum(c[y] for y in others)
-        total = 0.0
-        for before in range(min(children, len(p))):
-            for chosen in itertools.combinations(others, before):
-                gains = [c[y] - a[y] for y in chosen]
-                if min(gains, default=1.0) <= 0:
-                    continue  # the first product has a factor zero
-                for signs in itertools.product((0, 1), repeat=before):
-                    rate = behind - math.fsum(gain for gain, kept in zip(gains, signs, strict=True) if not kept)
-                    total += (-1) ** sum(signs) / rate
-        result[x] = total
-    return result
-
-
-def expected_coupled(tables: Tables, shape: TreeShape) -> float:
-    """The expected accepted tokens of ``COUPLED`` drafts in closed form (``coupled_acceptance``)."""
-    q = tables.q or ()
-
-    def below(node: int, prefix: int) -> float:
-        depth, total = shape.depths[node], 0.0
-        before = torch.zeros(tables.vocab, dtype=torch.float64)
-        for rank, child in enumerate(shape.children[node]):
-            among = coupled_acceptance(tables.p[depth][prefix], q[depth][prefix], rank + 1)
-            for token, chance in enumerate((among - before).tolist()):
-                if chance > 0:
-                    total += chance * (1 + below(child, prefix * tables.vocab + token))
-            before = among
-        return total
-
-    return below(0, 0)
 
 
 EXACT = 1e-12
@@ -98,17 +40,8 @@ SHAPES = {
     "2x1x1": TreeShape.branching(2, 1, 1),
     "uneven": TreeShape.from_paths([(0,), (1,), (0, 0)]),
 }
-LAWS: list[DraftSampling | tuple[DraftSampling, ...]] = [
-    TOP,
-    IID,
-    SWOR,
-    (TOP, SWOR, SWOR),
-    (TOP, IID, IID),
-    (SWOR, TOP, SWOR),
-    (IID, TOP, TOP),
-    (IID, SWOR, SWOR),
-    (SWOR, IID, TOP),
-]
+MIXES = (TOP, SWOR, SWOR), (TOP, IID, IID), (SWOR, TOP, SWOR), (IID, TOP, TOP), (IID, SWOR, SWOR), (SWOR, IID, TOP)
+LAWS: list[DraftSampling | tuple[DraftSampling, ...]] = [TOP, IID, SWOR, *MIXES]
 """One law for all nodes, or the law of every sibling rank."""
 MIXED: dict[str, Verifier] = {
     "rejection": RejectionVerifier(),
@@ -149,12 +82,10 @@ def spread(names: Iterable[str], options: Sequence[Any], each: int = 1) -> list[
 
 
 def takes_laws(rule: Verifier, *laws: DraftSampling) -> bool:
-    """Whether a rule takes trees with nodes of all these laws."""
     return set(laws) <= rule.samplings
 
 
 def takes(rule: Verifier, shape: TreeShape) -> bool:
-    """Whether a rule takes trees of this shape."""
     return shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
 
 
@@ -204,8 +135,3 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[Dra
         max_children=most if draw(st.booleans()) else None,
     )
     return tree, p
-
-
-FILE = Path(__file__).with_name("acceptance_tables.json")
-"""Fixtures A (4 tokens, 4 deep), B (5 tokens, zeros, disjoint supports, p = q, one-hot rows) and L (one level of 8)."""
-DIGITS = 5.1e-7  # six decimals

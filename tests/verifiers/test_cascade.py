@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,15 @@ from drafters.model import ModelDrafter
 from specdec import DraftTree, Engine, Laws, SamplingParams, Target, TreeShape, Verifier
 from specdec.checks.drafts import enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
-from specdec.checks.reference import reference_decode
 from specdec.checks.tables import Tables
 from specdec.wellformed import check_drafts
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import TREE, perturbed
 from tests.models import tiny_model
+from tests.reference import reference_decode
 from tests.test_distribution import LENGTH, LEVEL, PROMPT, VOCAB, goodness, joint_law, next_law
 from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, tables_of
-from verifiers import (
-    CascadeVerifier,
-    MixtureVerifier,
-    RejectionVerifier,
-)
+from verifiers import CascadeVerifier, MixtureVerifier, RejectionVerifier
 from verifiers.cascade import DEFERRALS, ensemble_head
 
 SOME = dict.fromkeys(DEFERRALS, 0.3)
@@ -152,58 +147,41 @@ def _after_leaves(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tenso
     return emit_p(tree, target_probs, laws, stop).where(leaf, laws.after(stop))
 
 
-def target_after_leaves(rule: type[Verifier] = CascadeVerifier, **options: object) -> ChangedRule:
-    """Without q at the leaves, a path that ends at one goes on with p, as in transformers."""
-    return ChangedRule(rule(**options), after=_after_leaves)
+REJECTION = RejectionVerifier()
+MUTANTS: dict[str, Callable[[Verifier], ChangedRule]] = {
+    # Without q at the leaves, a path that ends at one goes on with p, as in transformers.
+    "p after leaves": lambda rule: ChangedRule(rule, after=_after_leaves),
+    "emits what is left of p": lambda rule: ChangedRule(
+        rule, after=lambda tree, p, laws, stop: REJECTION.laws(tree, p).after(stop)
+    ),
+    "accepts towards p": lambda rule: ChangedRule(rule, stop=lambda tree, p, laws: REJECTION.laws(tree, p).stop),
+}
 
 
-def residual_of_the_target(**options: object) -> ChangedRule:
-    """Accepts towards the mixture, and emits what is left of p."""
-    return ChangedRule(
-        CascadeVerifier(**options), after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop)
-    )
-
-
-def accepts_towards_the_target(**options: object) -> ChangedRule:
-    """Accepts towards p, and emits what is left of the mixture."""
-    return ChangedRule(CascadeVerifier(**options), stop=lambda tree, p, laws: RejectionVerifier().laws(tree, p).stop)
-
-
-@pytest.mark.parametrize("mutant", [target_after_leaves, residual_of_the_target, accepts_towards_the_target])
+@pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("deferral", ["diff", "token_v3"])
-def test_enumeration_rejects(mutant: Callable[..., Verifier], deferral: str) -> None:
-    result = enumerate_outcome(mutant(deferral=deferral, alpha=0.2), Tables.random(4, 2, seed=3), SHAPES["2x2"], SWOR)
+def test_enumeration_rejects(mutant: str, deferral: str) -> None:
+    wrong = MUTANTS[mutant](CascadeVerifier(deferral=deferral, alpha=0.2))
+    result = enumerate_outcome(wrong, Tables.random(4, 2, seed=3), SHAPES["2x2"], SWOR)
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9)
 
 
-# Through the engine
-
 SAMPLES = 1000
 FILTERED = SamplingParams(temperature=1.2, top_k=4, top_p=0.85, repetition_penalty=1.3)
-V3, SHARE = {"deferral": "token_v3", "alpha": 0.4}, {"target_share": 0.3}
 
 
-@pytest.mark.parametrize(
-    ("make", "right"),
-    [
-        (partial(CascadeVerifier, **V3), True),
-        (partial(target_after_leaves, **V3), False),
-        (partial(MixtureVerifier, **SHARE), True),
-        (partial(target_after_leaves, MixtureVerifier, **SHARE), False),
-    ],
-)
-def test_the_engine_follows_the_mixture(make: Callable[[], Verifier], right: bool) -> None:
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("rule", [CascadeVerifier(deferral="token_v3", alpha=0.4), MixtureVerifier(target_share=0.3)])
+def test_the_engine_follows_the_mixture(rule: Verifier, right: bool) -> None:
     """Once in 100 000 other seeds a correct engine fails; the mutant goes on with p behind leaves."""
-    rule, model = make(), tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
-    twin = perturbed(model, 0.6)
+    model = tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
+    twin, rule = perturbed(model, 0.6), rule if right else MUTANTS["p after leaves"](rule)
     law = joint_law(lambda sequence: rule.stated_law(*(next_law(each, sequence, FILTERED) for each in (model, twin))))
     drafter = ModelDrafter(twin, [2, 1], sampling="without_replacement")
     engine = Engine(Target(model), drafter, rule, max_batch_size=500, max_length=32)
-    counts = dict.fromkeys(law, 0)
-    for output in engine.generate([PROMPT], replace(FILTERED, max_new_tokens=LENGTH, n=SAMPLES, seed=0)):
-        counts[output.token_ids] += 1
-    assert (goodness(counts, law, SAMPLES) > LEVEL) is right
+    outputs = engine.generate([PROMPT], replace(FILTERED, max_new_tokens=LENGTH, n=SAMPLES, seed=0))
+    assert (goodness((output.token_ids for output in outputs), law) > LEVEL) is right
 
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5]]
@@ -229,19 +207,11 @@ def test_temperature_zero_is_decided_at_temperature_one(rule: Verifier) -> None:
     wanted, *alone = ([most_probable(model, twin, prompt, 12, each) for prompt in PROMPTS] for each in laws)
     assert wanted not in alone
     engine = Engine(Target(model), ModelDrafter(twin, TREE), rule, max_batch_size=3, max_length=40, prefill_chunk=3)
-    asked = [
-        (PROMPTS[0], greedy, True), ([3, 4], sampled, True), (PROMPTS[1], greedy, True), (PROMPTS[2], greedy, True),
-        (PROMPTS[0], greedy, False), (PROMPTS[0], sampled, False),
-    ]  # fmt: skip
-    outputs: dict[int, list[int]] = {}
-    for prompt, sampling, speculate in asked:
-        outputs[engine.submit(prompt, sampling, speculate=speculate)] = []
-    while engine.unfinished:
-        for step in engine.step():
-            outputs[step.request] += step.token_ids
-    assert [outputs[i] for i in (0, 2, 3)] == wanted
-    assert outputs[1] != reference_decode(model, [3, 4], sampled.seeded(1))
-    for number in (4, 5):
-        prompt, sampling, _ = asked[number]
-        assert outputs[number] == reference_decode(model, prompt, sampling.seeded(number))
-    assert outputs[4] != outputs[0]
+    prompts, sampling = [PROMPTS[0], [3, 4], *PROMPTS[1:]], [greedy, sampled, greedy, greedy]
+    first, drawn, *others = (list(each.token_ids) for each in engine.generate(prompts, sampling))
+    assert [first, *others] == wanted
+    assert drawn != reference_decode(model, [3, 4], sampled.seeded(1))
+    both = (greedy, sampled)
+    plain = [list(each.token_ids) for each in engine.generate(PROMPTS[:1] * 2, both, speculate=False)]
+    assert plain == [reference_decode(model, PROMPTS[0], each.seeded(number)) for number, each in enumerate(both)]
+    assert plain[0] != first

@@ -12,20 +12,7 @@ from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import Samplings
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import ROW_KINDS, Tables
-from tests.verifiers.cases import (
-    EXACT,
-    IID,
-    KINDS,
-    LAWS,
-    RULES,
-    SHAPES,
-    SLOW,
-    SWOR,
-    TOP,
-    complete,
-    drafts,
-    takes,
-)
+from tests.verifiers.cases import EXACT, IID, KINDS, LAWS, RULES, SHAPES, SLOW, SWOR, TOP, complete, drafts, takes
 
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]
 # Looked-up branches beside drawn ones (None): before them, behind them, and around them.
@@ -148,20 +135,7 @@ def test_both_laws_are_laws_and_a_row_does_not_depend_on_its_batch_mates(rule: s
         assert (laws.stop[:, 1:][entered == 0] == 0).all(), "a path through a token that the target excludes"
         together = verifier.laws(tree, p)
         rows = [slice(row, row + 1) for row in range(len(p))]
-        alone = [
-            verifier.laws(
-                DraftTree.build(
-                    tree.tokens[row],
-                    tree.parents[row],
-                    valid=tree.valid[row],
-                    sampling=tree.law[row],
-                    draft_probs=None if q is None else q[row],
-                    max_children=tree.max_children,
-                ),
-                p[row],
-            )
-            for row in rows
-        ]
+        alone = [verifier.laws(tree.rows(row), p[row]) for row in rows]
         for row, one in zip(rows, alone, strict=True):
             torch.testing.assert_close(together.stop[row], one.stop, atol=1e-12, rtol=0)
         for node in range(tree.width):

@@ -21,7 +21,7 @@ from tests.forwards import slots_of
 from tests.launches import counted
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
 from tests.verifiers.test_exact_rules import kind_of
-from verifiers import CascadeVerifier, FLyVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier
+from verifiers import CascadeVerifier, FLyVerifier, SharedNoiseVerifier, TargetWalkVerifier
 
 VOCAB = 6
 SHAPES = {"chain": TreeShape.chain(4), "paths": TreeShape.branching(3, 1, 1), "tree": TreeShape.branching(3, 2, 1)}
@@ -108,15 +108,16 @@ def test_wrong_walks_are_found(wrong: Callable[[DraftTree, Tensor], Verdict]) ->
     assert "path" in found
 
 
-def test_a_rule_speaks_for_its_own_laws_only() -> None:
-    class Other(RejectionVerifier):
-        def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-            return super().laws(tree, target_probs)
+class Spelled(TargetWalkVerifier):
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        return super().laws(tree, target_probs)
 
-    class Named(RejectionVerifier):
+
+def test_a_rule_speaks_for_its_own_laws_only() -> None:
+    class Named(TargetWalkVerifier):
         chain_only = True
 
-    assert Named().walks_greedily and not Other().walks_greedily
+    assert Named().walks_greedily and not Spelled().walks_greedily
     assert set(GREEDY) == set(RULES), "every exact rule with noise of its own says so"
     assert not any(rule.walks_greedily for rule in (CascadeVerifier, FLyVerifier, SharedNoiseVerifier))
 
@@ -132,13 +133,6 @@ class _Bytes(TorchDispatchMode):
         if fresh and isinstance(made, Tensor):
             self.most = max(self.most, made.numel() * made.element_size())
         return made
-
-
-class Spelled(TargetWalkVerifier):
-    """The same rule by its laws."""
-
-    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        return super().laws(tree, target_probs)
 
 
 def test_a_greedy_round_makes_no_table_over_the_vocabulary() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,9 +28,6 @@ from verifiers.walk import Family, Tried, TryChildren, leaf_to_root, top_down, t
 def rejected(result: Outcome) -> None:
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
-
-
-# In every rule
 
 
 def one_coin_for_all_children(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
@@ -101,11 +97,7 @@ def test_false_statements_about_the_draft(rule: str) -> None:
         assert tv < EXACT if walks else tv > BIASED
 
 
-# In a rule's own parts
-
-
 def residual_of_rejection(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
-    """Emits from the residual of rejection sampling, token by token."""
     return RULES["rejection"].laws(tree, target_probs).after(stop)
 
 
@@ -130,7 +122,6 @@ UNCAPPED = ChangedRule(RULES["block"], stop=last_uncapped)
 
 
 def residual_of_the_parent(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
-    """Takes the residual with the q of the node above."""
     above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
     other = replace(tree, draft_probs=tree.draft_probs.gather(1, above))
     return RULES["rejection"].laws(other, target_probs).after(stop)
@@ -193,8 +184,6 @@ def test_mistakes_of_one_rule(mutant: Verifier, factors: tuple[int, ...], laws: 
     rejected(enumerate_outcome(mutant, Tables.random(4, len(factors), seed=seed), TreeShape.branching(*factors), laws))
 
 
-# In a function that a rule calls
-
 largest, run = verifiers.greedy_multipath._law_of_the_largest, verifiers.kseq._run
 share_out, given = verifiers.two_draft.share_out, verifiers.transport._Plan.given
 masses_left, fill = verifiers.thresholds._masses_left, verifiers.thresholds._fill
@@ -204,18 +193,6 @@ def skew_of_one_position(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, mo
     """Takes the best of K at every position for itself, as if the others had not lost paths before."""
     both = [largest(p[:, i, None], q[:, i, None], tokens[:, i, None], paths, most_paths) for i in range(p.shape[1])]
     return torch.cat(both, 1)
-
-
-def small_rho(*args: Any) -> tuple[Tensor, Tensor]:
-    """Accepts as often as if p could be spent twice."""
-    rho, left = run(*args)
-    return torch.ones_like(rho), left
-
-
-def generous(self: Any, drawn: tuple[int, ...]) -> np.ndarray:
-    """A plan that spends p twice."""
-    accepted = given(self, drawn)
-    return accepted / max(accepted.sum(), 1e-300)
 
 
 def evenly(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,39 +212,40 @@ def always_the_later(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> 
     return total.where(later, 0.0), total.where(~later, 0.0), left
 
 
-def q_stays(*args: Any) -> Tensor:
-    """q is not smaller for later siblings."""
-    return torch.ones_like(masses_left(*args))
-
-
-def weights_of_one(*args: Any) -> None:
-    """All weights are 1 among siblings."""
-    return fill(*args[:-1], torch.ones_like(args[-1]))
+MISTAKES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "takes a selected path for one drawn": ("greedy_multipath._law_of_the_largest", lambda p, q, *of: q),
+    "best of K, place by place": ("greedy_multipath._law_of_the_largest", skew_of_one_position),
+    "accepts as if p were twice there": ("kseq._run", lambda *of: (torch.ones_like(run(*of)[0]), run(*of)[1])),
+    "a plan that spends p twice": ("transport._Plan.given", lambda *of: given(*of) / max(given(*of).sum(), 1e-300)),
+    "a coin selects one of two": ("two_draft.share_out", evenly),
+    "never hands over": ("two_draft.share_out", always_the_later),
+    "q is not smaller for later siblings": ("thresholds._masses_left", lambda *of: torch.ones_like(masses_left(*of))),
+    "weights are 1 among siblings": ("thresholds._fill", lambda *of: fill(*of[:-1], torch.ones_like(of[-1]))),
+}
 
 
 @pytest.mark.parametrize(
-    ("place", "mistake", "rule", "factors", "law", "seed"),
+    ("mistake", "rule", "factors", "law", "seed"),
     [
-        # Takes the selected path for one that was drawn.
-        ("greedy_multipath._law_of_the_largest", lambda p, q, *of: q, RULES["greedy multi-path"], (2, 1), IID, 3),
-        ("greedy_multipath._law_of_the_largest", skew_of_one_position, RULES["greedy multi-path"], (2, 1), IID, 3),
-        ("kseq._run", small_rho, RULES["k-seq"], (2, 2), IID, 21),
-        ("transport._Plan.given", generous, RULES["transport"], (2, 2), SWOR, 3),
-        ("two_draft.share_out", evenly, RULES["two drafts"], (2, 1), IID, 1),
-        ("two_draft.share_out", evenly, RULES["weighted transport"], (2, 1), IID, 1),
-        ("two_draft.share_out", always_the_later, RULES["two drafts"], (2, 1), IID, 1),
-        ("two_draft.share_out", always_the_later, RULES["weighted transport"], (2, 1), IID, 1),
-        ("thresholds._masses_left", q_stays, RULES["rejection"], (1, 3), SWOR, 1),
-        ("thresholds._masses_left", q_stays, RULES["traversal"], (1, 3), SWOR, 1),
-        ("thresholds._fill", weights_of_one, RULES["traversal"], (1, 3), SWOR, 1),
+        ("takes a selected path for one drawn", "greedy multi-path", (2, 1), IID, 3),
+        ("best of K, place by place", "greedy multi-path", (2, 1), IID, 3),
+        ("accepts as if p were twice there", "k-seq", (2, 2), IID, 21),
+        ("a plan that spends p twice", "transport", (2, 2), SWOR, 3),
+        ("a coin selects one of two", "two drafts", (2, 1), IID, 1),
+        ("a coin selects one of two", "weighted transport", (2, 1), IID, 1),
+        ("never hands over", "two drafts", (2, 1), IID, 1),
+        ("never hands over", "weighted transport", (2, 1), IID, 1),
+        ("q is not smaller for later siblings", "rejection", (1, 3), SWOR, 1),
+        ("q is not smaller for later siblings", "traversal", (1, 3), SWOR, 1),
+        ("weights are 1 among siblings", "traversal", (1, 3), SWOR, 1),
     ],
 )
-def test_mistakes_of_one_function(place, mistake, rule: Verifier, factors, law, seed: int, monkeypatch) -> None:
-    tables, shape = Tables.random(4, 2, seed=seed), TreeShape.branching(*factors)
-    assert enumerate_outcome(rule, tables, shape, law).tv < EXACT
+def test_mistakes_of_one_function(mistake: str, rule: str, factors, law, seed: int, monkeypatch) -> None:
+    tables, shape, (place, wrong) = Tables.random(4, 2, seed=seed), TreeShape.branching(*factors), MISTAKES[mistake]
+    assert enumerate_outcome(RULES[rule], tables, shape, law).tv < EXACT
     monkeypatch.setattr(verifiers.transport, "_try_one", verifiers.transport._try_one.__wrapped__)  # nothing kept
-    monkeypatch.setattr(f"verifiers.{place}", mistake)
-    rejected(enumerate_outcome(rule, tables, shape, law))
+    monkeypatch.setattr(f"verifiers.{place}", wrong)
+    rejected(enumerate_outcome(RULES[rule], tables, shape, law))
 
 
 @pytest.mark.parametrize("law", [IID, SWOR, (TOP, SWOR, SWOR)], ids=str)
