@@ -1,6 +1,7 @@
 """LoRA adapters: merged into a target's weights, or chosen by every request of a batch."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec import Engine, Paging, SamplingParams, Target
-from specdec.checks.reference import reference_decode
 from specdec.execution.forwards import ReplayExecutor
 from specdec.target import adapters, loading
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
+from tests.reference import reference_decode
 from tests.verifiers.cases import complete
 
 peft = pytest.importorskip("peft")
@@ -24,11 +25,11 @@ pytestmark = [
 ]
 
 VOCAB = 24
-LAYERS = {"few": ["q_proj", "down_proj"], "many": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj"]}
+CHOSEN = ["few", "many", None, "many", "few", None]
+PROMPTS = [[random.Random(i).randrange(VOCAB) for _ in range(2 + 3 * i)] for i in range(6)]
 
 
 def save_adapter(folder: Path, *, seed: int, layers: list[str], vocab: int = VOCAB, **options: object) -> str:
-    """An adapter of the tiny model in peft's layout, which changes what the model says."""
     config = peft.LoraConfig(r=3, lora_alpha=12, target_modules=layers, task_type="CAUSAL_LM", **options)
     adapted = peft.get_peft_model(tiny_model(vocab_size=vocab, layers=2), config)
     generator = torch.Generator().manual_seed(seed)
@@ -42,10 +43,10 @@ def save_adapter(folder: Path, *, seed: int, layers: list[str], vocab: int = VOC
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("adapters")
-    patterns = {"alpha_pattern": {"q_proj": 3}, "use_rslora": True}
+    patterns, many = {"alpha_pattern": {"q_proj": 3}, "use_rslora": True}, ("q", "k", "v", "o", "up", "gate")
     return {
-        "few": save_adapter(root / "few", seed=1, layers=LAYERS["few"], **patterns),
-        "many": save_adapter(root / "many", seed=2, layers=LAYERS["many"]),
+        "few": save_adapter(root / "few", seed=1, layers=["q_proj", "down_proj"], **patterns),
+        "many": save_adapter(root / "many", seed=2, layers=[f"{each}_proj" for each in many]),
     }
 
 
@@ -53,30 +54,9 @@ def base() -> PreTrainedModel:
     return tiny_model(vocab_size=VOCAB, layers=2)
 
 
-def merged(folder: str | None) -> PreTrainedModel:
+def merged(folder: str) -> PreTrainedModel:
     """The model with an adapter merged by peft itself."""
-    return base() if folder is None else peft.PeftModel.from_pretrained(base(), folder).merge_and_unload()
-
-
-PROMPTS = [[random.Random(i).randrange(VOCAB) for _ in range(2 + 3 * i)] for i in range(6)]
-CHOSEN = ["few", "many", None, "many", "few", None]
-
-
-def mixed(folders: dict[str, str], drafter: str, **options: object) -> list[list[int]]:
-    target = Target(base(), adapters=folders)
-    made = DRAFTERS[drafter](base())
-    engine = Engine(target, made, fitting(made), **{"max_batch_size": 3, "max_length": 48, **options})
-    engine.warm_up()  # captured forwards choose anew at every replay
-    wanted = [SamplingParams(max_new_tokens=12, adapter=name) for name in CHOSEN]
-    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, wanted)]
-    assert not isinstance(engine.runner.executor, ReplayExecutor) or engine.runner.executor.recordings.replays > 0
-    return outputs
-
-
-def expected(folders: dict[str, str]) -> list[list[int]]:
-    sampling = SamplingParams(max_new_tokens=12)
-    models = {name: merged(name and folders[name]) for name in set(CHOSEN)}
-    return [reference_decode(models[name], prompt, sampling) for name, prompt in zip(CHOSEN, PROMPTS, strict=True)]
+    return peft.PeftModel.from_pretrained(base(), folder).merge_and_unload()
 
 
 @pytest.mark.parametrize(
@@ -89,11 +69,15 @@ def expected(folders: dict[str, str]) -> list[list[int]]:
     ],
 )
 def test_requests_of_a_batch_follow_the_adapters_that_they_choose(folders, drafter, options) -> None:
-    wanted = expected(folders)
-    assert mixed(folders, drafter, **options) == wanted
-    assert len({tuple(tokens) for tokens in wanted}) == len(wanted)
-    without = [reference_decode(merged(None), prompt, SamplingParams(max_new_tokens=12)) for prompt in PROMPTS]
-    assert [a == b for a, b in zip(wanted, without, strict=True)] == [name is None for name in CHOSEN]
+    made, sampling = DRAFTERS[drafter](base()), SamplingParams(max_new_tokens=12)
+    engine = Engine(Target(base(), adapters=folders), made, fitting(made), max_batch_size=3, max_length=48, **options)
+    engine.warm_up()  # captured forwards choose anew at every replay
+    outputs = engine.generate(PROMPTS, [replace(sampling, adapter=name) for name in CHOSEN])
+    assert not isinstance(engine.runner.executor, ReplayExecutor) or engine.runner.executor.recordings.replays > 0
+    models = {name: base() if name is None else merged(folders[name]) for name in set(CHOSEN)}
+    for output, name in zip(outputs, CHOSEN, strict=True):
+        by_model = {each: reference_decode(models[each], list(output.prompt_ids), sampling) for each in models}
+        assert [each for each, tokens in by_model.items() if tokens == list(output.token_ids)] == [name]
 
 
 def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_path: Path) -> None:
@@ -128,10 +112,9 @@ def test_what_is_no_adapter_of_the_target_is_refused(folders: dict[str, str], tm
     for given in ({"adapter": "nowhere"}, {"adapters": {"some": "nowhere"}}):
         with pytest.raises(ValueError, match="no adapter at 'nowhere'"):
             Target.from_pretrained(str(tmp_path / "model"), **given)
-    with pytest.raises(ValueError, match="the target has 'few', 'many'"):
-        Engine(Target(base(), adapters=folders)).generate([[1]], SamplingParams(adapter="x"))
-    with pytest.raises(ValueError, match="the target has none"):
-        Engine(Target(model)).generate([[1]], SamplingParams(adapter="few"))
+    for target, name, has in ((Target(base(), adapters=folders), "x", "'few', 'many'"), (Target(model), "few", "none")):
+        with pytest.raises(ValueError, match=f"the target has {has}"):
+            Engine(target).generate([[1]], SamplingParams(adapter=name))
     with pytest.raises(ValueError, match="share no beginnings"):
         Engine(Target(model, adapters=folders), cache=Paging(page_size=4, shared=True))
     monkeypatch.setitem(__import__("sys").modules, "peft", None)

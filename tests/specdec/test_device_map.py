@@ -23,7 +23,6 @@ from specdec.attention import BACKENDS
 from specdec.cache.layout import LayerShape
 from specdec.cache.storage import Cache
 from specdec.engine import round as round_module
-from specdec.execution.invariant import InvariantExecutor
 from specdec.placement import main_device
 from specdec.quantization import quantize
 from specdec.quantization.base import weights_read
@@ -36,6 +35,7 @@ from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
+CASES = [("plain", 0.0), ("ngram", 0.0), ("model", 0.0), ("model", 0.9), ("medusa", 0.9)]
 ON_DISK = {
     **{f"model.{part}": "disk" for part in ("embed_tokens", "layers.0", "layers.2", "norm")},
     **{f"model.{part}": "cpu" for part in ("rotary_emb", "layers.1", "layers.3")},
@@ -47,41 +47,14 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter]] = {
     "medusa": lambda model: MedusaDrafter(medusa_heads(tiny_model()), (2, 1)),
 }
 
-
 FAR = torch.device("meta")
 """What the tensors say that they are on. torch can index tensors of this kind of device on every machine."""
-
 _MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
-class FarTensor(Tensor):
-    """A tensor on the far device; its numbers lie on the CPU."""
-
-    near: Tensor
-
-    @staticmethod
-    def __new__(cls, near: Tensor) -> "FarTensor":
-        return Tensor._make_wrapper_subclass(
-            cls, near.shape, strides=near.stride(), storage_offset=near.storage_offset(), dtype=near.dtype, device=FAR
-        )
-
-    def __init__(self, near: Tensor):
-        self.near = near
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(function, args, kwargs or {})
-
-
-class FarDevice(TorchDispatchMode):
-    """While it is entered, tensors can be made on the far device, and moved there and back."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(function, args, kwargs or {})
-
-
-def _run(function: Any, args: Any, kwargs: Any) -> Any:
+def _run(owner: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The result of an operation, on the device where all of its tensors are."""
+    kwargs = kwargs or {}
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor) and each.ndim]
     if len({isinstance(each, FarTensor) for each in tensors}) > 1 and function not in _MOVES:
         raise RuntimeError(f"{function} mixes tensors of two devices")
@@ -98,10 +71,32 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         return tree_map(lambda each: FarTensor(each) if isinstance(each, Tensor) else each, result) if far else result
 
 
+class FarTensor(Tensor):
+    """A tensor on the far device; its numbers lie on the CPU."""
+
+    near: Tensor
+    __torch_dispatch__ = classmethod(_run)  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, near: Tensor) -> "FarTensor":
+        return Tensor._make_wrapper_subclass(
+            cls, near.shape, strides=near.stride(), storage_offset=near.storage_offset(), dtype=near.dtype, device=FAR
+        )
+
+    def __init__(self, near: Tensor):
+        self.near = near
+
+
+class FarDevice(TorchDispatchMode):
+    """While it is entered, tensors can be made on the far device, and moved there and back."""
+
+    __torch_dispatch__ = _run
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
+def on_disk(tmp_path: Path) -> PreTrainedModel:
     tiny_model(seed=7, scale=4.0).save_pretrained(tmp_path)
-    return str(tmp_path)
+    return load(str(tmp_path), device_map=ON_DISK, offload_folder=f"{tmp_path}/offloaded").model
 
 
 def outputs(model: Any, name: str, temperature: float, *, agree: bool = True, **options: Any) -> list[list[int]]:
@@ -113,12 +108,8 @@ def outputs(model: Any, name: str, temperature: float, *, agree: bool = True, **
         return [list(done.token_ids) for done in engine.generate(PROMPTS, sampling)]
 
 
-def on_disk(folder: str) -> PreTrainedModel:
-    return load(folder, device_map=ON_DISK, offload_folder=f"{folder}/offloaded").model
-
-
-def test_layers_on_disk_and_offloaded_ones_decode_the_same(folder: str) -> None:
-    model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
+def test_layers_on_disk_and_offloaded_ones_decode_the_same(on_disk: PreTrainedModel) -> None:
+    model, whole = on_disk, tiny_model(seed=7, scale=4.0)
     assert next(model.parameters()).device.type == "meta" and main_device(model) == torch.device("cpu")
     for temperature in (0.0, 0.9):
         assert outputs(model, "medusa", temperature) == outputs(whole, "medusa", temperature)
@@ -128,10 +119,10 @@ def test_layers_on_disk_and_offloaded_ones_decode_the_same(folder: str) -> None:
 
 
 @pytest.mark.full
-def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(folder: str, monkeypatch) -> None:
+def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(on_disk, monkeypatch) -> None:
     """A recording would keep the weights that hooks have brought into memory for one forward."""
     monkeypatch.setattr("specdec.engine.recording.RECORD_AFTER", 2)
-    model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
+    model, whole = on_disk, tiny_model(seed=7, scale=4.0)
     engine = Engine(Target(whole), ModelDrafter(model, (2, 2)), RejectionVerifier(), max_length=64, recording="rounds")
     sampling = SamplingParams(max_new_tokens=20)
     found, plain = (engine.generate(PROMPTS, sampling, speculate=each) for each in (True, False))
@@ -176,8 +167,7 @@ def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
 
 
 def test_several_devices_are_refused_by_kernels_and_invariant_mode_and_asked_for_memory(monkeypatch) -> None:
-    runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, invariant=True)
-    assert isinstance(runner.executor, InvariantExecutor)
+    runner: Any = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, invariant=True)
     spread: Any = runner.model  # says that its layers run on two GPUs; it runs on neither
     spread._hf_hook, spread.hf_device_map = object(), {"model.layers.0": "cpu", "model.layers.1": 0, "lm_head": 1}
     with pytest.raises(ValueError, match=r"invariant=True: .*several devices"):
@@ -191,29 +181,11 @@ def test_several_devices_are_refused_by_kernels_and_invariant_mode_and_asked_for
         Cache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device_map": "cpu"}, "device_map='cpu'"),
-        ({"device_map": {"": 7}}, "device_map.''.=7"),
-        ({"device_map": "auto", "device": "cpu"}, "device='cpu' and device_map"),
-        ({"device_map": "auto", "quantization": "int8"}, "quantization='int8'"),
-    ],
-)
-def test_maps_that_cannot_be(folder: str, options: dict[str, Any], message: str) -> None:
-    with shapes_unchecked(), pytest.raises(ValueError, match=message):
-        load(folder, **options)
-
-
-CASES = [("plain", 0.0), ("ngram", 0.0), ("model", 0.0), ("model", 0.9), ("medusa", 0.9)]
-
-
 def every(model: Any, cases: list[tuple[str, float]]) -> dict[str, list[list[int]]]:
     return {f"{name} at {temperature}": outputs(model, name, temperature) for name, temperature in cases}
 
 
 def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-    """A judgement that decides for another next token."""
 
     def deciding(*args: Any) -> Any:
         verdict = right(*args)
@@ -223,23 +195,19 @@ def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_process(folder: Path) -> None:
-    """Decode under torchrun, and note what came out."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     DRAFTERS["model"] = lambda model: ModelDrafter(tiny_model(seed=3), (2, 2))
     found: dict[str, Any] = {"alone": every(load(str(folder), dtype="float32").model, CASES)} if rank == 0 else {}
     shared = load(str(folder), dtype="float32", tensor_parallel=True).model
     engine = Engine(Target(shared), max_length=32, recording="rounds")
-    found["key heads"] = engine.runner.facts.layers[0].key_heads
-    found["executor"] = type(engine.runner.executor).__name__
-    found["recorded"] = engine._rounds.recorder.recordings is not None
-    found["bytes"] = engine.runner.weights_read().bytes
+    assert type(engine.runner.executor).__name__ == "Executor" and engine._rounds.recorder.recordings is None
+    assert engine.runner.facts.layers[0].key_heads == tiny_model().config.num_key_value_heads // 2, "its own"
+    assert engine.runner.weights_read().bytes < 0.6 * weights_read(tiny_model()).bytes
     found["together"] = every(shared, CASES)
     found["in int8"] = [outputs(shared, name, 0.0, kv_cache="int8") for name in ("plain", "ngram")]
-    try:
+    with pytest.raises(ValueError, match="invariant=True"):
         Engine(Target(shared), max_length=32, invariant=True)
-    except ValueError as error:
-        found["invariant"] = str(error)
     if rank == 1:  # from here on, the processes are of different opinions
         DRAFTERS["model"] = lambda model: ModelDrafter(tiny_model(seed=4), (2, 2))
         DRAFTERS["ngram"] = lambda model: NGramDrafter(4, branches=2, max_ngram=1)
@@ -256,8 +224,7 @@ def one_process(folder: Path) -> None:
 
 @pytest.mark.full
 def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
-    whole = tiny_model(seed=7, scale=4.0)
-    whole.save_pretrained(tmp_path)
+    tiny_model(seed=7, scale=4.0).save_pretrained(tmp_path)
     own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "tests.specdec.test_device_map", str(tmp_path)]
@@ -265,16 +232,10 @@ def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr[-4000:]
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
-    assert len(first["together"]) == 5
-    assert first["together"] == second["together"] == first["alone"]
+    assert len(first["together"]) == 5 and first["together"] == second["together"] == first["alone"]
     # Rounding to bytes may fall otherwise than in one process, so it is compared with plain decoding in both.
     plain, drafted = first["in int8"]
     assert plain == drafted and second["in int8"] == [plain, drafted]
-    for each in (first, second):
-        assert each["key heads"] == whole.config.num_key_value_heads // 2, "a process keeps only its own heads"
-        assert each["bytes"] < 0.6 * weights_read(whole).bytes
-        assert each["executor"] == "Executor" and not each["recorded"]
-        assert "invariant=True" in each["invariant"]
     # The second process has other drafts, and each of its own verdicts is wrong: what the first one decides counts.
     assert first["despite other opinions"] == second["despite other opinions"]
     assert first["despite other opinions"].items() <= first["alone"].items()
@@ -286,21 +247,23 @@ def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
+        (tiny_model, {"device_map": "cpu"}, "device_map='cpu'"),
+        (tiny_model, {"device_map": {"": 7}}, "device_map.''.=7"),
+        (tiny_model, {"device_map": "auto", "quantization": "int8"}, "quantization='int8'"),
         (tiny_model, {"tensor_parallel": 2}, "processes is 3; .*torchrun"),
-        (tiny_model, {"tensor_parallel": "two"}, "tensor_parallel='two'"),
-        (tiny_model, {"device_map": "auto"}, "device_map='auto' and tensor_parallel=3"),
-        (tiny_model, {}, "tensor_parallel=3 .*4 attention heads"),
-        (lambda: tiny_model("gpt2"), {}, "no plan for splitting gpt2"),
-        (lambda: quantize(tiny_model(), "int8"), {}, "quantized by this project"),
+        (tiny_model, {"tensor_parallel": 3, "device_map": "auto"}, "device_map='auto' and tensor_parallel=3"),
+        (tiny_model, {"tensor_parallel": 3}, "tensor_parallel=3 .*4 attention heads"),
+        (lambda: tiny_model("gpt2"), {"tensor_parallel": 3}, "no plan for splitting gpt2"),
+        (lambda: quantize(tiny_model(), "int8"), {"tensor_parallel": 3}, "quantized by this project"),
     ],
 )
-def test_what_cannot_be_shared(make: Any, tmp_path: Path, monkeypatch, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_divided(make: Any, tmp_path: Path, monkeypatch, options: dict[str, Any], message: str) -> None:
     """As if torchrun had started three processes."""
     for name, value in (("WORLD_SIZE", "3"), ("RANK", "0"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
     make().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        load(str(tmp_path), **{"tensor_parallel": 3} | options)
+    with shapes_unchecked(), pytest.raises(ValueError, match=message):
+        load(str(tmp_path), **options)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ from specdec.drafting.builders.expansion import BeamTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.host import without_looking
 from tests.forwards import node_paths, slots_of
-from tests.launches import counted
 
 ROOTS = (3, 7, 3)
 Path = tuple[int, ...]
+Paths = frozenset[Path]
 
 
 class Table(Scorer):
@@ -129,22 +128,6 @@ def test_the_kernels_grow_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> Non
         test_the_tree_is_that_of_the_best_paths(ExpansionTree(20, 4, 5), [4, 1, 2], per_depth)
 
 
-def test_a_level_takes_few_launches() -> None:
-    """Besides the tables of its topology, which are one launch on a GPU, and the scorer's forward (here one, too)."""
-    work = {}
-    for depth in (7, 8):
-        batch = slots_of([[0, root] for root in ROOTS], vocab_size=200)
-        drawing = Drawing.of(batch, VocabularyMap(200, 200), DraftSampling.DETERMINISTIC, None)
-        scorer = Table(200, 8, per_depth=False)
-        with without_looking(), counted() as work[depth]:
-            ExpansionTree(40, depth, 10).grow(scorer, drawing, depth)
-    assert work[8].synchronizations == 0
-    assert work[8].launches - work[7].launches <= 12 and work[8].launches <= 120
-
-
-Paths = frozenset[Path]
-
-
 @functools.cache
 def all_trees(nodes: int, depth: int) -> frozenset[Paths]:
     """All trees of so many nodes and at most this depth, in which a rank comes with all ranks before it."""
@@ -159,14 +142,7 @@ def all_trees(nodes: int, depth: int) -> frozenset[Paths]:
     return frozenset(found)
 
 
-def known_trees(rates: AcceptanceRates, nodes: int, depth: int) -> list[TreeShape]:
-    """Those of them whose nodes all have a known rate."""
-    trees = all_trees(nodes, depth)
-    return [TreeShape(tree) for tree in trees if all(path[-1] < len(rates.at(len(path))) for path in tree)]
-
-
 def random_rates(seed: int) -> AcceptanceRates:
-    """Rates of up to four depths and four ranks."""
     random = np.random.default_rng(seed)
     sizes = range(random.integers(1, 5))
     return AcceptanceRates.of([random.dirichlet(np.full(random.integers(2, 6), 0.7))[:-1].tolist() for _ in sizes])
@@ -174,28 +150,24 @@ def random_rates(seed: int) -> AcceptanceRates:
 
 @pytest.mark.parametrize("rates", [random_rates(1), random_rates(3), AcceptanceRates.of([[0.5, 0.0, 0.4], [0.35]])])
 def test_no_tree_is_better(rates: AcceptanceRates) -> None:
-    """For every number of nodes and every bound on the depth, the best of all trees is among those that are planned.
-
-    With the last rates a greedy choice misses it: a rank that is better than the one before it comes only with that.
-    """
+    """Of every number of nodes and bound on the depth. With the last rates a greedy choice misses the best."""
     planned = best_shapes(rates, max_nodes=6)
     for each in planned:
         assert each.tokens == pytest.approx(rates.tokens_per_round(each.shape), rel=1e-12)
         assert all((*path[:-1], path[-1] - 1) in each.shape.paths for path in each.shape.paths if path[-1] > 0)
     for nodes, depth in itertools.product(range(1, 7), range(1, rates.max_depth + 1)):
-        best = max((rates.tokens_per_round(shape) for shape in known_trees(rates, nodes, depth)), default=None)
+        known = [tree for tree in all_trees(nodes, depth) if all(path[-1] < len(rates.at(len(path))) for path in tree)]
+        best = max((rates.tokens_per_round(TreeShape(tree)) for tree in known), default=None)
         found = [each.tokens for each in planned if each.nodes == nodes and each.depth <= depth]
         assert (best is None and not found) or max(found) == pytest.approx(best, rel=1e-12)
 
 
 def test_the_fastest_tree() -> None:
-    """Where nodes cost nothing the largest is fastest; where they cost as much as the root, the smallest."""
     planned = best_shapes(AcceptanceRates.of([[0.5, 0.2]] * 4), max_nodes=16)
-    assert fastest(planned, lambda nodes, depth: 0.01).nodes == 16
-    assert fastest(planned, lambda nodes, depth: 0.01 * (1 + nodes)).nodes == 1
-
-    def cost(nodes: int, depth: int) -> float:
-        return 0.01 + 0.002 * depth + 0.001 * max(nodes - 8, 0)
-
-    found, *others = [each.tokens / cost(each.nodes, each.depth) for each in (fastest(planned, cost), *planned)]
-    assert found == max(others)
+    for cost in (
+        lambda nodes, depth: 0.01,
+        lambda nodes, depth: 0.01 * (1 + nodes),
+        lambda nodes, depth: 0.01 + 0.002 * depth + 0.001 * max(nodes - 8, 0),
+    ):
+        rates = [each.tokens / cost(each.nodes, each.depth) for each in (fastest(planned, cost), *planned)]
+        assert rates[0] == max(rates)

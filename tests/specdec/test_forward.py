@@ -8,29 +8,29 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 
 import specdec.execution.forwards
 from drafters import NGramDrafter
-from specdec import Drafter, DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
+from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
 from specdec.attention import EagerAttention
 from specdec.execution.forwards import CurrentForward, _ForwardRecorder
-from specdec.execution.frozen import Frozen
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
 from specdec.forward import ForwardBatch, Wants
-from specdec.tree_parts import common_sizes
+from tests.architectures import tiny
 from tests.forwards import prefill, verify
-from tests.models import COMMON, tiny_model
+from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
 LENGTHS = [9, 4, 12, 6]
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+FORK = TreeShape.from_paths([(0,), (1,), (0, 0)])
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
 
 
 def runner_of(model: nn.Module, slots: Sequence[int] = (0, 1), **options: Any) -> ModelRunner:
-    """A runner with ragged rows in some slots."""
     runner = ModelRunner(model, max_batch_size=6, max_length=40, max_nodes=8, **options)
     tokens = torch.arange(len(slots) * max(LENGTHS)).view(len(slots), -1) % runner.vocab_size
     prefill(runner, tokens, np.zeros(len(slots), dtype=np.int64), slots=slots)
@@ -69,42 +69,28 @@ def test_what_makes_no_forward_and_no_warm_up_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ForwardBatch(tokens=tokens, topology=topology, slots=zero, lengths=zero)
-    with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
-        with pytest.raises(ValueError, match="nodes=1000: "):
-            engine.warm_up([2, 1000])
-        assert not sizes(engine)
-        engine.submit(LOOPS[0], SamplingParams(max_new_tokens=4))
+    with Engine(Target(tiny_model()), NGramDrafter(max_draft_tokens=7), RejectionVerifier(), max_length=64) as engine:
+        for options, words in (({"nodes": [2, 1000]}, "nodes=1000: "), ({"positions": 65}, "positions=65: ")):
+            with pytest.raises(ValueError, match=words):
+                engine.warm_up(**options)
+        assert not engine.runner.executor.recordings.kept  # type: ignore[attr-defined]
+        engine.submit([1, 2], SamplingParams(max_new_tokens=4))
         with pytest.raises(RuntimeError, match="1 requests unfinished: call it before them"):
             engine.warm_up()
-
-
-ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1)), "t5: encoder-decoder"),
-        (lambda: AutoModel.from_config(LlamaConfig(vocab_size=8, **COMMON)), "llama: LlamaModel"),
+        (lambda: tiny_model().model, "llama: LlamaModel"),
         (tiny_model, "max_length=300"),
-        (
-            lambda: AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=8, **COMMON, rope_parameters=ROPE)),
-            "dynamic RoPE",
-        ),
+        (lambda: tiny("llama", rope_parameters=ROPE), "dynamic RoPE"),
     ],
 )
 def test_models_that_cannot_run_are_refused(make, words: str) -> None:
-    """Other types: ``tests/test_architectures.py``."""
     with pytest.raises(ValueError, match=words):
         ModelRunner(make(), max_batch_size=1, max_length=300 if "300" in words else 200)
-
-
-FORK = TreeShape.from_paths([(0,), (1,), (0, 0)])
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
 
 
 def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
@@ -118,7 +104,7 @@ def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] =
         lengths += 1 + number
 
 
-def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
+def test_a_module_of_somebody_else_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Scaled(nn.Linear):
         """Keeps a state that a captured forward would not see change."""
 
@@ -127,13 +113,13 @@ def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs) * self.factor
 
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     model = tiny_model("llama")
     old = model.model.layers[0].mlp.up_proj
     model.model.layers[0].mlp.up_proj = Scaled(old.in_features, old.out_features, bias=False)
-    assert not Frozen(model).known
-    runner = runner_of(model)
+    runner: Any = runner_of(model)
     first = list(rounds(runner))
-    assert not runner.executor.recordings.kept  # type: ignore[attr-defined]
+    assert not runner.executor.recordings.kept
     Scaled.factor = 2.0
     assert not torch.equal(first[0], next(rounds(runner)))
 
@@ -160,32 +146,3 @@ def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
     for _ in range(2):
         recordings.run("forward", "", stage, [tokens, tokens])
     assert len(recordings.kept) == (change == "")
-
-
-LOOPS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
-
-
-def engine_with(drafter: Drafter) -> Engine:
-    target = Target(tiny_model("llama", layers=1))
-    return Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64)
-
-
-def sizes(engine: Engine) -> set[tuple[int, int]]:
-    """The rows and nodes of the target's captured forwards."""
-    keys = list(engine.runner.executor.recordings.kept)  # type: ignore[attr-defined]
-    return {tuple(shape) for _, _, (shape, _), *_ in keys}
-
-
-@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 2)
-    with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
-        if warm:
-            engine.warm_up()
-        assert engine.drafter is not None
-        wanted = {(2, 1), *((2, 1 + size) for size in common_sizes(engine.drafter.max_nodes))}
-        before = sizes(engine)
-        engine.generate(LOOPS, SamplingParams(max_new_tokens=24))
-        new = {size for size in sizes(engine) - before if size[0] == engine.max_batch_size}
-    assert bool(new) is not warm, "a cold engine captures what a warm one has"
-    assert before == (wanted if warm else set())

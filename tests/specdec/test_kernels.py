@@ -17,19 +17,18 @@ from specdec.sampling import SamplingTensors
 from specdec.sampling import distribution as by_torch
 from tests.specdec.test_sampling import PARAMS, by_sorting, logits, rows, tensors
 from tests.verifiers.cases import complete
-from tests.verifiers.test_greedy_walk import differing, greedy_rounds
+from tests.verifiers.test_greedy_walk import greedy_rounds
 
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("specdec.kernels.trees")
-
+kernel = pytest.importorskip("specdec.kernels.sampling")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
-TABLES = ("depth", "deeper", "ancestors", "ancestor_words")
 
 
 def check_tables(parents: Tensor, max_depth: int, device: str) -> None:
     expected = Topology(parents, max_depth, parents.shape[1])
     found = kernels.connected(parents.to(device), max_depth)
-    for name in TABLES:
+    for name in ("depth", "deeper", "ancestors", "ancestor_words"):
         assert torch.equal(found[name].cpu(), getattr(expected, name)), name
 
 
@@ -42,16 +41,13 @@ def wide_trees(rows: int, width: int, seed: int) -> Tensor:
 
 
 def check_trees(device: str) -> None:
-    """Of one word of marks and of three, of a part of a program's nodes and of several programs; with loose bounds, and
-    with nodes that are deeper than the bound."""
+    """Of one word of marks and of three, of a program and of several; with loose bounds, and with bounds too small."""
     for width, max_depth in ((1, 0), (5, 4), (60, 8), (130, 12)):
         check_tables(wide_trees(2, width, width), max_depth, device)
     check_tables(wide_trees(1, 20, 1).expand(3, -1), 19, device)
 
 
 def check_walks(device: str, examples: int) -> None:
-    """Trees of one shape and row by row, with equal siblings and invalid nodes."""
-
     @settings(max_examples=examples, phases=[Phase.generate])
     @given(st.sampled_from(["tree", "chain", "paths"]).flatmap(greedy_rounds))
     def check(case: tuple[DraftTree, Tensor]) -> None:
@@ -95,25 +91,6 @@ def check_fronts(device: str) -> None:
             assert torch.equal(one.cpu()[certain], other[certain])
 
 
-@interpreted
-def test_trees_use_the_kernels_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topology makes its tables in one launch, and a verdict is one launch, wherever a kernel can take a tensor."""
-    calls = []
-    for name, user in (("connected", "topology"), ("walk", "acceptance")):
-        made = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *given, name=name, made=made: calls.append(name) or made(*given))
-        monkeypatch.setattr(f"specdec.{user}.usable", lambda tensor: True)  # as on a GPU
-    parents = wide_trees(2, 12, 3)
-    topology = Topology(parents, 11, 11)
-    assert all(getattr(topology, name) is not None for name in TABLES) and calls == ["connected"]
-    following = torch.zeros_like(parents)
-    tree = DraftTree.build(torch.randint(0, 2, parents.shape), parents)
-    verdict = certain(tree, following)
-    assert calls[-1] == "walk"
-    monkeypatch.undo()
-    assert differing(verdict, certain(tree, following)) == []
-
-
 @pytest.mark.gpu
 def test_the_compiled_kernels_do_the_same() -> None:
     check_trees("cuda")
@@ -131,7 +108,6 @@ def test_the_compiled_kernels_do_the_same() -> None:
 
 
 def drawn(device: str, *, by_kernel: bool) -> list[Tensor]:
-    """Numbers of several requests, rounds and purposes: fewer than a program makes, and more."""
     keys = torch.tensor([request_key(seed, 5) for seed in (0, 1, -7)], device=device)
     rounds = torch.tensor([0, 3, 10**6], device=device)
     with pytest.MonkeyPatch.context() as patch, without_looking():
@@ -142,9 +118,6 @@ def drawn(device: str, *, by_kernel: bool) -> list[Tensor]:
 
 def check_numbers(device: str) -> None:
     assert all(map(torch.equal, drawn(device, by_kernel=True), drawn("cpu", by_kernel=False)))
-
-
-kernel = pytest.importorskip("specdec.kernels.sampling")
 
 
 def by_kernel(values: Tensor, state: SamplingTensors, device: str = "cpu") -> Tensor:
@@ -186,9 +159,7 @@ def check_what_went_wrong(device: str) -> None:
 
 @interpreted
 @pytest.mark.parametrize(
-    "params",
-    [[PARAMS[i] for i in (1, 4, 6, 9, 12, 13)], complete(PARAMS, strong=False)],
-    ids=["few", "all"],
+    "params", [[PARAMS[i] for i in (1, 4, 6, 9, 12, 13)], complete(PARAMS, strong=False)], ids=["few", "all"]
 )
 def test_the_kernel_is_the_distribution(params: Sequence[SamplingParams], monkeypatch: pytest.MonkeyPatch) -> None:
     check_what_went_wrong("cpu")

@@ -1,6 +1,5 @@
 """The compiled library: kept once, rebuilt where it is not right, and done without where it cannot be had."""
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -28,7 +27,6 @@ SOURCE = "#ifndef ANSWER\n#define ANSWER 1\n#endif\n" + "\n".join(
 
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small source, and a cache folder of this test's."""
     source = tmp_path / "sources" / "source.c"
     source.parent.mkdir()
     source.write_text(SOURCE)
@@ -48,8 +46,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a shell script the compiler."""
-
     def made(script: str) -> None:
         file = tmp_path / "compiler"
         file.write_text(f"#!/bin/sh\n{script}\n")
@@ -59,13 +55,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return made
 
 
-def answer(library: ctypes.CDLL | None) -> int:
-    assert library is not None
-    return library.panel_channels()
-
-
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Counts the commands that compile, from now on."""
     run = Mock(side_effect=subprocess.run)
     monkeypatch.setattr(subprocess, "run", run)
     return lambda: sum("-c" in call.args[0] for call in run.call_args_list)
@@ -75,10 +65,10 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 def test_it_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compilations(monkeypatch)
     for _ in range(2):
-        assert answer(library_in(folder)) == 1 and compiled() == 1
+        assert library_in(folder).panel_channels() == 1 and compiled() == 1
         assert len(os.listdir(folder)) == 1, "nothing but the library"
     monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-DANSWER=2"))
-    assert answer(library_in(folder)) == 2, "made from something else"
+    assert library_in(folder).panel_channels() == 2, "made from something else"
     assert compiled() == len(os.listdir(folder)) == 2
 
 
@@ -119,7 +109,7 @@ def test_a_damaged_library_is_made_anew(damage: str, folder: Path, monkeypatch: 
     kept.write_bytes(damaged[damage])
     compiled = compilations(monkeypatch)
     for _ in range(2):  # and is kept
-        assert answer(library_in(folder)) == 1 and compiled() == 1
+        assert library_in(folder).panel_channels() == 1 and compiled() == 1
 
 
 @needs_compiler
@@ -130,7 +120,7 @@ def test_two_processes_at_once(folder: Path, tmp_path: Path, compiler: Callable[
     wait = f"touch {begun}/$$; until [ $(ls {begun} | wc -l) -ge 2 ]; do sleep 0.01; done"
     compiler(f'case "$*" in *source.o) {wait};; esac\nexec cc "$@"')
     with ThreadPoolExecutor(2) as pool:
-        assert [answer(library) for library in pool.map(library_in, [folder, folder])] == [1, 1]
+        assert [library.panel_channels() for library in pool.map(library_in, [folder, folder])] == [1, 1]
     assert len(os.listdir(begun)) == 2
     (kept,) = folder.iterdir()
     assert native._is_whole(kept), "and nothing else is left"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import ModelRunner, Target
 from specdec.execution.forwards import fuse
@@ -17,8 +16,8 @@ from specdec.execution.packing import PackedLinears
 from specdec.execution.program import noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
+from tests.architectures import tiny
 from tests.launches import counted
-from tests.models import COMMON
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 
@@ -32,10 +31,6 @@ def test_only_plain_layers_are_packed() -> None:
     with packed.in_use():
         assert layer(torch.zeros(1)).item() == 1, "it has been given a forward since it was packed"
     assert layer(torch.zeros(1)).item() == 1
-
-
-def packed_of(runner: ModelRunner) -> PackedLinears:
-    return runner.executor.packed  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("change", ["in place", "data", "fused", "replaced"])
@@ -58,24 +53,13 @@ def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> 
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-def llama_from_16_bits() -> LlamaForCausalLM:
-    """A random model in float32 whose weights are bfloat16 numbers, just wide enough for its products to be packed."""
-    torch.manual_seed(0)
-    wide: dict[str, Any] = COMMON | {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide))
-    for parameter in model.parameters():
-        parameter.data.mul_(5.0 if parameter.ndim >= 2 else 1.0)
-    return model.bfloat16().float().eval()
-
-
 def test_the_bytes_that_are_read_are_those_of_the_copies() -> None:
     """A float32 model whose copies take 16 bits, its embedding's table too, which the output layer multiplies by."""
-    model = llama_from_16_bits()
-    model.config.tie_word_embeddings = True
-    model.tie_weights()
+    sizes = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}  # whole panels
+    model = tiny("llama", **sizes, tie_word_embeddings=True).bfloat16().float()
     size = {"max_batch_size": 1, "max_length": 64}
-    runner = ModelRunner(model, **size)
-    layers = packed_of(runner).layers
+    runner: Any = ModelRunner(model, **size)
+    layers = runner.executor.packed.layers
     copied = {layer.module.weight for layer in layers}
     assert all(layer.packed.bytes == 2 * layer.module.weight.numel() for layer in layers)
     other = [each.numel() for each in model.parameters() if each not in copied]  # norms, and what is too small

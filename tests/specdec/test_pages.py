@@ -1,6 +1,5 @@
 """Shared beginnings, pages and swapping change no output, and pages are conserved."""
 
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from specdec import Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
 from specdec.cache import pages as pool_module
 from specdec.cache.pages import keys_of
-from specdec.drafting.window import FeatureScorer
 from specdec.engine.scheduler import View, Work
 from specdec.engine.scheduler.base import entering
 from tests.components import DRAFTERS
@@ -21,8 +19,8 @@ from tests.specdec.test_schedules import SameDepth
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
-KINDS = {"plain": "", "tree": "model_tree_without_replacement", "feature heads": "eagle3_chain_iid"}
-LAYOUTS = {"shared rows": Paging(shared=True), "shared pages": Paging(page_size=4, shared=True)}
+HEADS = "eagle3_chain_iid"
+TARGET = Target(tiny_model("llama", vocab_size=24, layers=2))
 RNG = np.random.default_rng(0)
 FAMILIES = [RNG.integers(1, 24, length).tolist() for length in (13, 7)]
 PROMPTS = [FAMILIES[index % 2] + RNG.integers(1, 24, 1 + index % 5).tolist() for index in range(5)] + [FAMILIES[0][:9]]
@@ -33,35 +31,19 @@ SAMPLING = [
 ]
 
 
-@functools.cache
-def shared_target() -> Target:
-    return Target(tiny_model("llama", vocab_size=24, layers=2))
-
-
-def engine_of(kind: str, target: Target | None = None, **options: Any) -> Engine:
+def engine_of(drafter: str | None, target: Target = TARGET, **options: Any) -> Engine:
     options = {"max_length": 64, "prefill_chunk": 5, "max_batch_size": 3, **options}
-    drafter = DRAFTERS[KINDS[kind]](shared_target().model) if KINDS[kind] else None
-    return Engine(target or shared_target(), drafter, RejectionVerifier(), **options)
+    made = None if drafter is None else DRAFTERS[drafter](TARGET.model)
+    return Engine(target, made, RejectionVerifier(), **options)
 
 
 def outputs(engine: Engine) -> list[tuple[int, ...]]:
     return [each.token_ids for each in engine.generate(PROMPTS, SAMPLING)]
 
 
-@pytest.mark.parametrize(
-    "options", [{"kv_cache": "int8"}, complete({"invariant": True}, strong=False)], ids=["int8", "invariant"]
-)
-def test_other_forwards_share(options: dict[str, Any]) -> None:
-    found = []
-    for sizes in ({"max_batch_size": 1}, {"cache": LAYOUTS["shared pages"]}):
-        engine = engine_of("tree", **options, **sizes)
-        found.append([each.token_ids for each in engine.generate(PROMPTS[:4], SAMPLING[:4])])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("layout", ["shared rows", "shared pages"])
-def test_a_hit_saves_the_prefill_of_target_and_drafter(layout, monkeypatch) -> None:
-    engine = engine_of("feature heads", cache=LAYOUTS[layout])
+@pytest.mark.parametrize("paging", [Paging(shared=True), Paging(page_size=4, shared=True)], ids=["rows", "pages"])
+def test_a_hit_saves_the_prefill_of_target_and_drafter(paging: Paging, monkeypatch) -> None:
+    engine = engine_of(HEADS, cache=paging)
     counts, run = Counter[int](), ModelRunner.run
 
     def counting(runner: ModelRunner, batch: ForwardBatch, *rest: Any) -> Any:
@@ -82,8 +64,8 @@ def test_a_hit_saves_the_prefill_of_target_and_drafter(layout, monkeypatch) -> N
 def test_changed_weights_are_not_shared(kind: str, size: int | None) -> None:
     """Not even by a request that runs while they change. The Gemma's windows are shared like whole rows."""
     target = Target(tiny_model(kind, vocab_size=24, layers=2))
-    engine = engine_of("plain", target, cache=Paging(page_size=size, shared=True))
-    assert outputs(engine) == outputs(engine_of("plain", target, max_batch_size=1))
+    engine = engine_of(None, target, cache=Paging(page_size=size, shared=True))
+    assert outputs(engine) == outputs(engine_of(None, target, max_batch_size=1))
     engine.submit(PROMPTS[0], SAMPLING[0])
     engine.step()
     with torch.no_grad():
@@ -92,7 +74,7 @@ def test_changed_weights_are_not_shared(kind: str, size: int | None) -> None:
     engine.weights_changed()
     while engine.unfinished:
         engine.step()
-    assert outputs(engine) == outputs(engine_of("plain", target))
+    assert outputs(engine) == outputs(engine_of(None, target))
 
 
 class Fitting(SameDepth):
@@ -109,7 +91,6 @@ class Fitting(SameDepth):
 
 
 def conversations(engine: Engine) -> list[tuple[int, ...]]:
-    """Second answers: every second prompt is a first one, its answer, and a little more."""
     sampling = [SamplingParams(max_new_tokens=9, temperature=1.0, seed=seed, ignore_eos=True) for seed in range(6)]
     answers = [each.token_ids for each in engine.generate(PROMPTS, sampling)]
     turns = [[*prompt, *answer, 5, 6, 7] for prompt, answer in zip(PROMPTS, answers, strict=True)]
@@ -117,8 +98,8 @@ def conversations(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def test_answers_are_shared_with_the_next_turn() -> None:
-    engine = engine_of("feature heads", max_batch_size=8, cache=Paging(page_size=2, shared=True))
-    assert conversations(engine) == conversations(engine_of("feature heads", max_batch_size=1))
+    engine = engine_of(HEADS, max_batch_size=8, cache=Paging(page_size=2, shared=True))
+    assert conversations(engine) == conversations(engine_of(HEADS, max_batch_size=1))
     most = sum(map(len, PROMPTS)) + 6 * 9
     assert engine.page_counts.reused > 0.6 * most
 
@@ -131,43 +112,30 @@ def test_a_key_without_its_past_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
             yield from keys_of(tokens[end - size : end], size, b"", ahead=False)
 
     monkeypatch.setattr(pool_module, "keys_of", forgetful)
-    found = outputs(engine_of("plain", cache=Paging(page_size=1, shared=True)))
-    assert found != outputs(engine_of("plain", max_batch_size=1))
+    found = outputs(engine_of(None, cache=Paging(page_size=1, shared=True)))
+    assert found != outputs(engine_of(None, max_batch_size=1))
 
 
-@pytest.mark.parametrize("mutant", ["ahead", *(complete(each, strong=False) for each in ("held", "lookback"))])
-def test_pairs_of_other_tokens_are_noticed(mutant: str, monkeypatch) -> None:
-    """Mutants: a head's pairs are shared before they are in the cache, without its window, or with another token."""
-    engine = engine_of("feature heads", max_batch_size=8, cache=Paging(page_size=1, shared=True))
-    if mutant == "held":
-        monkeypatch.setattr(FeatureScorer, "held", lambda scorer, slot, length: length)
-    elif mutant == "lookback":
-        engine.session.lookback = 0
-    else:
-        monkeypatch.setattr(pool_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
+def test_pairs_of_other_tokens_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a head's pair is found by its first token, whatever stands behind it."""
+    monkeypatch.setattr(pool_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
+    engine = engine_of(HEADS, max_batch_size=8, cache=Paging(page_size=1, shared=True))
     found = [conversations(engine) for _ in range(3)]
     monkeypatch.undo()
-    assert found != [conversations(engine_of("feature heads", max_batch_size=1))] * 3
+    assert found != [conversations(engine_of(HEADS, max_batch_size=1))] * 3
 
 
 def test_wrong_pages_and_a_policy_that_admits_too_much_are_refused() -> None:
-    for paging, named in (
-        ({"page_size": 0}, "page_size"),
-        ({"page_size": 4, "pages": 3}, "pages=3"),
-        ({"swap": -1}, "swap"),
-    ):
+    for paging, named in (({"page_size": 0}, "page_size"), ({"page_size": 4, "pages": 3}, "pages=3")):
         with pytest.raises(ValueError, match=named):
-            Engine(shared_target(), max_length=64, cache=Paging(**paging))
+            Engine(TARGET, max_length=64, cache=Paging(**paging))
 
     class Admits(Scheduler):
-        """Gives every free slot away, whether there are pages or not."""
-
         def plan(self, view: View) -> Work:
-            prefilling = [each for each in view.running if each.to_prefill]
-            work = [(each, 5) for each in (*prefilling, *view.waiting[: view.free_slots])]
-            return Work(prefill=work, decode=[*view.running, *(each for each, _ in work)])
+            work = [(each, 5) for each in view.waiting[: view.free_slots]]  # whether there are pages or not
+            return Work(prefill=work, decode=[each for each, _ in work])
 
-    engine = engine_of("plain", cache=Paging(page_size=4, pages=16), scheduler=Admits())
+    engine = engine_of(None, cache=Paging(page_size=4, pages=16), scheduler=Admits())
     for _ in range(3):
         engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=20, ignore_eos=True))
     with pytest.raises(ValueError, match="pages"):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.native.library as native
 from specdec import Engine, SamplingParams, Target
@@ -21,14 +20,13 @@ from specdec.execution.products import PanelWeight, panels
 from specdec.machine import cpu
 from specdec.native import native_library
 from specdec.quantization import METHODS, quantize
-from specdec.quantization.base import QuantizedLinear
+from tests.architectures import tiny
 from tests.launches import counted
-from tests.models import COMMON
 
-needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 DTYPES = (torch.float32, torch.bfloat16)
-
-
+ROWS = (1, 2, 5, 6, 7, 13, 61, 130)
+"""In tiles of any number of rows, and beyond the rows for which a block of weights is used again."""
 AMX = Path(__file__).with_name("amx.h")
 needs_pairs = pytest.mark.skipif(not {"avx512_bf16", "avx512vl"} <= cpu().features, reason="no AVX512 with bfloat16")
 
@@ -53,7 +51,6 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=machines(), scope="module")
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The C as it is compiled for one of these."""
     if request.param == "native" and (kept := native_library()) is not None:
         return kept
     if request.param == "tiles":
@@ -71,33 +68,25 @@ def on(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     return library
 
 
-def made_by(scheme: str, weight: Tensor, bias: Tensor | None) -> QuantizedLinear:
-    """A layer with these weights in a scheme."""
-    layer = METHODS[scheme](weight, bias)
-    assert isinstance(layer, QuantizedLinear)
-    return layer
-
-
 def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-ROWS = (1, 2, 5, 6, 7, 13, 61, 130)
-"""In tiles of any number of rows, and beyond the rows for which a block of weights is used again."""
-
-
-@needs_compiler
-@pytest.mark.parametrize("digits", ["all", "bfloat16", "float16"])
+@pytest.mark.parametrize("digits", ["all", "bfloat16", "float16", 1.0 + 2.0**-12, 2.0**-40 * (1 + 2.0**-9)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_weight_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, digits: str) -> None:
+def test_a_weight_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, digits: str | float) -> None:
+    """A number for each dtype of 16 bits has to fit, or all have 32, also if it is the last number that does not."""
     for out, width in ((1, 1), (73, 63), (130, 64), (64, 2049)):
         weight = noise(out, width)
-        weight = weight if digits == "all" else weight.to(getattr(torch, digits)).float()
+        if isinstance(digits, float):
+            weight = weight.bfloat16().float()
+            weight[-1, -1] = digits
+        elif digits != "all":
+            weight = weight.to(getattr(torch, digits)).float()
         weight, bias = weight.to(dtype), noise(out, dtype=dtype)
         product = panels(weight)
-        assert product is not None
         filled = -(-out // module.panel_channels()) * module.panel_channels() * (width + width % 2)
-        assert product.bytes == filled * (4 if digits == "all" and dtype is torch.float32 else 2)
+        assert product.bytes == filled * (2 if dtype is torch.bfloat16 or digits in ("bfloat16", "float16") else 4)
         for rows, added in ((1, None), (1, bias), (7, None), (70, bias)):
             inputs = noise(1, rows, width, dtype=dtype)
             exact = inputs.double() @ weight.double().T + (0 if added is None else added.double())
@@ -109,29 +98,14 @@ def test_a_weight_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, digits: str
         assert torch.equal(product(inputs[0].T.contiguous().T, bias), outputs[0]), "inputs may lie as they like"
 
 
-@needs_compiler
-@pytest.mark.parametrize("value", [1.0 + 2.0**-12, 2.0**-40 * (1 + 2.0**-9)])
-def test_one_number_with_too_many_digits_keeps_32_bits(value: float) -> None:
-    """It stands in the last row. A number for each dtype of 16 bits has to fit, or all of them have 32."""
-    weight = noise(1500, 16, dtype=torch.bfloat16).float()
-    small = panels(weight)
-    weight[-1, -1] = value
-    large = panels(weight)
-    assert small is not None and large is not None and large.bytes == 2 * small.bytes
-    inputs = noise(3, 16)
-    assert torch.equal(small(inputs, None)[:, :-1], large(inputs, None)[:, :-1]), "the same sums"
-
-
-@needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
     for out, width in ((48, 192), (70, 90)):  # the last group of int4 may be smaller
-        layer = made_by(scheme, noise(out, width, dtype=dtype), noise(out, dtype=dtype))
+        layer = METHODS[scheme](noise(out, width, dtype=dtype), noise(out, dtype=dtype))
         made = layer.panels()
-        assert made is not None
         # The stored numbers themselves: bfloat16 would round int8's products with their scales.
-        wide = made_by(scheme, noise(out, width, dtype=dtype), None).to(torch.float64)
+        wide = METHODS[scheme](noise(out, width, dtype=dtype), None).to(torch.float64)
         numbers = wide.dequantized().double()
         for rows in (1, 7, 70):
             inputs = noise(rows, width, dtype=dtype)
@@ -143,24 +117,21 @@ def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: t
             assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
 
 
-@needs_compiler
 @pytest.mark.parametrize("rows", [1, 7, 30], ids=str)
 def test_every_integer_is_multiplied_as_what_it_is(on: ctypes.CDLL, rows: int) -> None:
     """By the identity; in tiles that unpack in registers, and in those that find the weights unpacked."""
     for scheme, count, least, groups in (("int8", 255, -127, ()), ("int4", 16, -8, (2,))):
         weight = (torch.arange(70 * 128).view(70, 128) % count + least).to(torch.int8)
-        layer, pairs = made_by(scheme, weight.bfloat16(), None), (weight + 8).to(torch.uint8).view(70, 64, 2)
+        layer, pairs = METHODS[scheme](weight.bfloat16(), None), (weight + 8).to(torch.uint8).view(70, 64, 2)
         layer.weight = nn.Parameter((pairs[..., 0] << 4 | pairs[..., 1]) if groups else weight, requires_grad=False)
         layer.scale = torch.ones(70, *groups).bfloat16()
         made = layer.panels()
-        assert made is not None
         inputs = torch.eye(128, dtype=torch.bfloat16)
         found = torch.cat([made(part.contiguous(), None) for part in inputs.split(rows)])
         assert torch.equal(found.T, weight.bfloat16())
     assert module.int8_panels(torch.tensor([[-128, 3]], dtype=torch.int8), torch.ones(1)) is None
 
 
-@needs_compiler
 @pytest.mark.parametrize("kind", ["float32", "float32 of 16 bits", "bfloat16", "int8", "int4 in float32"])
 def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) -> None:
     """Plain decoding multiplies one row, verification several, prefill many: they must not part here."""
@@ -168,8 +139,7 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
     for out, width in ((70, 192), (37, 67)):
         weight = noise(out, width, dtype=dtype)
         weight = weight.bfloat16().to(dtype) if "16" in kind else weight
-        product = made_by(kind[:4], weight, None).panels() if kind.startswith("int") else panels(weight)
-        assert product is not None
+        product = METHODS[kind[:4]](weight, None).panels() if kind.startswith("int") else panels(weight)
         inputs = noise(130, width, dtype=dtype)
         alone = torch.cat([product(row, None) for row in inputs.split(1)])
         for rows in ROWS:
@@ -187,14 +157,10 @@ def by_the_manual(inputs: Tensor, weight: Tensor) -> Tensor:
     return sums.bfloat16()
 
 
-@needs_compiler
 @needs_pairs
 @pytest.mark.parametrize("mutant", [False, True], ids=["as it is", "mutant"])
 def test_tiles_sum_as_the_manual_says(mutant: bool, tiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit: exact sums are 0, so the outputs are nothing but the order's roundings. The time is not seen here.
-
-    The mutant's panels have the first and the second input of each pair exchanged.
-    """
+    """Exact sums are 0, so the outputs are the order's roundings. The mutant exchanges the two inputs of each pair."""
     library = native._load(tiles)
     for each in (module, native):
         monkeypatch.setattr(each, "native_library", lambda: library)
@@ -212,9 +178,7 @@ def test_tiles_sum_as_the_manual_says(mutant: bool, tiles: Path, monkeypatch: py
     assert 0 < (vectors.float() - wanted.float()).abs().max() < 1e-4
 
 
-@needs_compiler
 def test_tiles_are_compiled_for_a_processor_that_has_them(tmp_path: Path) -> None:
-    """They are not run here."""
     made_file = tmp_path / "made.s"
     for_it = ("-O1", "-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-S", "-o", str(made_file))
     flags = [each for each in native._FLAGS if not each.startswith(("-O", "-march"))]
@@ -223,7 +187,6 @@ def test_tiles_are_compiled_for_a_processor_that_has_them(tmp_path: Path) -> Non
     assert all(name in made for name in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"))
 
 
-@needs_compiler
 @needs_pairs
 def test_a_system_that_refuses_tiles_has_the_products_of_vectors(tiles: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("AMX_REFUSED", "1")
@@ -231,7 +194,6 @@ def test_a_system_that_refuses_tiles_has_the_products_of_vectors(tiles: Path, tm
     assert library.tiles_from(0) == 0 and library.tiles_from(5) == 0
 
 
-@needs_compiler
 def test_weights_are_joined_without_a_copy_and_threads_do_not_matter() -> None:
     channels = module.panel_channels()
     weights = [noise(size, 40) for size in (2 * channels, channels, 30)]
@@ -245,7 +207,6 @@ def test_weights_are_joined_without_a_copy_and_threads_do_not_matter() -> None:
     assert all(part.panels.untyped_storage().data_ptr() == whole for part in parts)
     assert PanelWeight.joined(parts[::-1]) is None, "the first one would end within a panel"
     product, inputs, found = panels(noise(1501, 768)), noise(1, 768), []
-    assert product is not None
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         found.append(product(inputs, None))
@@ -268,14 +229,13 @@ class Wrapped(Tensor):
         return func(*args, **kwargs)
 
 
-@needs_compiler
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
 @torch.inference_mode()
 def test_a_tensor_of_another_class_is_not_read_by_its_address(scheme: str | None) -> None:
     """It would end the process: there is nothing at the address. Inputs, biases and weights are left to torch."""
     weight, inputs, bias = noise(16, 64), noise(1, 64), noise(16)
     assert panels(Wrapped(weight)) is None and module.int8_panels(Wrapped(weight.to(torch.int8)), noise(16)) is None
-    layer = nn.Linear(64, 16) if scheme is None else made_by(scheme, weight, bias)
+    layer = nn.Linear(64, 16) if scheme is None else METHODS[scheme](weight, bias)
     layer.bias = nn.Parameter(bias)
     with PackedLinears(layer).in_use():
         wanted = layer(inputs)
@@ -284,14 +244,11 @@ def test_a_tensor_of_another_class_is_not_read_by_its_address(scheme: str | None
         torch.testing.assert_close(layer(inputs), wanted, atol=0.03, rtol=2**-6)
 
 
-@needs_compiler
 @pytest.mark.parametrize("scheme", [None, "int4"])
 def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured forwards and recorded rounds know the products, which are no operations of torch."""
     monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 3)
-    torch.manual_seed(0)
-    wide: dict[str, Any] = COMMON | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
+    model = tiny("llama", hidden_size=64, intermediate_size=64, num_hidden_layers=2, head_dim=16)
     target = Target(model if scheme is None else quantize(model, scheme))
     linears = sum(isinstance(each, nn.Linear) or hasattr(each, "panels") for each in model.modules())
     for way in ("off", "rounds"):

@@ -10,16 +10,12 @@ from torch import Tensor
 
 from specdec.quantization import METHODS
 from specdec.quantization.base import CUDA_ROWS
-from specdec.quantization.fp8 import from_fp8, to_fp8
-from specdec.quantization.int4 import from_int4, to_int4
-from specdec.quantization.int8 import from_int8, to_int8
 
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("specdec.kernels.products")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 tl = triton.language
 
-SCHEMES = ("int8", "int4", "fp8")
 SHAPES = [(1, 40, 96), (3, 64, 512), (17, 33, 257), (20, 48, 1024), (64, 16, 130), (70, 130, 200), (130, 33, 64)]
 """Rows, output and input widths: no blocks are full, all are, several programs share the inputs, several share rows."""
 
@@ -28,14 +24,10 @@ interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="tri
 
 def product(scheme: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What the kernel returns, and the exact product with the same numbers."""
-    if scheme == "int4":
-        stored, scale = to_int4(weight)
-        numbers = from_int4(stored, scale, weight.shape[1])
-    else:
-        stored, scale = (to_int8 if scheme == "int8" else to_fp8)(weight)
-        numbers = (from_int8 if scheme == "int8" else from_fp8)(stored, scale.double())
+    stored, scale = METHODS[scheme].store(weight)
+    numbers = METHODS[scheme].numbers(stored, scale.double())[:, : weight.shape[1]]
     found = kernels.multiply(inputs, kernels.words_of(stored), scale, scheme)
-    return found, inputs.double() @ numbers.double().t()
+    return found, inputs.double() @ numbers.t()
 
 
 def error(scheme: str, shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
@@ -85,7 +77,7 @@ def bfloat16_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("bfloat16_numbers")
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", METHODS)
 def test_the_kernel_is_the_product(scheme: str) -> None:
     for shape, dtype in itertools.product(SHAPES, (torch.float16, torch.bfloat16)):
         # The output is rounded by 2^-11 or 2^-8 of its size at most; sums are float32's.
@@ -93,19 +85,15 @@ def test_the_kernel_is_the_product(scheme: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", METHODS)
 def test_all_stored_numbers_are_exact(scheme: str) -> None:
     """Times one, in float32: every byte but e4m3's two that are no numbers."""
     stored = torch.arange(256, dtype=torch.uint8)[:, None]
-    stored = stored[(stored & 127) != 127][:, None] if scheme == "fp8" else stored
-    scale = torch.ones(len(stored), dtype=torch.float16)
-    if scheme == "int4":
-        scale, numbers = scale[:, None], from_int4(stored, scale[:, None], 2)
-    elif scheme == "int8":
-        stored = stored.view(torch.int8)
-        numbers = from_int8(stored, scale)
-    else:
-        numbers = from_fp8(stored, scale)
+    if scheme == "fp8":
+        stored = stored[(stored & 127) != 127][:, None]
+    stored = stored.view(torch.int8) if scheme == "int8" else stored
+    scale = torch.ones(stored.shape if scheme == "int4" else len(stored), dtype=torch.float16)
+    numbers = METHODS[scheme].numbers(stored, scale)[:, :2]  # the rest of a group of int4 is padding
     found = [
         kernels.multiply(unit, kernels.words_of(stored), scale, scheme)[0]
         for unit in torch.eye(numbers.shape[1]).half()[:, None]
@@ -137,7 +125,7 @@ def _but_the_last(sums: Any, outputs: Any, count: Any, SHARES: tl.constexpr, BLO
 @interpreted
 @pytest.mark.parametrize(
     ("name", "mutant", "schemes"),
-    [("_halves", _exchanged, SCHEMES), ("_numbers", _from_seven, ["int4"]), ("_sum", _but_the_last, SCHEMES)],
+    [("_halves", _exchanged, [*METHODS]), ("_numbers", _from_seven, ["int4"]), ("_sum", _but_the_last, [*METHODS])],
 )
 def test_a_wrong_kernel_is_seen(name: str, mutant: Any, schemes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, name, mutant)
@@ -156,7 +144,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 9, 24, 60, 72, 300])
 @pytest.mark.parametrize("shape", [(1024, 4096), (4096, 14336), (1000, 4100)], ids=str)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_compiled_kernel_is_the_product(scheme: str, shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     assert error(scheme, (rows, *shape), dtype, "cuda") < torch.finfo(dtype).eps * 0.55

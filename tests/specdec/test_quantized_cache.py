@@ -8,14 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import specdec.cache.paged
 from drafters import ModelDrafter
 from specdec import Engine, ForwardBatch, ModelRunner, Target
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, EightBitIntegers, Format, QuantizedTensor, check_device
-from specdec.cache.layout import LayerShape, Segment
+from specdec.cache.layout import LayerShape
 from specdec.cache.storage import Cache
 from tests.models import tiny_model
-from tests.test_lossless import MAIN, SAMPLING, prompts, reference, target_model
+from tests.test_lossless import MAIN, reference, target_model
 from verifiers import RejectionVerifier
 
 SLACK = 1 + 1e-5  # float32 rounds a factor, a quotient and a product besides
@@ -70,9 +69,7 @@ def test_what_is_not_finite_stays_so_and_spoils_no_other_vector(format: Format) 
         assert torch.equal(kept[[0, 2]], stored(format, vectors[[0, 2]]))
 
 
-class Squares(EightBitIntegers):
-    """Codes that kernels would read as other numbers."""
-
+class Squares(EightBitIntegers):  # whose codes kernels would read as other numbers
     def numbers(self, codes: Tensor) -> Tensor:
         return codes.float() * codes.float().abs() / self.largest
 
@@ -149,52 +146,8 @@ def test_layers_of_several_shapes_and_the_keys_of_an_indexer() -> None:
         assert torch.equal(cache.update_indexer(selected, 1), full.update_indexer(selected, 1))
 
 
-pytestmark = pytest.mark.usefixtures("untried")
-kv_caches = pytest.mark.parametrize("kv_cache", FORMATS)
-
-
-def decoded(kv_cache: str, architecture: str) -> list[list[int]]:
-    """Plain decoding's output, with refilled slots and prompts in pieces."""
-    sizes = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 7}
-    engine = Engine(Target(target_model(architecture)), **sizes, kv_cache=kv_cache, optimize=False)
-    engine.runner.joins = False  # a cache that is Fresh knows the nodes of one forward
-    return [list(output.token_ids) for output in engine.generate(prompts(), SAMPLING)]
-
-
-class Fresh(Cache):
-    """A mistake: a forward's nodes see each other's keys and values as they were computed, not as they are stored."""
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        super().write(layer, keys, values)
-        self.fresh = keys, values
-
-    def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self._renewed(super().read(layer), slice(None))
-
-    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
-        return self._renewed(super().read_segment(layer, segment), segment.rows)
-
-    def _renewed(self, found: tuple[Tensor, Tensor], which: slice) -> tuple[Tensor, Tensor]:
-        if self._start >= 0:
-            cells = torch.arange(self.fresh[0].shape[2])[None] + self._start
-        else:
-            (index,) = self._indices.values()
-            cells = index[1]
-        keys, values = (each + 0 for each in found)
-        rows = torch.arange(len(keys))[:, None]
-        for each, fresh in zip((keys, values), self.fresh, strict=True):
-            each.transpose(1, 2)[rows, cells[which]] = fresh[which].transpose(1, 2)
-        return keys, values
-
-
-@kv_caches
-def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(kv_cache: str, monkeypatch) -> None:
-    monkeypatch.setattr(specdec.cache.paged, "Cache", Fresh)
-    models = (MAIN, "gemma2", "mistral_sliding", "qwen2")  # until the first whose outputs hang on it
-    assert any(decoded(kv_cache, name) != reference(name, kv_cache=kv_cache) for name in models)
-
-
-@kv_caches
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("kv_cache", FORMATS)
 def test_a_drafters_cache_is_its_own_and_the_comparison_would_notice_one_that_is_not_quantized(kv_cache: str) -> None:
     target = Target(target_model(MAIN))
     engine = Engine(target, ModelDrafter(target.model, 2, kv_cache=kv_cache), RejectionVerifier(), max_length=64)

@@ -32,9 +32,7 @@ def state_of(engine: Engine) -> list[Tensor]:
     session = engine.session
     if session is None:
         return found
-    for model in session.models:
-        if isinstance(model, ModelRunner):
-            found += model.cache.tensors
+    found += [each for model in session.models if isinstance(model, ModelRunner) for each in model.cache.tensors]
     if isinstance(session, ScoredSession):
         found += tensors_in(session.scorer)
         if session.policy is not None:
@@ -49,8 +47,7 @@ def tensors_in(owner: object) -> list[Tensor]:
 class Comparing(Recorder):
     """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, state included."""
 
-    engine: Engine
-    """Set after the engine was made."""
+    engine: Engine  # set after it was made
 
     def __init__(self) -> None:
         self.inner = TapeRecorder()
@@ -137,31 +134,24 @@ def test_the_comparison_notices_a_rule_that_depends_on_something_else(target) ->
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30, temperature=1.0))
 
 
-def by_stage(name: str) -> str:
-    """The pools of ``CudaGraphRecorder``."""
-    return name
-
-
 class Clobbering(Recorder):
     """Records like CUDA graphs that share memory, in the worst case that torch allows.
 
-    Inputs are read and outputs written at fixed addresses. Whoever was captured first knows nothing of the outputs of
-    those captured later in the same pool, and a replay writes over all of them.
+    Stages have a pool each, as in ``CudaGraphRecorder``. Inputs are read and outputs written at fixed addresses. Who
+    was captured first knows nothing of the outputs of those captured later in its pool: a replay writes over them.
     """
 
-    def __init__(self, pool: Callable[[str], str] = by_stage):
-        self._inner, self._pool = TapeRecorder(), pool
+    def __init__(self, one_pool: bool):
+        self._inner, self._one_pool = TapeRecorder(), one_pool
         self._made: list[tuple[str, Sequence[Tensor]]] = []
         self._fixed: set[int] = set()
-        self.overwritten = 0
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        """See ``Recorder.record``."""
         places = [each if each.data_ptr() in self._fixed else each.clone() for each in inputs]
         program, made = self._inner.record(name, stage, places)
         assert not isinstance(program, str), f"{name}: {program}"
         outputs = [each.clone(memory_format=torch.contiguous_format) for each in made]
-        number, pool = len(self._made), self._pool(name)
+        number, pool = len(self._made), "" if self._one_pool else name
         self._made.append((pool, outputs))
         self._fixed.update(each.data_ptr() for each in outputs if each.numel())
 
@@ -176,7 +166,6 @@ class Clobbering(Recorder):
                 for each in later:
                     if other == pool and each.numel() and each.data_ptr() not in own:
                         each.fill_(7 if each.is_floating_point() else 1)
-                        self.overwritten += 1
             for place, each in zip(outputs, results, strict=True):
                 place.copy_(each)
             return outputs
@@ -184,20 +173,19 @@ class Clobbering(Recorder):
         return replay, outputs
 
     def clear(self) -> None:
-        """See ``Recorder.clear``."""
         self._made.clear()
         self._fixed.clear()
 
 
 @pytest.mark.parametrize(
-    ("drafter", "pool"),
+    ("drafter", "one_pool"),
     [
-        ("model_tree_iid", by_stage),
-        ("medusa", lambda stage: "mutant: one for all"),
-        complete("eagle3_expansion", by_stage, strong=False),
+        ("model_tree_iid", False),
+        ("medusa", True),  # mutant
+        complete("eagle3_expansion", False, strong=False),
     ],
 )
-def test_graphs_that_share_memory_as_far_as_they_may_change_nothing(target, drafter, pool, monkeypatch) -> None:
+def test_graphs_that_share_memory_as_far_as_they_may_change_nothing(target, drafter, one_pool, monkeypatch) -> None:
     """Over several bounds of positions; results at fixed addresses are read before the next round overwrites them."""
     monkeypatch.setattr("specdec.engine.round.bucket_of", lambda keys: -(-keys // 24) * 24)
     options = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 7}
@@ -206,15 +194,15 @@ def test_graphs_that_share_memory_as_far_as_they_may_change_nothing(target, draf
     with Engine(target, made, rule, recording="off", **options) as engine:
         wanted = [engine.generate(prompts(), asked, speculate=speculate) for speculate in (False, True)]
     with Engine(target, made, rule, recording="rounds", **options) as engine:
-        engine._rounds.recorder.recordings._recorder = Clobbering(pool)
+        engine._rounds.recorder.recordings._recorder = Clobbering(one_pool)
         try:
             found = [engine.generate(prompts(), asked, speculate=speculate) for speculate in (False, True)]
         except (RuntimeError, IndexError, ValueError):  # numbers that were overwritten
-            assert pool is not by_stage
+            assert one_pool
             return
         assert engine._rounds.recorder.recordings.replays > 100, "too little was replayed"
     tokens = [[[each.token_ids for each in outputs] for outputs in both] for both in (found, wanted)]
-    assert (tokens[0] == tokens[1]) is (pool is by_stage)
+    assert (tokens[0] == tokens[1]) is not one_pool
 
 
 @pytest.mark.parametrize(("drafter", "overlaps"), [(None, True), ("model_chain_iid", True), ("ngram", False)])

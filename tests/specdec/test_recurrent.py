@@ -2,11 +2,11 @@
 
 Every node's logits are compared with a plain forward over its path, without a cache. The measure of rounding is the
 model's own decoding, token by token, with a cache of transformers: it is as far from plain forwards. Models that do
-one thing wrong must be found.
+one thing wrong must be found. Then targets and drafting models with such layers: token for token, and in law.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,34 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec import DraftTree, ForwardBatch, ModelRunner
+from drafters import EagleDrafter, MarginalDrafter, ModelDrafter, PARDDrafter
+from specdec import Drafter, DraftTree, Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Target
 from specdec.cache import states as states_module
 from specdec.cache.states import Pending, States
+from specdec.drafting.builders import ExpansionTree
 from specdec.memory import NoRoomError
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
 from specdec.recurrent.recurrence import Call, calls_of
+from specdec.target import facts
 from tests.architectures import MODEL_TYPES, VOCAB, own_error, tiny
+from tests.components import DRAFTERS
 from tests.forwards import prefill, verify
+from tests.models import tiny_model
+from tests.reference import reference_decode
+from tests.shapes import shapes_unchecked
+from tests.specdec.test_pages import Fitting
+from tests.test_distribution import LEVEL, SAMPLINGS, p_value
+from tests.test_distribution import VOCAB as FEW
+from tests.test_lossless import prompts
+from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    pytest.mark.usefixtures("untried"),
+]
+TRIAL = facts._trial  # before the fixture has taken it away
 
 SLOTS, NODES, ROUNDS = 4, 5, 6
 
@@ -48,11 +65,6 @@ kind of layer (``test_architectures`` has every type)."""
 
 FAST = ("qwen3_next", "mamba", "recurrent_gemma", "zaya")
 """Convolutions beside a matrix of states; states one by one; states in attributes; a layer that gives three tensors."""
-
-
-def of_types(names: Sequence[str]) -> list[Any]:
-    """Parameters for every type that this transformers knows; all but a few are left for the full tests."""
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.full) for name in names if name in MODEL_TYPES]
 
 
 def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
@@ -107,20 +119,15 @@ def tolerance(model: PreTrainedModel) -> float:
     return min(max(3 * own_error(model), 2e-6), 1e-4)
 
 
-Replace = Callable[[pytest.MonkeyPatch], None]
-
-
 def run_again(patch: pytest.MonkeyPatch) -> None:
     """Memory has no room for a state of every node."""
     short = states_module._short
-
-    def shorter(layers: Any, places: int, nodes: int, *sizes: Any) -> NoRoomError | None:
-        return None if nodes else short(layers, 2**50, nodes, *sizes)
-
-    patch.setattr(states_module, "_short", shorter)
+    patch.setattr(
+        states_module, "_short", lambda layers, _, nodes, *more: None if nodes else short(layers, 2**50, nodes, *more)
+    )
 
 
-@pytest.mark.parametrize("name", of_types(sorted(FOUND)))
+@pytest.mark.parametrize("name", [complete(each, strong=each in FAST) for each in FOUND if each in MODEL_TYPES])
 def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(name)
     kind, one_by_one = FOUND[name]
@@ -137,18 +144,6 @@ def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str, monkeypatc
 def forgotten(patch: pytest.MonkeyPatch) -> None:
     """Only the root of a round enters the states."""
     patch.setattr(Pending, "commit", lambda *args: None)
-
-
-def twice(patch: pytest.MonkeyPatch) -> None:
-    """A path is run over once more: the root is its first node again."""
-    commit = Pending.commit
-
-    def again(self: Pending, slots: Tensor, path: Tensor, counts: Tensor) -> None:
-        commit(self, slots, path, counts)
-        if path.shape[1]:
-            self.path[slots, 0] = 0
-
-    patch.setattr(Pending, "commit", again)
 
 
 def wrong_parent(patch: pytest.MonkeyPatch) -> None:
@@ -177,54 +172,20 @@ def without_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(States, "commit", some)
 
 
-def padding(patch: pytest.MonkeyPatch) -> None:
-    """All tokens of a padded piece go through the layers."""
-
-    def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
-        counts = None if batch.counts is None else np.full_like(batch.counts, batch.nodes)
-        return calls_of(replace(batch, counts=counts), one_by_one=one_by_one)
-
-    patch.setattr(recurrence, "calls_of", calls)
-
-
-def zeros(patch: pytest.MonkeyPatch) -> None:
-    """A slot in which nothing came before begins with a state of zeros."""
-
-    def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
-        found = calls_of(batch, one_by_one=one_by_one)
-        return [each._replace(before=torch.zeros_like(each.after)) if each.before is None else each for each in found]
-
-    patch.setattr(recurrence, "calls_of", calls)
-
-
-MUTANTS: dict[str, tuple[str, Replace]] = {
-    "a wrong parent's state": ("qwen3_next", wrong_parent),
-    "a commit without the root": ("qwen3_next", without_root),
-    "padding that reaches a layer": ("qwen3_next", padding),
-    "a fresh slot of zeros": ("zaya", zeros),
-    "a path that does not run again": ("qwen3_next", forgotten),
-    "a path that runs twice": ("qwen3_next", twice),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, mutant = MUTANTS[name]
-    # A slot of zeros is no fresh one where a layer has a bias.
-    model = tiny(kind, attention_bias=True)
+@pytest.mark.parametrize("mutant", [wrong_parent, without_root, forgotten])
+def test_a_mistake_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3_next")
     bound = tolerance(model)
-    if mutant in (forgotten, twice):
+    if mutant is forgotten:
         run_again(monkeypatch)
     assert error(model, chunk=64) < bound
     mutant(monkeypatch)
-    monkeypatch.setattr("specdec.target.facts._trial", lambda *args: None)
+    if mutant is wrong_parent:
+        monkeypatch.setattr(facts, "_trial", TRIAL)
+        with pytest.raises(ValueError, match="its logits differ by"):
+            ModelRunner(model, max_batch_size=1, max_length=32)
+        monkeypatch.setattr(facts, "_trial", lambda *args: None)
     assert error(model, chunk=64) > 100 * bound
-
-
-def test_a_mistake_is_found_when_a_runner_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong_parent(monkeypatch)
-    with pytest.raises(ValueError, match="its logits differ by"):
-        ModelRunner(tiny("qwen3_next"), max_batch_size=1, max_length=32)
 
 
 def test_layers_are_found_in_half_precision_and_quantized_and_the_model_is_left_as_it_was() -> None:
@@ -261,3 +222,149 @@ def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 10 * states.bytes_per_state)
     with pytest.raises(NoRoomError, match=r"states of .*, of one layer for every node,.* max_batch_size=1 with"):
         ModelRunner(model, **sizes, max_nodes=14)
+
+
+def test_outputs_do_not_depend_on_schedules_where_accepted_tokens_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests lose their slots at random, and begin again; nothing is shared."""
+    target = Target(tiny("qwen3_next"))
+    greedy, asked = SamplingParams(max_new_tokens=8), [*prompts()[:3], prompts()[0]]
+    drafter = DRAFTERS["recycling"](target.model)
+    alone = Engine(target, drafter, RejectionVerifier(), max_length=64).generate(asked, greedy)
+    with pytest.raises(ValueError, match="qwen3_next has recurrent layers, whose states no requests share"):
+        Engine(target, max_length=64, cache=Paging(shared=True))
+    run_again(monkeypatch)
+    policy, paging = Fitting(np.random.default_rng(0)), Paging(page_size=4)
+    sizes: dict[str, Any] = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 5}
+    engine = Engine(target, drafter, RejectionVerifier(), cache=paging, scheduler=policy, recording="rounds", **sizes)
+    assert engine.recording == "decisions"
+    for _ in range(2):
+        outputs = engine.generate(asked, greedy)
+        assert [each.token_ids for each in outputs] == [each.token_ids for each in alone]
+    states = engine.runner.cache.states
+    assert states.short is not None and states.pending.inputs
+    assert engine.page_counts.preempted == policy.preempted > 0 and engine.page_counts.recomputed > 0
+
+
+def small() -> PreTrainedModel:
+    model = tiny("qwen3_next", vocab_size=FEW, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    model.get_output_embeddings().weight.data.mul_(2.0)
+    model.get_submodule("model.layers.0.linear_attn.out_proj").weight.data.mul_(8.0)  # the state matters
+    return model
+
+
+def law(slots: int | None, drafter: str = "eagle_tree_without_replacement", samples: int = 2000) -> float:
+    return p_value(small(), drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=samples, slots=slots)
+
+
+def test_outputs_follow_the_target() -> None:
+    """Three tokens together, as exact enumeration of the target's has them; with refilled slots."""
+    assert law(500) > LEVEL
+    assert law(250, "model_tree_without_replacement", 1000) > LEVEL, "drafted by another hybrid model"
+
+
+keep = States.commit
+
+
+def only_prompts(self: States, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+    """Mutant of ``States.commit``: a round's states are dropped; prompts' are kept."""
+    if path.shape[1]:
+        self.lengths[slots] += counts
+    else:
+        keep(self, slots, path, counts)
+
+
+def test_states_that_are_not_committed_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(States, "commit", only_prompts)
+    assert law(None, samples=1000) < LEVEL
+
+
+FEW_PROMPTS = [[3], *(np.random.default_rng(2).integers(1, 24, length).tolist() for length in (2, 5, 14))]
+"""Also one before whose root there is nothing."""
+
+GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
+
+
+def engine_of(target: Target, drafter: Drafter, **options: Any) -> Engine:
+    return Engine(target, drafter, RejectionVerifier(), max_length=64, prefill_chunk=4, **options)
+
+
+def rejected(engine: Engine) -> int:
+    """Return how many greedy drafts were not accepted to their end, after comparing outputs with plain decoding."""
+    outputs = engine.generate(FEW_PROMPTS, GREEDY)
+    plain = engine.generate(FEW_PROMPTS, GREEDY, speculate=False)
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+    steps = [step for output in outputs for step in output.steps]
+    assert sum(step.proposed_depth for step in steps) > len(steps)
+    return sum(step.accepted < step.proposed_depth for step in steps)
+
+
+SHAPES = {"tree": (2, 2, 1), "expansion": ExpansionTree(12, 2, 3)}
+"""The expansion goes on from all nodes: a deeper one leaves some out, where the most probable path may end."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("qwen3_next", "tree"),
+        ("lfm2", "expansion"),
+        *(complete(kind, "expansion", strong=False) for kind in ("mamba", "recurrent_gemma", "falcon_h1", "zaya")),
+    ],
+)
+def test_a_model_accepts_its_own_drafts(kind: str, shape: str) -> None:
+    """With fewer slots than requests, prompts in pieces, and one before whose root there is nothing."""
+    target = Target(tiny(kind))
+    assert not rejected(engine_of(target, ModelDrafter(target.model, SHAPES[shape]), max_batch_size=3))
+
+
+def test_it_follows_what_others_drafted_and_slots_that_are_lost() -> None:
+    """Its rounds alternate with a look-up's, some rows draft nothing, and requests begin again; nothing is shared."""
+    target = Target(tiny("qwen3_next"))
+    made = DRAFTERS["choice"](target.model, 0.0)
+    assert rejected(engine_of(target, made, max_batch_size=3)) <= 8  # of the look-up's
+    paging, policy = Paging(page_size=4, pages=48, swap=2**20, reserve=0.5), Fitting(np.random.default_rng(0))
+    drafter = ModelDrafter(target.model, 3)
+    assert not rejected(engine_of(target, drafter, max_batch_size=3, scheduler=policy, cache=paging))
+    assert policy.preempted
+    attention = Target(tiny_model("llama", vocab_size=64))
+    paging = Paging(page_size=4, pages=48, shared=True, reserve=0.5)
+    rejected(engine_of(attention, drafter, max_batch_size=3, cache=paging))
+
+
+def test_states_of_other_tokens_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny("qwen3_next"))
+    engine = engine_of(target, ModelDrafter(target.model, (2, 2, 1)))
+    states = engine.session.scorer.runner.cache.states
+    monkeypatch.setattr(states, "commit", partial(only_prompts, states))
+    assert rejected(engine) > 10
+
+
+def test_what_a_model_with_recurrent_layers_is_refused_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that run again do so in pieces, which round in another way; and trees grow from level to level."""
+    target = Target(tiny("lfm2"))
+    for model, drafter, said in (
+        (target.model, MarginalDrafter(2, samples=2), "attention alone"),
+        (tiny_model(vocab_size=64), PARDDrafter(target.model, 3, mask_token_id=7), "fill masks with"),
+    ):
+        with pytest.raises(ValueError, match=rf"lfm2 has recurrent layers.*{said}"):
+            Engine(Target(model), drafter, RejectionVerifier(), max_length=40)
+    run_again(monkeypatch)
+    with pytest.raises(ValueError, match=r"of which every node has one"):
+        Engine(target, DRAFTERS["recycling"](target.model), RejectionVerifier(), max_length=32, invariant=True)
+    with pytest.raises(NoRoomError, match="the KV caches of target and drafter need"):
+        Engine(target, ModelDrafter(target.model, 3), RejectionVerifier(), max_length=32)
+
+
+TEXTS = ("import os\n\n\ndef read_lines(path):\n", "class Stack:\n    def __init__(self):\n", "    for name in ")
+
+
+def test_the_hybrid_writes_what_its_own_forwards_give() -> None:
+    """Ragged prompts, one slot fewer than requests; and the head knows the target, or it would draft for nothing."""
+    target = Target.from_pretrained("bundled/hybrid", dtype="float32", device="cpu")
+    greedy = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    texts = [target.tokenizer(text)["input_ids"] for text in TEXTS]
+    drafter = EagleDrafter.from_pretrained("bundled/hybrid_eagle3", shape=5)
+    with shapes_unchecked(), Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
+        wanted = [reference_decode(target.model, text, greedy) for text in texts]
+        outputs = engine.generate(texts, greedy)
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert sum(map(len, wanted)) > 2 * sum(len(output.steps) for output in outputs)

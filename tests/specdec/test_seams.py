@@ -9,29 +9,12 @@ from itertools import chain
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
-from drafters import (
-    BlockDrafter,
-    BlockHead,
-    ChoiceDrafter,
-    MarginalDrafter,
-    MergedDrafter,
-    NGramDrafter,
-    PARDDrafter,
-    SuffixDrafter,
-)
+from drafters import BlockDrafter, BlockHead, ChoiceDrafter, MergedDrafter, NGramDrafter, SuffixDrafter
 from specdec import Drafter, Engine, SamplingParams, Session, Step, Target
 from specdec.engine.scheduler import FirstCome
-from specdec.engine.text import Detokenizer, encode_prompt
-from tests.architectures import tiny
-from tests.components import DRAFTERS
+from specdec.engine.text import Detokenizer
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from verifiers import RejectionVerifier
@@ -200,30 +183,6 @@ def test_a_turn_begins_when_an_abort_from_another_thread_is_done(target: Target,
     assert tuple(chain.from_iterable(s.token_ids for s in steps if s.request == second)) == wanted[1]
 
 
-@pytest.mark.parametrize(("drafter", "temperature"), [(None, 1.0), ("ngram", 0.0), ("model_tree_iid", 1.0)])
-def test_a_processor_that_fails_ends_its_own_request(target, drafter: str | None, temperature: float) -> None:
-    def raises(ids: Tensor, scores: Tensor) -> Tensor:
-        if ids.shape[1] > 8:
-            raise KeyError("mine")
-        return scores
-
-    def not_a_number(ids: Tensor, scores: Tensor) -> Tensor:
-        return scores.where(torch.tensor(ids.shape[1] <= 8), torch.nan)
-
-    made = None if drafter is None else DRAFTERS[drafter](target.model)
-    rule = None if made is None else RejectionVerifier()
-    engine = Engine(target, made, rule, max_batch_size=3, max_length=64)
-    common = {"max_new_tokens": 12, "temperature": temperature, "seed": 3}
-    kinds = [SamplingParams(**common, logits_processor=kind, stream=5) for kind in (None, raises, not_a_number)]
-    fine, failed, wrong = engine.generate([PROMPTS[2]] * 3, kinds)
-    assert len(fine.token_ids) == 12
-    for output in (failed, wrong):
-        assert output.finish_reason == "error"
-        assert output.token_ids == fine.token_ids[: len(output.token_ids)] and len(output.token_ids) <= 5
-    assert "a logits processor failed: KeyError: 'mine' (at" in str(failed.error)
-    assert "not finite" in str(wrong.error)
-
-
 @pytest.mark.parametrize("kind", [MergedDrafter, ChoiceDrafter])
 def test_a_look_up_that_is_deeper_than_a_head_drafts_up_to_a_slots_end(kind: Callable[..., Drafter]) -> None:
     """What the head is shown may be wider than its own trees, and padding may fall off the end of its row."""
@@ -236,37 +195,3 @@ def test_a_look_up_that_is_deeper_than_a_head_drafts_up_to_a_slots_end(kind: Cal
     ]
     plain, drafted = ([e.generate([p], SamplingParams(max_new_tokens=24))[0] for p in prompts] for e in engines)
     assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
-
-
-def test_half_of_a_character_is_refused_wherever_a_text_comes_in() -> None:
-    target = Target.from_pretrained("bundled/target")
-    target.tokenizer.chat_template = "{{ messages[0].content }}"
-    engine = Engine(target, max_length=64)
-    for prompt, sampling in (
-        ("a \ud800", SAMPLING),
-        ([{"role": "user", "content": "a \ud800"}], SAMPLING),
-        ("a", replace(SAMPLING, stop="\ud800")),
-    ):
-        with pytest.raises(ValueError, match=r"half of a character, '\\ud800' at place"):
-            engine.generate([prompt], sampling)
-
-
-def test_drafters_that_run_tokens_again_refuse_models_with_recurrent_layers() -> None:
-    model = tiny("qwen3_next")
-    for target, drafter, said in (
-        (model, MarginalDrafter(2, samples=2), "attention alone"),
-        (tiny_model(vocab_size=VOCAB), PARDDrafter(model, 3, mask_token_id=7), "fill masks with"),
-    ):
-        with pytest.raises(ValueError, match=rf"qwen3_next has recurrent layers.*{said}"):
-            Engine(Target(target), drafter, RejectionVerifier(), max_length=40)
-
-
-def test_a_second_beginning_is_noticed() -> None:
-    """Text that went through a chat template begins with a BOS already."""
-    words = Tokenizer(WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
-    words.pre_tokenizer = WhitespaceSplit()
-    words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
-    assert encode_prompt(tokenizer, "a") == [0, 1]
-    with pytest.warns(UserWarning, match="two BOS tokens"):
-        assert encode_prompt(tokenizer, "<s> a") == [0, 0, 1]

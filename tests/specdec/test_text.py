@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specdec import SamplingParams, Target
 from specdec.engine.intake import Intake
-from specdec.engine.text import Detokenizer
+from specdec.engine.text import Detokenizer, encode_prompt
 from specdec.target.spelling import Retokenized, Spelling, split
 from tests.experiments.conftest import END_OF_TEXT, byte_tokenizer
 from tests.models import tiny_model
@@ -64,11 +65,8 @@ def pieces_of(*pieces: str) -> list[int]:
 
 def byte_ids(data: bytes) -> list[int]:
     """A byte-level token per byte."""
-    vocab = byte_level().get_vocab()
-    # The letters of byte-level tokenizers: printable Latin-1 is itself, the other bytes follow from 256 on.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [vocab[chr(byte if byte in printable else 256 + others.index(byte))] for byte in data]
+    vocab, letters = byte_level().get_vocab(), bytes_to_unicode()
+    return [vocab[letters[byte]] for byte in data]
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
@@ -229,3 +227,14 @@ def test_a_text_that_grows_is_read_as_one_that_is_there(data: st.DataObject) -> 
     assert spelled.endswith(growing.tail)
     if names[1] != "sentencepiece":
         assert spelled == b"".join(source.bytes[token] for token in sequence)
+
+
+def test_a_second_beginning_is_noticed() -> None:
+    """Text that went through a chat template begins with a BOS already."""
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = END_OF_TEXT
+    begin = processors.TemplateProcessing(f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
+    tokenizer.backend_tokenizer.post_processor = begin
+    assert encode_prompt(tokenizer, "a")[0] == 0
+    with pytest.warns(UserWarning, match="two BOS tokens"):
+        assert encode_prompt(tokenizer, f"{END_OF_TEXT}a")[:2] == [0, 0]

@@ -42,13 +42,11 @@ def played(header: str, folder: Path, count: int) -> tuple[np.ndarray, np.ndarra
     (folder / "threads.h").write_text(header)
     (folder / "played.c").write_text(PLAYED)
     made = folder / "played.so"
-    subprocess.run(
-        [*native._compiler(), *native._FLAGS, "-shared", str(folder / "played.c"), "-o", str(made)], check=True
-    )
+    command = [*native._compiler(), *native._FLAGS, "-shared", str(folder / "played.c"), "-o", str(made)]
+    subprocess.run(command, check=True)
     did, whole, times = np.zeros(count, dtype=np.int64), np.zeros(3, dtype=np.int64), np.zeros((2, 3))
-    ctypes.CDLL(str(made)).play(
-        ctypes.c_long(count), *(ctypes.c_void_p(each.ctypes.data) for each in (did, whole, times))
-    )
+    addresses = [ctypes.c_void_p(each.ctypes.data) for each in (did, whole, times)]
+    ctypes.CDLL(str(made)).play(ctypes.c_long(count), *addresses)
     return did, whole, times
 
 

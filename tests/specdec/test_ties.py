@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec import DraftTree, Engine, Laws, SamplingParams, Target, TreeShape
+from specdec import DraftTree, Engine, SamplingParams, Target, TreeShape
 from specdec.checks import ties
 from specdec.checks.drafts import enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome
@@ -18,11 +17,10 @@ from specdec.checks.tables import Tables
 from specdec.checks.ties import FLOOR_ULPS, Tie, examine
 from specdec.types import DraftSampling
 from specdec.wellformed import check_drafts
-from tests.changed_rule import ChangedRule
 from tests.models import tiny_model
 from tests.specdec.invariant_forwards import chain
 from tests.verifiers.cases import tables_of
-from verifiers import RejectionVerifier
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier
 
 GREEDY = SamplingParams(max_new_tokens=8)
 SEQUENCE = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -134,11 +132,6 @@ IID, SWOR = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
 
 
-class ChainRule(RejectionVerifier):
-    samplings = frozenset({IID})
-    chain_only = True
-
-
 def test_malformed_drafts_and_rows_that_are_no_distributions() -> None:
     """Other flaws of trees and q: ``test_drafter_checks.py``."""
     half, parents = torch.full((2, 3, 2), 0.5), torch.tensor([[-1, 0, 0]] * 2)
@@ -149,28 +142,14 @@ def test_malformed_drafts_and_rows_that_are_no_distributions() -> None:
         (RejectionVerifier(), replace(tree, draft_probs=None), half, "row 0, node 1: .* no draft_probs"),
         (RejectionVerifier(), tree, above, "row 1, node 2: p after it sums to 1.1"),
         (RejectionVerifier(), tree, nowhere, "row 0, node 1: p after it .* not finite"),
-        (ChainRule(), tree, half, "row 0, node 2: .* ChainRule takes chains only"),
+        (BlockVerifier(), tree, half, "row 0, node 2: .* BlockVerifier takes chains only"),
     ):
         with pytest.raises(ValueError, match=words):
             check_drafts(rule, drafted, p)
     with pytest.raises(ValueError, match=r"p after \(1,\) sums to 0.95"):
         tables_of(COIN | {(1,): [0.25, 0.7]}, COIN)
-    with pytest.raises(ValueError, match="node 1: it is WITHOUT_REPLACEMENT, and ChainRule takes IID"):
-        enumerate_outcome(ChainRule(), Tables.random(3, 2, seed=0), TreeShape.chain(2), SWOR)
-
-
-def test_the_joint_law_is_a_law_and_its_distance_is_counted_by_hand() -> None:
-    """p = (.5, .5), q = (.25, .75): accepting all, the first token follows q."""
-
-    def accept_all(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
-        return torch.eye(2, dtype=target_probs.dtype)[-1].expand(len(target_probs), -1)
-
-    p = {path: [0.5, 0.5] for path in ((), (0,), (1,))}
-    q = p | {(): [0.25, 0.75]}
-    rule = ChangedRule(RejectionVerifier(), stop=accept_all)
-    result = enumerate_outcome(rule, tables_of(p, q), TreeShape.chain(1), IID)
-    assert result.joint.tolist() == [0.125, 0.125, 0.375, 0.375]
-    assert result.tv == 0.25 and result.expected_accepted == 1
+    with pytest.raises(ValueError, match="node 1: it is WITHOUT_REPLACEMENT, and KSeqVerifier takes "):
+        enumerate_outcome(KSeqVerifier(), Tables.random(3, 2, seed=0), TreeShape.chain(2), SWOR)
 
 
 def test_the_sample_is_of_the_enumerated_law() -> None:

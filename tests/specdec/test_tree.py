@@ -41,7 +41,6 @@ def test_shapes_are_numbered_level_by_level_however_they_are_written() -> None:
 def test_shapes_and_tensors_that_make_no_tree() -> None:
     tokens = torch.zeros(1, 2, dtype=torch.long)
     for make, named in (
-        (lambda: TreeShape.chain(0), "chain length=0"),
         (lambda: TreeShape.from_paths([(0,), (-1,)]), r"path \(-1,\)"),
         (lambda: TreeShape.from_paths([(0,), (1, 0)]), r"path \(1, 0\) .*add the path \(1,\)"),
         (lambda: TreeShape.of([2, [0]]), r"tree shape is \[2, \[0\]\]"),

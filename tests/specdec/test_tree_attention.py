@@ -2,22 +2,20 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from drafters.model import ModelDrafter
 from specdec import Engine, ModelRunner, SamplingParams, Target
-from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
-from specdec.checks.reference import reference_decode
+from specdec.attention import BACKENDS, call
 from specdec.kernels.attention import DTYPES
 from specdec.kernels.tiles import Tiles, choose_tiles
-from specdec.native import native_library
 from specdec.target.facts import find
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
 from tests.components import DISTANCE, TREE, fitting, perturbed
 from tests.models import tiny_model
+from tests.reference import reference_decode
 from tests.verifiers.cases import complete
 
 SMALL = Tiles(16, 16, 4, 1)
@@ -45,72 +43,29 @@ def test_a_backend_computes_what_attention_is(name: str, backend: str) -> None:
 
 
 @torch.inference_mode()
-def test_a_context_in_pieces() -> None:
-    for case, pieces in (
-        (Case(lengths=(61, 5), nodes=5, kv_heads=1, window=20, sinks=True), 2),
-        # More than there are blocks of keys: some have nothing to read.
-        (Case(lengths=(33,), nodes=9, kv_heads=1, shape="chain", softcap=2.0), 7),
-    ):
-        given = problem(case)
-        given.output(BACKENDS["grouped"])  # writes the new keys
-        assert error(launch(given, tiles=SMALL, pieces=pieces), given.expected()) < TOLERANCE[case.dtype], case
+def test_a_context_in_more_pieces_than_there_are_blocks_of_keys() -> None:
+    given = problem(Case(lengths=(33,), nodes=9, kv_heads=1, shape="chain", softcap=2.0))
+    given.output(BACKENDS["grouped"])  # writes the new keys
+    assert error(launch(given, tiles=SMALL, pieces=7), given.expected()) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("dtype", [None, torch.int8, complete(torch.float8_e4m3fn, strong=False)], ids=str)
 @torch.inference_mode()
-def test_pages_in_any_order() -> None:
+def test_pages_in_any_order_also_of_quantized_keys_and_values(dtype: torch.dtype | None) -> None:
+    """Compared with the numbers that they stand for, so that only rounding is left."""
     given = problem(Case(lengths=(45, 7), slots=(2, 0), nodes=6, window=30))
     given.output(BACKENDS["grouped"])
-    seen = given.seen()
-    stored, table = paged(given.cache.stored(0), seen.table, 8)
-    assert table.shape[1] > 1
-    output = launch(given, stored=stored, seen=replace(seen, table=table), tiles=SMALL, pieces=2)
-    assert error(output, given.expected()) < TOLERANCE[torch.float32]
-    wrong = replace(seen, table=table.flip(1))
-    assert error(launch(given, stored=stored, seen=wrong, tiles=SMALL), given.expected()) > 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, complete(torch.float8_e4m3fn, strong=False)], ids=str)
-@torch.inference_mode()
-def test_quantized_keys_and_values(dtype: torch.dtype) -> None:
-    """Compared with the numbers that they stand for, so that only rounding is left."""
-    given = problem(Case(lengths=(30, 4), nodes=6))
-    given.output(BACKENDS["grouped"])
-    stored, meant = quantized(given, dtype)
-    seen = given.seen()
+    stored, meant = (given.cache.stored(0), given) if dtype is None else quantized(given, dtype)
+    seen, expected = given.seen(), meant.expected()
     stored, table = paged(stored, seen.table, 8)
+    assert table.shape[1] > 1
     seen = replace(seen, table=table)
-    assert stored.key_scales is not None
-    output = launch(given, stored=stored, seen=seen, tiles=SMALL, pieces=2)
-    assert error(output, meant.expected()) < TOLERANCE[torch.float32]
-    doubled = stored._replace(key_scales=stored.key_scales * 1.1)
-    assert error(launch(given, stored=doubled, seen=seen, tiles=SMALL), meant.expected()) > 0.02
-
-
-NATIVE_MISTAKES = {
-    "one position too many": lambda lengths, table, words, depth: (lengths + 1, table, words, depth),
-    "one position too few": lambda lengths, table, words, depth: (lengths - 1, table, words, depth),
-    "rows exchanged": lambda lengths, table, words, depth: (lengths, table.flip(0), words, depth),
-    "other ancestors": lambda lengths, table, words, depth: (lengths, table, words.flip(1), depth),
-    "every cell up to its own": lambda lengths, table, words, depth: (lengths, table, None, depth),
-    "other depths": lambda lengths, table, words, depth: (lengths, table, words, depth.roll(1, 1)),
-}
-
-
-@pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
-@pytest.mark.parametrize("mistake", NATIVE_MISTAKES)
-@torch.inference_mode()
-def test_mistakes_in_what_the_c_is_told_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = problem(WINDOWED)
-    assert error(given.output(BACKENDS["native"]), given.expected()) < TOLERANCE[torch.float32]
-    prepare = NativeAttention.prepare
-
-    def wrongly(self: NativeAttention, *arguments: Any) -> Any:
-        view = prepare(self, *arguments)
-        view.seen = tuple(t if t is None else t.contiguous() for t in NATIVE_MISTAKES[mistake](*view.seen))
-        return view
-
-    monkeypatch.setattr(NativeAttention, "prepare", wrongly)
-    assert error(given.output(BACKENDS["native"]), given.expected()) > 0.01
+    assert error(launch(given, stored=stored, seen=seen, tiles=SMALL, pieces=2), expected) < TOLERANCE[torch.float32]
+    wrong = replace(seen, table=table.flip(1))
+    assert error(launch(given, stored=stored, seen=wrong, tiles=SMALL), expected) > 0.1
+    if stored.key_scales is not None:
+        doubled = stored._replace(key_scales=stored.key_scales * 1.1)
+        assert error(launch(given, stored=doubled, seen=seen, tiles=SMALL), expected) > 0.02
 
 
 WINDOWED = Case(lengths=(17, 6), nodes=7, window=8, sinks=True, kv_heads=1)
@@ -120,9 +75,10 @@ MISTAKES = {
     "one position too many": lambda seen, given: {"seen": replace(seen, lengths=seen.lengths + 1)},
     "one position too few": lambda seen, given: {"seen": replace(seen, lengths=seen.lengths - 1)},
     "other depths": lambda seen, given: {"seen": replace(seen, depth=seen.depth.roll(1, 1))},
+    "every cell up to its own": lambda seen, given: {"seen": replace(seen, words=None)},
     "rows exchanged": lambda seen, given: {"seen": replace(seen, table=seen.table.flip(0))},
     "a wider window": lambda seen, given: {"window": 9},
-    "no window": lambda seen, given: {"window": None},
+    "chunks": lambda seen, given: {"window": None, "chunk": 3},
     "no sinks": lambda seen, given: {"sinks": None},
     "another scale": lambda seen, given: {"scaling": 0.3},
     "a softcap": lambda seen, given: {"softcap": 2.0},
@@ -150,11 +106,7 @@ def test_the_comparison_notices_a_mistake(mistake: str | None) -> None:
 
 
 @torch.inference_mode()
-def test_a_backend_that_leaves_something_out_would_be_noticed() -> None:
-    given = problem(Case(lengths=(17, 6), nodes=7, window=6, softcap=2.0, kv_heads=1))
-    output = given.output(BACKENDS["grouped"])
-    for change in ({"window": 5}, {"window": None}, {"chunk": 3}, {"softcap": None}, {"scaling": 0.3}):
-        assert error(output, given.expected(**change)) > 0.01, change
+def test_the_sight_of_a_mixed_block_would_be_missed() -> None:
     given = problem(CASES["the window of a mixed block"])
     output = given.output(BACKENDS["grouped"])
     for change in ({"shape": "block"}, {"shape": "chain"}, {"window": 4}):
@@ -211,14 +163,10 @@ class _Failing(type(BACKENDS["grouped"])):
         return type(view)(view.cache, [torch.zeros_like(mask) for mask in view.masks])
 
 
-class _Missing(type(BACKENDS["grouped"])):
-    def check(self, model):
-        return "it is not installed"
-
-
 def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = {name: BACKENDS[name] for name in ("grouped", "eager")}
-    backends: dict[str, AttentionBackend] = {"absent": _Missing(), "wrong": _Failing(), **right}
+    absent = _Failing()
+    absent.check = lambda model: "it is not installed"
+    backends = {"absent": absent, "wrong": _Failing(), **{name: BACKENDS[name] for name in ("grouped", "eager")}}
     monkeypatch.setattr("specdec.target.facts.BACKENDS", backends)
     found = find(tiny_model(), attention="eager")
     assert (found.name, found.reason) == ("eager", "eager")
@@ -227,13 +175,9 @@ def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) 
     assert found.reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
 
 
-def test_what_the_kernel_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"max_batch_size": 1, "max_length": 8}
-    with pytest.raises(ValueError, match="float64"):
-        ModelRunner(tiny_model(layers=1).double(), **sizes, attention="triton")
-    monkeypatch.setattr("specdec.attention.triton.obstacle", lambda device: "Triton is not installed")
-    with pytest.raises(ValueError, match=r"attention='triton': Triton is not installed; use attention='auto'"):
-        ModelRunner(tiny_model(layers=1), **sizes, attention="triton")
+def test_what_the_kernel_is_not_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"attention='triton': .*float64.*; use attention='auto'"):
+        ModelRunner(tiny_model(layers=1).double(), max_batch_size=1, max_length=8, attention="triton")
 
 
 @pytest.mark.parametrize(("change", "words"), [("key", "changes keys or values"), ("mask", "changes the mask")])
@@ -243,11 +187,8 @@ def test_a_model_that_goes_behind_the_cache_is_noticed(change: str, words: str, 
     function = call.attention
 
     def changing(module, query, key, value, attention_mask, **kwargs):
-        if change == "key":
-            key = key * 2
-        else:
-            attention_mask = attention_mask + 1
-        return function(module, query, key, value, attention_mask, **kwargs)
+        key, mask = (key * 2, attention_mask) if change == "key" else (key, attention_mask + 1)
+        return function(module, query, key, value, mask, **kwargs)
 
     monkeypatch.setitem(call.AttentionInterface._global_mapping, call.NAME, changing)
     with pytest.raises(ValueError, match=words):

@@ -62,6 +62,7 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "32 rows, tokens/s": (lambda: 32 / seconds(decode(32)), 765.7),
     "attention, FLOP per token and position": (lambda: ROUND_70B.pair_flops, 2_621_440),
     "attention of the prefill, FLOP": (lambda: PREFILL.attention_flops, 22.0e12),
+    "ridge of an A100": (lambda: A100.ridge, 156),
     "8B on an A100, ms": (lambda: 1000 * seconds(step_work(ROUND_8B, HALF, batch=1, context=0), A100), 8),
     "utilization of a token (printed as 0.005 %)": (lambda: 16e9 * 125 / A100.flops, 0.00641),
     "int4 with factors (printed as 0.53 with zero points)": (lambda: bytes_of("int4") + 2 / 64, 0.53125),
@@ -95,14 +96,11 @@ def test_the_cache_of_a_batch_is_not_negligible() -> None:
         assert found == pytest.approx(milliseconds, abs=0.05)
 
 
-def test_experts_that_are_hit() -> None:
+def test_experts_that_are_hit_and_target_efficiency_of_dense_models_and_mixtures() -> None:
+    """Verifying three drafted tokens behind 1,024 positions on an H100: cheapest for few rows, or in the middle."""
     for tokens, *hit in ((1, 2, 8, 8), (4, 5.47, 29.1, 30.5), (8, 7.2, 51.6, 57.4), (32, 8, 111.8, 163.3)):
         found = [experts_hit(tokens, experts=e, chosen=k) for e, k in ((8, 2), (128, 8), (256, 8))]
         assert found == pytest.approx(hit, abs=0.05)
-
-
-def test_target_efficiency_of_dense_models_and_mixtures() -> None:
-    """Verifying three drafted tokens behind 1,024 positions on an H100: cheapest for few rows, or in the middle."""
     for name, cells in (
         ("llama-3.1-8b", "1.00 1.00 0.99 0.75 0.55"),
         ("mixtral-8x7b", "0.40 0.90 1.00 1.00 0.66"),
@@ -139,16 +137,14 @@ def test_the_table_that_ships() -> None:
         assert device.flops["float16"] == device.flops["bfloat16"]
         if "fp8" in device.flops:
             assert device.flops["fp8"] == pytest.approx(2 * device.flops["float16"], rel=0.02)
-    for name, ridge in (("h100", 295.3), ("a100-40gb", 200.6), ("a100-80gb", 153.0)):
-        assert devices[name].roof("float16").ridge == pytest.approx(ridge, abs=0.05)
-
-
-def test_chips_add_up() -> None:
-    """An H100 has 33 MiB of registers, and as much shared memory and first cache."""
-    chip = read_devices()["h100"].chip
+    ridges = (("h100", "float16", 295.3), ("h100", "fp8", 590.7), ("a100-40gb", "float16", 200.6))
+    for name, dtype, ridge in (*ridges, ("a100-80gb", "float16", 153.0)):
+        assert devices[name].roof(dtype).ridge == pytest.approx(ridge, abs=0.05)
+    chip = devices["h100"].chip
     assert chip is not None and chip["processors"] == 132 and chip["link"] == 900e9
+    # 33 MiB of registers, and as much shared memory and first cache.
     assert chip["processors"] * chip["registers"] == chip["processors"] * chip["shared"] == 33 << 20
-    assert read_devices()["mi300x"].chip is None
+    assert devices["mi300x"].chip is None
 
 
 def test_names_may_be_written_in_other_ways_and_near_ones_are_offered() -> None:
@@ -181,12 +177,6 @@ def test_a_row_of_ones_own_and_rows_that_are_wrong(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
             read_devices(path)
-
-
-def test_ridges() -> None:
-    assert H100.ridge == pytest.approx(295.3, abs=0.05)
-    assert Roof(3.35e12, 1979e12).ridge == pytest.approx(590.7, abs=0.05), "fp8, printed as 1,979 and as 1,987"
-    assert A100.ridge == 156, "A100, rounded"
 
 
 def test_tokens_per_round_by_enumeration_and_with_a_rate_per_position() -> None:
@@ -239,18 +229,7 @@ def test_published_costs_are_one_formula() -> None:
     assert chunk == pytest.approx(5.88590713e-3 + 512 * 2.10103129e-5 + 1000 * 3.92645679e-8)
 
 
-def test_when_it_pays_is_the_closed_form() -> None:
-    """(tokens - 1)(fixed + positions + outside) against what rejected tokens and drafting cost."""
-    for batch, drafted, context in ((1, 3, 1024), (300, 3, 1024), (64, 8, 16_384)):
-        tokens = chain_tokens(0.5, drafted)
-        target, positions = FITTED.target.ranges[0], batch * context
-        shared = (tokens - 1) * (target.fixed + FITTED.target.per_position * positions + FITTED.outside)
-        paid = target.per_token * batch * (drafted + 1 - tokens)
-        paid += FITTED.draft(batch=batch, drafted=drafted, context=context)
-        seconds = {n: round_seconds(FITTED, batch=batch, drafted=n, context=context) for n in (0, drafted)}
-        found = tokens * seconds[0] - seconds[drafted]
-        assert found == pytest.approx(shared - paid)
-        assert (found > 0) == (speedup_of(FITTED, 0.5, batch=batch, drafted=drafted, context=context) > 1)
+def test_the_batch_up_to_which_it_pays() -> None:
     batch = break_even_batch(FITTED, 0.5, drafted=3, context=1024)
     assert batch is not None and 256 < batch < 512
     assert speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) >= 1

@@ -63,12 +63,6 @@ def test_sizes_seconds_and_errors_are_counted_by_hand() -> None:
     assert found.p95 == pytest.approx(0.1 + 0.9 * 0.2)
 
 
-def test_the_fit_recovers_planted_constants() -> None:
-    found = fit_step(SIZES, timed(PLANTED), ends=(1, 16))
-    assert [each.upto for each in found.ranges] == [each.upto for each in PLANTED.ranges]
-    assert constants(found) == pytest.approx(constants(PLANTED), rel=1e-5, abs=1e-12)
-
-
 def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one() -> None:
     """Attention here costs nothing per position: noise would make it negative."""
     columns = np.array([[1, size.tokens, size.positions, size.pairs] for size in SIZES])
@@ -80,7 +74,10 @@ def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one(
     assert min(constants(fit_step(SIZES, seconds.tolist()))) >= 0
 
 
-def test_the_fit_of_a_part_recovers_planted_constants() -> None:
+def test_the_fits_recover_planted_constants() -> None:
+    found = fit_step(SIZES, timed(PLANTED), ends=(1, 16))
+    assert [each.upto for each in found.ranges] == [each.upto for each in PLANTED.ranges]
+    assert constants(found) == pytest.approx(constants(PLANTED), rel=1e-5, abs=1e-12)
     levels = TokenRange(upto=1, fixed=2e-4, per_token=0.0), TokenRange(upto=None, fixed=3e-4, per_token=2e-5)
     planted = PartCost(fixed=2e-3, levels=levels, per_position=1e-7)
     sizes = [
