@@ -23,17 +23,8 @@ from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.peaks import brief_peaks
 from experiments.run import run
-from tests.components import (
-    block_head,
-    corpus,
-    eagle_head,
-    hydra_heads,
-    medusa_heads,
-    noisy_adapter,
-    peagle_head,
-    perturbed,
-    recurrent_head,
-)
+from specdec import Target
+from tests import components
 from tests.gemma4 import assistant
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
@@ -57,30 +48,32 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with ``target``, ``drafter`` (mostly of its opinion), ``other`` (of another vocabulary), and heads."""
     folder = tmp_path_factory.mktemp("models")
     target = tiny_model(vocab_size=VOCAB_SIZE)
-    masks = perturbed(target, 0.1)
+    masks = components.perturbed(target, 0.1)
     masks.config.pard_token = 1
-    for name, model in (
-        ("target", target),
-        ("pard", masks),
-        ("drafter", perturbed(target, 0.1)),
-        ("other", tiny_model(vocab_size=VOCAB_SIZE + 500)),
-    ):
+    whole = {"target": target, "pard": masks, "drafter": components.perturbed(target, 0.1)}
+    whole["other"] = tiny_model(vocab_size=VOCAB_SIZE + 500)
+    for name, model in whole.items():
         model.save_pretrained(folder / name)
     for name in ("target", "drafter"):
         byte_tokenizer().save_pretrained(folder / name)
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([f"<{index}>" for index in range(500)])
     tokenizer.save_pretrained(folder / "other")
-    medusa_heads(target).save_pretrained(folder / "medusa")
-    write_adapter(folder / "uno", noisy_adapter(target, 0.1), base="target")
-    hydra_heads(target).save_pretrained(folder / "hydra")
-    block_head(target).save_pretrained(folder / "block")
-    save_eagle(eagle_head(target), folder / "eagle")
-    save_eagle(peagle_head(target), folder / "peagle")
-    recurrent_head(target).save_pretrained(folder / "redrafter")
+    components.medusa_heads(target).save_pretrained(folder / "medusa")
+    write_adapter(folder / "uno", components.noisy_adapter(target, 0.1), base="target")
+    components.hydra_heads(target).save_pretrained(folder / "hydra")
+    components.block_head(target).save_pretrained(folder / "block")
+    save_eagle(components.eagle_head(target), folder / "eagle")
+    save_eagle(components.peagle_head(target), folder / "peagle")
+    components.recurrent_head(target).save_pretrained(folder / "redrafter")
     assistant().save_pretrained(folder / "assistant")
-    corpus(target).save(folder / "text.corpus")
+    components.corpus(target).save(folder / "text.corpus")
     return folder
+
+
+@pytest.fixture(scope="session")
+def target(saved: Path) -> Target:
+    return Target.from_pretrained(str(saved / "target"), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,19 +98,16 @@ def _no_checks_of_shapes() -> Iterator[None]:
         yield
 
 
+def small(saved: Path, out: Path) -> list[str]:
+    """Overrides that make any configuration small and put its output into ``out``."""
+    words = [f"target.name={saved / 'target'}", f"out={out}", "dataset.count=3", "dataset.prompt_tokens=16"]
+    words += ["sampling.max_new_tokens=12", "warmup_prompts=1", "bootstrap.resamples=100"]
+    return [*words, "threads=1"]  # tiny tensors: more threads only wait for each other
+
+
 @pytest.fixture
 def tiny(saved: Path, tmp_path: Path) -> list[str]:
-    """Overrides that make any configuration small and put its output into ``tmp_path / "out"``."""
-    return [
-        f"target.name={saved / 'target'}",
-        f"out={tmp_path / 'out'}",
-        "dataset.count=3",
-        "dataset.prompt_tokens=16",
-        "sampling.max_new_tokens=12",
-        "warmup_prompts=1",
-        "bootstrap.resamples=100",
-        "threads=1",  # tiny tensors: more threads only wait for each other
-    ]
+    return small(saved, tmp_path / "out")
 
 
 @functools.cache
@@ -147,7 +137,6 @@ def composed(name: str, *overrides: str) -> DictConfig:
 
 
 def called(command: Command, *words: str) -> Any:
-    """The result of a command with the words of its command line, in this process."""
     given = list(words) if command.rewrite is None else command.rewrite(list(words))
     return command(composed(command.name, *with_home(given)))
 
@@ -157,17 +146,19 @@ def configure() -> Callable[..., DictConfig]:
     return composed
 
 
-@pytest.fixture(scope="session")
-def traced_out(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny sampled run with a trace, without pictures. Nothing may be written there."""
-    out = tmp_path_factory.mktemp("traced") / "out"
-    words = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", "method=model", "drafter.shape=2"]
-    words += ["sampling.temperature=1", "trace=true", "dataset.count=3", "dataset.prompt_tokens=16", f"out={out}"]
-    words += ["sampling.max_new_tokens=12", "warmup_prompts=0", "bootstrap.resamples=100", "threads=1", "peaks=none"]
+def traced_run(saved: Path, out: Path, *words: str) -> Path:
+    """The folder of a tiny run with a trace, without pictures. Nothing may be written there."""
+    drafter = [f"drafter.name={saved / 'drafter'}", "method=model", "trace=true", "peaks=none"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
-        run(composed("run", *words))
+        run(composed("run", *small(saved, out), *drafter, *words))
     return out
+
+
+@pytest.fixture(scope="session")
+def traced_out(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sampled run with chains."""
+    return traced_run(saved, tmp_path_factory.mktemp("traced") / "out", "sampling.temperature=1", "drafter.shape=2")
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ Configure = Callable[..., DictConfig]
 
 
 def command_of(name: str) -> Command:
-    """A command by its name."""
     room = importlib.util.find_spec(f"experiments.{name}.__main__") if name in ("load", "bench") else None
     return getattr(importlib.import_module(f"experiments.{name}{'.__main__' if room else ''}"), name)
 
@@ -56,7 +55,6 @@ class Stop:
 
 
 def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
-    """The exit code of a run in this process."""
     return launched(f"hydra.run.dir={tmp_path / 'hydra'}", *arguments, monkeypatch=monkeypatch)
 
 

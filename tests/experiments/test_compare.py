@@ -1,9 +1,10 @@
-"""Runs side by side: what may be compared, how rows are named; thinking on and off."""
+"""Runs side by side: what may be compared, how rows are named; the page in HTML, also in a real browser."""
 
-import dataclasses
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,26 @@ import pytest
 
 from experiments import results
 from experiments.commands import settings
+from experiments.compare import compare
 from experiments.datasets.prompt import Prompt
-from experiments.measuring.jobs import render, template_facts
+from experiments.measuring.jobs import template_facts
 from experiments.reporting.comparison import report_comparison
-from experiments.results.records import begin_records, read_records
-from experiments.results.runs import find_folders, load_run
+from experiments.reporting.report.page import outputs_to_show, write_page
+from experiments.reporting.run_plots import acceptance_plot
+from experiments.results.records import read_records
+from experiments.results.runs import load_run
+from experiments.results.texts import TOKENS, read_token_texts
 from experiments.run import run
-from tests.experiments.conftest import byte_tokenizer
-from tests.experiments.made_runs import loaded, made
+from tests.experiments.conftest import byte_tokenizer, called
+from tests.experiments.made_runs import HOSTILE, OUTPUT, loaded, made, write_run
 from tests.experiments.runs import launched
 
 
 def test_the_table_in_every_format_and_the_pictures(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     for name, temperature in (("a", 0), ("b", 1), ("c", 0), ("d", 1)):
-        shape = "[2,1]" if name in "ab" else "4"
-        made(tmp_path / name, "drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}")
-        if name in "cd":  # the method takes twice the time
-            records = read_records(tmp_path / name / "records.jsonl")
-            slow = [r if r.method == "plain" else dataclasses.replace(r, seconds=2 * r.seconds) for r in records]
-            begin_records(tmp_path / name / "records.jsonl", slow)
+        shape, pace = ("[2,1]", 1) if name in "ab" else ("4", 2)
+        words = ["drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}"]
+        made(tmp_path / name, *words, pace=pace)
     out = tmp_path / "out"
     words = [f"runs=[{','.join(str(tmp_path / name) for name in 'abcd')}]", "format=[md,csv,latex,parquet]"]
     words += [f"out={out}", f"hydra.run.dir={tmp_path / 'hydra'}"]
@@ -40,9 +42,8 @@ def test_the_table_in_every_format_and_the_pictures(tmp_path: Path, monkeypatch:
         "acceptance.png", "acceptance.svg", "differences.md", "differences.csv", "two_way.md",
     }  # fmt: skip
     found = json.loads((out / "comparison.json").read_text())
-    assert [(row["temperature"], row["name"]) for row in found["rows"]] == [
-        (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("[2,1]", "4")
-    ]
+    names = [(row["temperature"], row["name"]) for row in found["rows"]]
+    assert names == [(t, f"model, drafter.shape={shape}") for t in (0, 1) for shape in ("[2,1]", "4")]
     # 18 tokens in 3.3 s against 6 s.
     assert found["rows"][0]["speedup"] == pytest.approx(6 / 3.3)
     shown = capsys.readouterr().out
@@ -72,9 +73,7 @@ def test_the_table_in_every_format_and_the_pictures(tmp_path: Path, monkeypatch:
         ({"template": {"enable_thinking": True, "hash": "x"}}, "differ in their chat template: .*enable_thinking=True"),
     ],
 )
-def test_unlike_runs_are_refused_unless_told_to_and_then_it_is_said(
-    facts: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlike_runs_are_refused_unless_told_to_and_then_it_is_said(facts, message: str, tmp_path, capsys) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", planned=4, device="another", **facts)]
     with pytest.raises(ValueError, match=message + r".*: allow_mixed=true compares them"):
         report_comparison(runs, tmp_path / "out")
@@ -87,27 +86,18 @@ def test_unlike_runs_are_refused_unless_told_to_and_then_it_is_said(
     assert "different devices (a processor, another)" in shown
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: (folder / "manifest.json").unlink(), "is not the folder of a run: it has no manifest.json"),
-        (lambda folder: (folder / "manifest.json").write_text('{"config": {}}'), "made by another version"),
-        (lambda folder: (folder / "records.jsonl").write_text('{"prompt": "x"}\n'), "line 1 is not a record"),
-    ],
-)
-def test_bad_folders_are_refused(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    spoil(made(tmp_path / "a"))
-    with pytest.raises(ValueError, match=message):
-        load_run(tmp_path / "a")
-
-
-def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path) -> None:
-    for number in (10, 9, 0):
-        made(tmp_path / "sweep" / str(number))
-    jobs = [tmp_path / "sweep" / str(number) for number in (0, 9, 10)]
-    assert find_folders([str(tmp_path / "sweep")]) == jobs
-    assert find_folders([f"{tmp_path}/sweep/*"]) == jobs
-    assert find_folders([*map(str, jobs), f"{tmp_path}/sweep/../sweep"]) == jobs, "each once"
+def test_bad_folders_are_refused(tmp_path: Path) -> None:
+    for name, text, message in (
+        ("records.jsonl", '{"prompt": "x"}\n', "line 1 is not a record"),
+        ("manifest.json", '{"config": {}}', "made by another version"),
+        ("manifest.json", None, "is not the folder of a run: it has no manifest.json"),
+    ):
+        path = made(tmp_path / "a") / name
+        path.unlink()
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_run(tmp_path / "a")
 
 
 TEMPLATE = (
@@ -119,9 +109,7 @@ TEMPLATE = (
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_arguments_of_the_chat_template_come_to_the_prompts_and_are_recorded(
-    saved: Path, configure: Callable[..., Any], tiny: list[str], tmp_path: Path
-) -> None:
+def test_arguments_of_the_chat_template_reach_conversations_alone(saved, configure, tiny, tmp_path: Path) -> None:
     shutil.copytree(saved / "target", tmp_path / "thinker")
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
@@ -135,17 +123,199 @@ def test_arguments_of_the_chat_template_come_to_the_prompts_and_are_recorded(
     (record,) = read_records(tmp_path / "out" / "records.jsonl")
     said = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert record.prompt_tokens == len(said), "one token per letter"
-
-
-def test_only_conversations_have_a_template() -> None:
-    tokenizer, options = byte_tokenizer(), {"enable_thinking": False}
-    said, text = Prompt(id="a", turns=("Hi",), chat=True), Prompt(id="b", turns=("def f(",))
-    assert template_facts([said], tokenizer, None) is None, "without a template"
-    with pytest.raises(ValueError, match="the target's tokenizer has none, so arguments would change nothing"):
-        template_facts([said], tokenizer, options)
-    tokenizer.chat_template = TEMPLATE
+    text = Prompt(id="b", turns=("def f(",))
     assert template_facts([text], tokenizer, {"anything": 1}) is None, "a pair's arguments do not hinder other prompts"
-    facts = template_facts([said, text], tokenizer, options)
-    assert facts is not None and facts["enable_thinking"] is False
-    assert str(tokenizer.decode(list(render(said, tokenizer, template=options)))).endswith("<think>\n\n</think>\n\n")
-    assert str(tokenizer.decode(list(render(said, tokenizer, template={})))).endswith("assistant\n")
+    with pytest.raises(ValueError, match="the target's tokenizer has none, so arguments would change nothing"):
+        template_facts([text], byte_tokenizer(), {"anything": 1})
+
+
+# ---------------------------------------------------------------- the page
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.data = "", ""
+        self._inside: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = [tag, str(dict(attrs).get("id"))]
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == ["script", "data"]:
+            self.data += data
+        elif self._inside[:1] not in (["style"], ["script"]):
+            self.text += data
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test draws them; drawing takes most of the others' time."""
+    monkeypatch.setattr("experiments.reporting.report.page.pictures", lambda entries, out, subtitle: [])
+
+
+def page_of(tmp_path: Path, *words: str) -> Page:
+    called(compare, *words, "format=html", f"out={tmp_path / 'page'}")
+    return Page((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
+
+
+def test_hostile_texts_stay_texts_and_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.undo()
+    folder = write_run(tmp_path / "run", device=HOSTILE, dtype_reason=HOSTILE, overrides=[HOSTILE])
+    acceptance_plot(load_run(folder), folder / "acceptance_by_position.png", "")
+    page = page_of(tmp_path, str(folder))
+    assert page.text.count(HOSTILE) >= 3, "where facts are shown, as text"
+    assert [tag for tag, _ in page.tags].count("script") == 2, "the data and the code"
+    assert [attributes["alt"] for tag, attributes in page.tags if tag == "img"] == ["acceptance by position"]
+    (policy,) = (str(a["content"]) for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert (rules["default-src"], rules["img-src"]) == ("'none'", "data:")
+    assert {name for name in rules if name.endswith("-src")} == {"default-src", "img-src", "style-src", "script-src"}
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value}>"
+    assert "<" not in page.data
+    data = json.loads(page.data)
+    (shown,) = data["runs"]
+    assert shown["prompts"][2] == shown["prompts"][2] | {"id": f"last {HOSTILE}", "turns": [f"say last {HOSTILE}"]}
+    assert shown["texts"]["2"] == HOSTILE
+
+    drafted = next(each for each in shown["outputs"] if each["method"] == "model")
+    assert tuple(drafted["k"]) == OUTPUT
+    sources = [data["sources"][number] for number in drafted["s"]]
+    assert sources == ["accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus"]
+    assert drafted["x"] == {"1": "▯", "2": "→"}, "a character over two tokens"
+    drawn = drafted["rounds"][1]
+    assert (drawn["up"], drawn["path"], drawn["next"][0]) == ([-1, 0, 0, 1], [1], 7)
+    assert 0 < drawn["p"][1] < 1
+
+
+def test_runs_side_by_side_their_verdicts_and_the_limit_of_prompts(tmp_path: Path) -> None:
+    write_run(tmp_path / "sweep" / "0", prompts=4, trace=False, temperature=0.0)
+    write_run(tmp_path / "sweep" / "1", prompts=4, overrides=["drafter=ngram"], dtype="bfloat16")
+    page = page_of(tmp_path, str(tmp_path / "sweep"), "max_prompts=2")
+    shown = {run["name"]: [each["id"] for each in run["prompts"]] for run in json.loads(page.data)["runs"]}
+    assert shown == {"0": ["p0"], "drafter=ngram": ["p0"]}
+    for text in ("1 of 4 prompts of drafter=ngram are shown", "0: No trace", "the runs differ in their dtype",
+                 "NOT LOSSLESS", "of 4 outputs leave plain decoding's by more than", "margin 0.5 nats",
+                 "nobody/nothing (1.5M parameters)", "0123456789 with changes", "a processor"):  # fmt: skip
+        assert text in page.text, text
+    rows = [a["data-category"] for tag, a in page.tags if tag == "tr" and "data-category" in a]
+    assert set(rows) == {"all", "c0", "c1"}
+    none = json.loads(page_of(tmp_path, str(tmp_path / "sweep"), "max_prompts=0").data)
+    assert [run["outputs"] for run in none["runs"]] == [[], []]
+
+
+def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(traced_out, folder)
+    (shown,) = json.loads(page_of(tmp_path, str(folder)).data)["runs"]
+    records = read_records(folder / "records.jsonl")
+    assert len(shown["outputs"]) == len(records) == 6
+    assert not [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)], "every token has its text"
+    assert all(prompt["turns"] for prompt in shown["prompts"])
+    for each, record in zip(shown["outputs"], records, strict=True):
+        words = [each["x"].get(str(i), shown["texts"][str(token)]) for i, token in enumerate(each["k"])]
+        assert "".join(word for word in words if word != "▯").startswith(record.text.rstrip("\ufffd"))
+    (folder / TOKENS).unlink()
+    again = json.loads(page_of(tmp_path, str(folder)).data)
+    assert again["runs"][0]["texts"] == {token: f"<{token}>" for token in shown["texts"]}, "a page reads folders alone"
+
+
+# ---------------------------------------------------------------- in a browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync --disable-dev-shm-usage"
+FLAGS += " --disable-background-networking --disable-component-update --window-size=1400,1000"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    """A report on a greedy run with a trace and one drawn without; it logs no error, and asks for nothing else."""
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("needs a browser and its driver: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install '.[dev]'")
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    path = tmp_path / "report.html"
+    greedy = write_run(tmp_path / "greedy", temperature=0.0)
+    runs = [load_run(greedy), load_run(write_run(tmp_path / "drawn", trace=False))]
+    outputs, notes = outputs_to_show(runs, 100)
+    write_page(runs, outputs, [read_token_texts(run.folder) for run in runs], path, notes=notes)
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER)) as driver:
+        driver.get("about:blank")
+        driver.get_log("performance")  # forget what the browser itself has shown before
+        driver.get(path.as_uri())
+        title = driver.title
+        yield driver
+        assert driver.title == title, "a text of the run was executed"
+        assert driver.get_log("browser") == []
+        asked = [
+            message["params"]["request"]["url"]
+            for entry in driver.get_log("performance")
+            if (message := json.loads(entry["message"])["message"])["method"] == "Network.requestWillBeSent"
+        ]
+        assert path.as_uri() in asked, "the log has the requests"
+        assert [url for url in asked if not url.startswith(("data:", path.as_uri()))] == []
+
+
+def all_of(page: Any, selector: str) -> list[Any]:
+    return page.find_elements("css selector", selector)
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    return [each.text for each in all_of(page, selector) if each.is_displayed()]
+
+
+def classes(page: Any, selector: str) -> list[str]:
+    """The kinds of tokens or nodes: the second class of each."""
+    return [each.get_attribute("class").split()[1] for each in all_of(page, selector)]
+
+
+def test_the_verdict_is_first_and_clicks_open_rounds_and_outputs(page: Any) -> None:
+    """The verdict is red, the worst output open, and its tokens are colored by their source."""
+    (broken,) = all_of(page, ".verdict.broken strong")
+    assert broken.text == "NOT LOSSLESS"
+    red, green, blue = json.loads("[" + broken.value_of_css_property("color").split("(")[1].split(")")[0] + "]")[:3]
+    assert red > 150 > 60 > max(green, blue)
+    assert texts(page, ".verdict.sampled strong") == ["exact rule, sampled"]
+    assert texts(page, "#view h3") == ["model, temperature 0"]
+    kinds = classes(page, ".output .t")
+    assert kinds == ["accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus"]
+    colors = {kind: all_of(page, f".t.{kind}")[0].value_of_css_property("background-color") for kind in set(kinds)}
+    assert len(set(colors.values())) == 3
+    words = texts(page, ".output .t")
+    assert words[:3] == [HOSTILE, "▯", "→"] and words[4] == "<b>"
+    assert texts(page, ".tokens .rejected-token") == ["·bad"], "drafted below the end of the second round's path"
+    assert texts(page, ".diverges") == ["differs from plain decoding"] and texts(page, ".drawer") == []
+
+    all_of(page, ".round")[1].click()
+    assert texts(page, ".drawer-head strong") == ["Round 1:"]
+    assert "1 accepted (expected 1.00) of 3 drafted nodes, depth 2" in texts(page, ".drawer-head p")[0]
+    assert classes(page, ".tree .node") == ["root", "accepted", "rejected", "rejected", "recovered"]
+    assert texts(page, ".tree .word") == ["\\x86\\x92", "⏎", "·bad", "·bad", "<b>"]
+    shares = [text for text in texts(page, ".tree .small") if text[0] in "pq"]
+    assert len(shares) == 8 and all(0 < float(text[2:]) < 1 for text in shares)
+    next(each for each in all_of(page, ".drawer-head button") if each.text == "next →").click()
+    assert texts(page, ".drawer-head strong") == ["Round 2:"] and classes(page, ".tree .node")[-1] == "bonus"
+
+    rows = texts(page, "#prompts tbody tr")
+    number = next(i for i, row in enumerate(rows) if "model" in row and "last" in row)
+    all_of(page, "#prompts tbody tr button")[number].click()
+    prompt, others = all_of(page, "#view > details > summary")
+    prompt.click()
+    assert texts(page, ".prompt") == [f"say last {HOSTILE}"]
+    others.click()
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(page, 10).until(lambda page: len(all_of(page, "#view h3")) == 2)  # it says later that it is open
+    assert texts(page, "#view h3") == ["model, temperature 0", "plain, temperature 0"]

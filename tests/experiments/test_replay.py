@@ -11,10 +11,9 @@ import pytest
 import torch
 import yaml
 
-from experiments.config.sections import plain
+import verifiers
 from experiments.replay import replay
 from experiments.results.statistics import Bootstrap
-from experiments.run import run
 from experiments.tracing.scoring import figures, find_drafts, refusal, score
 from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
@@ -23,17 +22,9 @@ from specdec.checks.tables import Tables
 from specdec.drafting.costs import Conditions
 from specdec.physics.calibrated import Box, CalibratedRounds
 from specdec.physics.costs import PartCost, StepCost
-from tests.experiments.runs import Configure, launched, local
-from tests.experiments.traced import traced
-from verifiers import (
-    BlockVerifier,
-    KSeqVerifier,
-    RejectionVerifier,
-    SharedNoiseVerifier,
-    TargetWalkVerifier,
-    TransportVerifier,
-    TraversalVerifier,
-)
+from tests.experiments.conftest import traced_run
+from tests.experiments.made_runs import traced
+from tests.experiments.runs import Configure, launched
 
 IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
 QUICK = Bootstrap(resamples=200)
@@ -46,39 +37,33 @@ def test_figures_by_hand_and_drawn_tokens_are_not_taken_for_p(tmp_path: Path) ->
     tree = DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=IID, draft_probs=laws)
     traced(tmp_path, tree, torch.tensor([p, p]).expand(2, 2, 4), ["a", "b"])
     (drafts,) = find_drafts(tmp_path)
-    rules = {"rejection": RejectionVerifier(), "block": BlockVerifier(), "walk": TargetWalkVerifier()}
-    scores = score(drafts, rules)
     # Token 2 has p / q = .2 / .5; token 0 has .5 / .25. A walk of the target's goes to it with p.
-    for found, wanted in zip(scores, ([0.4, 1.0], [0.4, 1.0], [0.2, 0.5]), strict=True):
-        assert found.accepted.tolist() == pytest.approx(wanted)
-    made = figures(scores, baseline="rejection", bootstrap=QUICK)
-    assert [row["accepted"] for row in made] == pytest.approx([0.7, 0.7, 0.35])
-    assert [made[2][name] for name in ("gain", "gain_low", "gain_high")] == pytest.approx([-0.35, -0.5, -0.2])
-    assert made[0]["reach.1"] == pytest.approx(0.7) and "reach.2" not in made[0]
-    assert [(row["rule"], row["exactness"]) for row in made] == [(name, "exact") for name in rules]
+    scores = score(drafts, {"rejection": verifiers.RejectionVerifier(), "walk": verifiers.TargetWalkVerifier()})
+    rejection, walk = figures(scores, baseline="rejection", bootstrap=QUICK)
+    assert (rejection["accepted"], walk["accepted"]) == (pytest.approx(0.7), pytest.approx(0.35))
+    assert [walk[name] for name in ("gain", "gain_low", "gain_high")] == pytest.approx([-0.35, -0.5, -0.2])
+    assert rejection["reach.1"] == pytest.approx(0.7) and "reach.2" not in rejection
 
-    noise = SharedNoiseVerifier()
+    noise = verifiers.SharedNoiseVerifier()
     (shared,) = find_drafts(tmp_path, ran=noise)
-    assert refusal(RejectionVerifier(), drafts) is None and refusal(noise, shared) is None
-    assert "the tokens that the target had drawn" in str(refusal(RejectionVerifier(), shared))
+    assert refusal(verifiers.RejectionVerifier(), drafts) is None and refusal(noise, shared) is None
+    assert "the tokens that the target had drawn" in str(refusal(verifiers.RejectionVerifier(), shared))
     assert "draws with shared noise" in str(refusal(noise, drafts))
 
 
 ENUMERATED = [
-    (RejectionVerifier(), TreeShape.branching(2, 1), SWOR),
-    (RejectionVerifier(), TreeShape.branching(2, 1), IID),
-    (TraversalVerifier(), TreeShape.branching(2, 2), SWOR),
-    (KSeqVerifier(), TreeShape.branching(3), IID),
-    (BlockVerifier(), TreeShape.chain(3), IID),
-    (TargetWalkVerifier(), TreeShape.branching(2, 1), TOP),
-    (TransportVerifier(), TreeShape.branching(2), IID),
+    (verifiers.RejectionVerifier(), TreeShape.branching(2, 1), SWOR),
+    (verifiers.RejectionVerifier(), TreeShape.branching(2, 1), IID),
+    (verifiers.TraversalVerifier(), TreeShape.branching(2, 2), SWOR),
+    (verifiers.KSeqVerifier(), TreeShape.branching(3), IID),
+    (verifiers.BlockVerifier(), TreeShape.chain(3), IID),
+    (verifiers.TargetWalkVerifier(), TreeShape.branching(2, 1), TOP),
+    (verifiers.TransportVerifier(), TreeShape.branching(2), IID),
 ]
 
 
 @pytest.mark.parametrize(("rule", "shape", "law"), ENUMERATED, ids=lambda value: type(value).__name__)
-def test_the_replay_of_all_drafts_is_their_enumeration(
-    rule: Verifier, shape: TreeShape, law: DraftSampling, tmp_path: Path
-) -> None:
+def test_the_replay_of_all_drafts_is_their_enumeration(rule: Verifier, shape, law, tmp_path: Path) -> None:
     tables = Tables.random(3, shape.max_depth, seed=1)
     drafts = enumerate_drafts(tables, shape, law)
     every = [str(row) for row in range(len(drafts.tree.tokens))]
@@ -90,27 +75,24 @@ def test_the_replay_of_all_drafts_is_their_enumeration(
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """Before anything is scored, or on the way: then no rounds of it count."""
     drafts: WeightedDrafts = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.branching(2), SWOR)
     traced(tmp_path / "small", drafts.tree, drafts.target_probs, ["a"] * len(drafts.tree.tokens))
-    rules = {"block": BlockVerifier(), "kseq": KSeqVerifier(), "rejection": RejectionVerifier()}
-    scores = score(find_drafts(tmp_path / "small")[0], rules)
+    known = (verifiers.BlockVerifier(), verifiers.KSeqVerifier(), verifiers.RejectionVerifier())
+    scores = score(find_drafts(tmp_path / "small")[0], {type(rule).__name__: rule for rule in known})
     block, kseq, rejection = (str(found.refused) for found in scores)
     assert "takes chains only" in block and "not made for drafts that are WITHOUT_REPLACEMENT" in kseq
-    made = figures(scores, baseline="rejection", bootstrap=QUICK)
+    made = figures(scores, baseline="RejectionVerifier", bootstrap=QUICK)
     assert rejection == "None" and [bool(row["refused"]) for row in made] == [True, True, False]
 
     vocab = 200  # pairs of which are too many for a linear program
     rows = torch.rand(1, vocab, generator=torch.Generator().manual_seed(0)).softmax(-1)[:, None].expand(1, 3, -1)
     tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=SWOR, draft_probs=rows)
     traced(tmp_path / "large", tree, rows, ["a"])
-    (found,) = score(find_drafts(tmp_path / "large")[0], {"transport": TransportVerifier()})
+    (found,) = score(find_drafts(tmp_path / "large")[0], {"transport": verifiers.TransportVerifier()})
     assert "too many for a linear program" in str(found.refused)
 
 
-def test_the_application(
-    configure: Configure, traced_out: Path, tmp_path: Path, no_pictures: None, capsys: Any
-) -> None:
+def test_the_application(configure: Configure, traced_out: Path, tmp_path: Path, no_pictures, capsys: Any) -> None:
     rules = "verifiers=[rejection,block,typical,kseq,{name:lenient,lenience:0.5}]"
     words = [f"trace={traced_out}", rules, "bootstrap.resamples=200", f"out={tmp_path / 'replay'}"]
     rows = {row["rule"]: row for row in replay(configure("replay", *words))}
@@ -126,9 +108,7 @@ def test_the_application(
 
 
 @pytest.mark.full
-def test_a_sweep_ends_with_the_replay_of_its_jobs(
-    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_ends_with_the_replay_of_its_jobs(saved: Path, tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     words = [text for text in tiny if not text.startswith(("out=", "dataset.count"))]
     words += [f"hydra.sweep.dir={tmp_path / 'sweep'}", "hydra.sweep.subdir=${hydra.job.num}", "dataset.count=2"]
     words += [f"drafter.name={saved / 'drafter'}", "drafter.shape=2,[2,1]", "drafter.sampling=iid"]
@@ -142,54 +122,36 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     assert np.isfinite([row["accepted"] for row in rows if not row["refused"]]).all()
 
 
-@pytest.fixture
-def traced_run(configure: Configure, saved: Path, tmp_path: Path) -> Path:
-    """A made-up run with a tree of 3 and 6 nodes, in 20 rounds of four prompts."""
-    folder = tmp_path / "run"
-    shape = TreeShape.branching(3, 2)
-    said = torch.from_numpy(np.random.default_rng(0).choice([0, 0, 0, 1, 2, 7], (20, 10)))
-    p = torch.nn.functional.one_hot(said, 8).float()
-    tree = DraftTree.from_shape(shape, torch.tensor(shape.ranks).expand(20, -1))
-    traced(folder, tree, p, [str(row % 4) for row in range(20)])
-    words = [f"target.name={saved / 'target'}", *local(saved, "model"), "drafter.shape=[3,2]"]
-    config = configure("run", *words)
-    sections = ("target", "drafter", "verifier", "sampling", "dataset", "engine")
-    manifest = {"config": {name: plain(config, name) for name in sections}, "target": {"name": "tiny"}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
+@pytest.fixture(scope="module")
+def trees(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return traced_run(saved, tmp_path_factory.mktemp("trees") / "out", "drafter.shape=[3,2]")
 
 
 @pytest.fixture
 def chosen(configure: Configure, tmp_path: Path) -> Configure:
-    """Composes the command's configuration for a trace, made quick, with its output in ``tmp_path / "found"``."""
     quick = ["bootstrap.resamples=200", "threads=1", f"out={tmp_path / 'found'}"]
     return lambda trace, *overrides: configure("replay", "best=tree", f"trace={trace}", *quick, *overrides)
 
 
-def test_from_a_trace_to_a_tree(
-    traced_run: Path, chosen: Configure, configure: Configure, saved: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_from_a_trace_to_a_tree(trees: Path, chosen, configure, saved: Path, tmp_path: Path, capsys: Any) -> None:
     """Without costs, the largest tree that is allowed is best; what is written composes with a run."""
-    (found,) = replay(chosen(traced_run, "max_nodes=5"))
-    assert found.best.nodes == 5
+    (found,) = replay(chosen(trees, "max_nodes=5"))
+    assert found.costs is None and found.best.nodes == 5
     shown = " ".join(capsys.readouterr().out.split())
     override = re.search(r"'drafter\.shape=(\S+)'", shown)
     assert override and TreeShape.of(yaml.safe_load(override[1])) == found.best.shape
     assert "as many nodes as were allowed or recorded (5)" in shown
     out = tmp_path / "found"
-    config = configure("run", f"hydra.searchpath=[file://{out}]", "tree=T1", f"drafter.name={saved / 'drafter'}")
+    config = configure("run", f"hydra.searchpath=[file://{out}]", "tree=T0", f"drafter.name={saved / 'drafter'}")
     assert TreeShape.of(json.loads(json.dumps(list(config.drafter.shape), default=list))) == found.best.shape
-    figures = json.loads((out / "T1.json").read_text())
-    assert (figures["rounds"], figures["recorded_shape"]) == (20, [3, 2])
+    assert json.loads((out / "T0.json").read_text())["recorded_shape"] == [3, 2]
 
 
-def test_a_tree_is_recommended_only_where_it_pays(
-    traced_run: Path, chosen: Configure, tmp_path: Path, no_pictures: None, capsys: Any
-) -> None:
+def test_a_tree_is_recommended_only_where_it_pays(trees: Path, chosen, tmp_path: Path, no_pictures, capsys) -> None:
     """Rounds that take twice as long as plain ones may pay here; those that take 40 times as long do not."""
     for seconds, pays, words in (
         (2.0, True, "4 nodes, predicted at"),
-        (40.0, False, "none pays here: at T=1 the fastest tree is predicted at 0."),
+        (40.0, False, "none pays here: at T=0 the fastest tree is predicted at 0."),
     ):
         CalibratedRounds(
             conditions=Conditions(device="a chip", dtype="float32", model="a model", fingerprint="0123456789ab"),
@@ -198,34 +160,24 @@ def test_a_tree_is_recommended_only_where_it_pays(
             drafting=PartCost(fixed=seconds - 1.6),
             deepest=2,
         ).save(tmp_path / "costs.json")
-        (found,) = replay(chosen(traced_run, f"costs={tmp_path / 'costs.json'}", "max_nodes=4"))
+        (found,) = replay(chosen(trees, f"costs={tmp_path / 'costs.json'}", "max_nodes=4"))
         text = " ".join(capsys.readouterr().out.split())
         assert found.pays == pays and words in text
         assert ("'drafter.shape=" in text) == pays
-        assert json.loads((tmp_path / "found" / "T1.json").read_text())["pays"] == pays
+        assert json.loads((tmp_path / "found" / "T0.json").read_text())["pays"] == pays
 
 
 @pytest.mark.full
-def test_a_real_trace(configure: Configure, chosen: Configure, saved: Path, tiny: list[str], tmp_path: Path) -> None:
-    traced_run = tmp_path / "real"
-    words = [*tiny, *local(saved, "model"), "trace=true", "drafter.shape=[3,2]", f"out={traced_run}"]
-    run(configure("run", *words))
-    (found,) = replay(chosen(traced_run, "max_nodes=4"))
-    assert found.costs is None and found.best.nodes == 4
-
-
-@pytest.mark.full
-def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
-    """Kind of run and drafter are known before any model is loaded."""
-    shutil.copytree(traced_run, tmp_path / "other")
-    manifest = json.loads((traced_run / "manifest.json").read_text())
+def test_what_does_not_fit_the_trace(trees: Path, chosen: Configure, tmp_path: Path) -> None:
+    shutil.copytree(trees, tmp_path / "other")
+    manifest = json.loads((trees / "manifest.json").read_text())
     manifest["config"]["drafter"] = {"_target_": "drafters.ngram.NGramDrafter"}
     (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest))
     for trace, words, said in (
-        (traced_run, ["method=medusa"], r"^method='medusa': "),
-        (traced_run, ["max_depth=3"], r"^max_depth=3: "),
+        (trees, ["method=medusa"], r"^method='medusa': "),
+        (trees, ["max_depth=3"], r"^max_depth=3: "),
         (tmp_path / "other", [], r"^drafters\.ngram\.NGramDrafter takes no shape of its own"),
-        (f"[{traced_run},{tmp_path / 'other'}]", [], r"^the traces are of different runs \(drafter\._target_ is "),
+        (f"[{trees},{tmp_path / 'other'}]", [], r"^the traces are of different runs \(drafter\._target_ is "),
     ):
         with pytest.raises(ValueError, match=said):
             replay(chosen(trace, *words))

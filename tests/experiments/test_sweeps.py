@@ -19,14 +19,9 @@ from drafters.corpus import Corpus
 from drafters.ngram import NGramDrafter
 from experiments.commands import settings
 from experiments.config.sections import CONF
-from specdec import DraftSampling, TreeShape
-from specdec.checks.outcomes import enumerate_outcome
-from specdec.checks.tables import Tables
 from specdec.target.loading import load_tokenizer
-from tests.changed_rule import ChangedRule
 from tests.experiments.runs import launched
 from tests.experiments.test_run import WrongRoot
-from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -36,9 +31,7 @@ def kept(tiny: list[str], *groups: str) -> list[str]:
     return [text for text in tiny if not text.startswith(("out=", *groups))]
 
 
-def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(tiny, tmp_path: Path, monkeypatch, capfd) -> None:
     """Of four jobs two fail, one is not lossless and one is as it should be: what there is stays, the sweep fails."""
     honest, broken = (f"{each.__module__}.{each.__name__}" for each in (NGramDrafter, WrongRoot))
     words = [*kept(tiny, "sampling"), "sampling.max_new_tokens=6", "drafter=ngram", "target.dtype=float32"]
@@ -56,24 +49,21 @@ def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(
     assert told.err.count("error: ") == 4, "and one for the sweep"
     assert len(lines) + len(told.err.splitlines()) < 50, "it fits a screen"
     found = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
-    assert [(row["name"], row["lossless"]) for row in found["rows"]] == [
-        (f"ngram, drafter._target_={each}", verdict) for each, verdict in ((broken, "not lossless"), (honest, "equal"))
-    ]
+    verdicts = {row["name"].partition("drafter._target_=")[2]: row["lossless"] for row in found["rows"]}
+    assert verdicts == {broken: "not lossless", honest: "equal"}
     assert len([note for note in found["notes"] if "NO RESULT of job" in note and "drafter.branches=0" in note]) == 2
     assert any(f"{broken}: NOT LOSSLESS: 3 of 3" in note for note in found["notes"])
-    assert "NOT LOSSLESS" in (tmp_path / "sweep" / "comparison.md").read_text()
     # The details are with the job.
     assert json.loads((tmp_path / "own" / "1" / honest / "summary.json").read_text())["complete"]
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("ablate_*.yaml")), ids=lambda path: path.stem)
-def test_the_grid_of_an_ablation_has_settings_that_there_are(path: Path) -> None:
-    """The first of each setting's values composes."""
+def test_the_grid_of_an_ablation_has_settings_that_there_are() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        params = compose("run", [f"experiment={path.stem}"], return_hydra_config=True).hydra.sweeper.params
-        first = {name: str(values).partition(",")[0] for name, values in params.items() if "[" not in str(values)}
-        assert first
-        assert compose("run", [f"experiment={path.stem}", *(f"{name}={value}" for name, value in first.items())])
+        for path in sorted((CONF / "experiment").glob("ablate_*.yaml")):
+            params = compose("run", [f"experiment={path.stem}"], return_hydra_config=True).hydra.sweeper.params
+            first = {name: str(values).partition(",")[0] for name, values in params.items() if "[" not in str(values)}
+            words = [f"{name}={value}" for name, value in first.items()]
+            assert words and compose("run", [f"experiment={path.stem}", *words]), "the first value of each composes"
 
 
 @pytest.mark.full
@@ -88,29 +78,19 @@ def test_an_ablation_by_category_is_one_command(tiny: list[str], tmp_path: Path,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ("joblib", ["hydra/launcher=processes"]),
-        ("submitit", ["hydra/launcher=submitit_local"]),
-        ("ray", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=1"]),
-    ],
-)
-def test_a_sweep_elsewhere_ends_like_one_here(
-    extra: str, words: list[str], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+@pytest.mark.parametrize(("extra", "where"), [("joblib", "processes"), ("submitit", "submitit_local"), ("ray", "ray")])
+def test_a_sweep_elsewhere_ends_like_one_here(extra: str, where: str, tiny, tmp_path: Path, monkeypatch, capfd) -> None:
     """Two jobs, of which one fails: the other has its results, the table names both, and the exit code is 1."""
     pytest.importorskip(f"hydra_plugins.hydra_{extra}_launcher", reason=f"the extra {extra} is not installed")
     folder = tmp_path / "sweep"
-    given = [*kept(tiny, "dataset.count"), f"hydra.sweep.dir={folder}", "engine.max_length=200", "dataset.count=1"]
-    assert launched("-m", "drafter=ngram", "drafter.branches=1,0", *words, *given, monkeypatch=monkeypatch) == 1
+    words = ["-m", f"hydra/launcher={where}", *["+hydra.launcher.ray.init.num_cpus=1"] * (extra == "ray")]
+    words += [*kept(tiny, "dataset.count"), f"hydra.sweep.dir={folder}", "engine.max_length=200", "dataset.count=1"]
+    assert launched(*words, "drafter=ngram", "drafter.branches=1,0", monkeypatch=monkeypatch) == 1
     shown = capfd.readouterr()
     assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
-    assert (folder / "0" / "summary.json").exists()
     written = (folder / "1" / "error.txt").read_text()
     assert written.startswith("branches=0: ") and "\n\nTraceback" in written
-    text = " ".join(shown.out.split())
-    assert "NO RESULT of job 1 (drafter.branches=0" in text and "): branches=0: " in text
+    assert "NO RESULT of job 1 (drafter.branches=0" in " ".join(shown.out.split())
     assert len(json.loads((folder / "comparison.json").read_text())["rows"]) == 1
 
 
@@ -128,18 +108,9 @@ def test_a_search_maximizes_the_objective(saved: Path, tiny: list[str], tmp_path
     assert len(rows) == 4
     assert best.best_value == max(row["mean_acceptance_length"] for row in rows)
     assert best.best_params["drafter.shape"] in ("1", "[2,1]")
-
-
-def test_the_objective_is_the_methods_figure() -> None:
-    plain, ours = ({"method": name, "speedup": speedup} for name, speedup in (("plain", None), ("ours", 2)))
-    summary: Any = SimpleNamespace(rows=[plain, ours])
-    config = OmegaConf.create({"objective": "speedup", "method": "ours"})
-    assert settings.objective(config, summary) == 2.0
-    ours["speedup"] = None
+    config: Any = OmegaConf.create({"objective": "speedup", "method": "none"})
     with pytest.raises(ValueError, match=r"^objective=speedup: "):
-        settings.objective(config, summary)
-    config.objective = None
-    assert settings.objective(config, summary) is None
+        settings.objective(config, SimpleNamespace(rows=[{"method": "none", "speedup": None}]))
 
 
 ROOT = Path(__file__).parents[2]
@@ -159,9 +130,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.full
-def test_a_projects_components_are_run_replayed_and_compared(
-    project: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_projects_components_are_run_replayed_and_compared(project: Path, tiny, monkeypatch, capsys: Any) -> None:
     """Also where a file of the project is named like a package: the working directory is searched last."""
     (project / "verifiers.py").write_text("raise RuntimeError('this is not the package verifiers')\n")
     small = [*kept(tiny, "dataset"), "dataset.count=2", "engine.max_length=256"]
@@ -169,6 +138,7 @@ def test_a_projects_components_are_run_replayed_and_compared(
     rules = "verifiers=[rejection,cautious,{name: cautious, most: 1}]"
     for command, words in (
         (settings.run, [*components, *small]),
+        (settings.check, ["verifier=cautious", "vocab=2", "tables=1", "temperatures=[1]"]),
         (settings.replay, ["outputs/first", rules, "bootstrap.resamples=100"]),
         (settings.run, ["experiment=repeat_or_model", "drafter=repeat,none", *small]),
     ):
@@ -180,7 +150,6 @@ def test_a_projects_components_are_run_replayed_and_compared(
 
 @pytest.mark.full
 def test_its_own_tests_pass(project: Path) -> None:
-    """The drafter conforms, and one that does not would not pass."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
@@ -189,24 +158,6 @@ def test_its_own_tests_pass(project: Path) -> None:
     drafter.write_text(drafter.read_text().replace("*followed, *[root]", "*followed[::-1], *[-1]"))
     done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "the drafter breaks its contract" in done.stdout
-
-
-def test_the_rule_is_exact_and_stops(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(project)
-    rule = import_module("mine.rule").CautiousVerifier
-    tables, chain = Tables.random(3, 3, seed=0), TreeShape.chain(3)
-    accepted = []
-    for most in (1, 2, 3):
-        found = enumerate_outcome(rule(most=most), tables, chain, DraftSampling.IID)
-        assert found.tv < 1e-12
-        accepted.append(found.expected_accepted)
-    assert accepted == sorted(accepted) and accepted[0] < accepted[1] < accepted[2]
-
-    # The mutant: after `most` tokens it draws from what a rejection would have left.
-    mistaken = ChangedRule(
-        rule(most=2), after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop)
-    )
-    assert enumerate_outcome(mistaken, tables, chain, DraftSampling.IID).tv > 1e-3
 
 
 def test_a_corpus_is_made_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,6 @@
-"""Every YAML composes, what it names can be made, and what documents say of it is there.
+"""Every YAML composes, what it names can be made, and what documents say of it is there. No test goes to the hub."""
 
-Well-known pairs only compose: no test goes to the hub for them. Commands in blocks of their own are composed by
-``tests/test_readme.py``.
-"""
-
-import json
 import re
-import shlex
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
@@ -15,27 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
-from safetensors.torch import save_file
 
 from experiments.config.kinds import check_arguments, parameters_of
-from experiments.config.sections import (
-    CONF,
-    TABLES,
-    bootstrap_of,
-    build,
-    choices_of,
-    component_of,
-    plain,
-    typed,
-    values_of,
-)
-from experiments.exporting.folders import kind_of
+from experiments.config.sections import CONF, TABLES, bootstrap_of, build, choices_of, component_of, plain, values_of
 from experiments.results.statistics import Bootstrap
 from experiments.session import methods
 from experiments.training.data.regenerate import RegenerateConfig
@@ -48,23 +29,18 @@ FILES_OF_OPTIONS = [path for path in YAML if len(path.parts) == 2 and path.parts
 OPTIONS = [(path.parent.as_posix(), path.stem) for path in FILES_OF_OPTIONS]
 OPTIONS += [(group, name) for group, options in TABLES.items() if group != "pair" for name in options]
 """Pairs need files that are on the hub: only their arguments are checked."""
-PROMPTS = ("dataset.file={tmp}/prompts.jsonl",)
+BENCHMARKS = ("jsonl", "spec_bench", "mt_bench", "humaneval", "mbpp", "gsm8k", "math500", "speed_bench")
+HEADS = ("medusa", "hydra", "assistant", "redrafter", "eagle", "peagle", "pard", "uno", "block")
 # What a file leaves to the user or has on the hub, where no test goes, and where tiny models stand in.
 GIVEN = {
-    **{
-        ("dataset", name): PROMPTS
-        for name in ("jsonl", "spec_bench", "mt_bench", "humaneval", "mbpp", "gsm8k", "math500", "speed_bench")
-    },
+    **{("dataset", name): ("dataset.file={tmp}/prompts.jsonl",) for name in BENCHMARKS},
     **{("target", name): ("target.name={models}/target",) for name in ("hf", "bundled")},
     ("dataset", "text"): ("dataset.files={conf}/run.yaml",),
     ("data", "text"): ("data.files={conf}/run.yaml",),
     ("data", "chat"): ("data.file={tmp}/prompts.jsonl",),
     ("regenerate", "target"): ("regenerate.file={tmp}/answers.jsonl",),
     ("drafter", "model"): ("drafter.name={models}/drafter",),
-    **{
-        ("drafter", name): (f"drafter.name={{models}}/{name}",)
-        for name in ("medusa", "hydra", "assistant", "redrafter", "eagle", "peagle", "pard", "uno", "block")
-    },
+    **{("drafter", name): (f"drafter.name={{models}}/{name}",) for name in HEADS},
     **{("drafter", name): ("drafter.name={models}/other",) for name in ("tli", "slem")},
     **{("drafter", name): ("drafter.model.name={models}/drafter",) for name in ("choice", "merged")},
     ("drafter", "rest"): ("drafter.corpus={models}/text.corpus",),
@@ -73,22 +49,9 @@ GIVEN = {
     ("contender", "hf_assisted"): ("contenders.hf_assisted.assistant={models}/drafter",),
 }
 TRAINING = ("head", "loss", "weights", "data", "regenerate")
-METHODS = {
-    **dict.fromkeys(("drafter", "tree"), "describe"),
-    "target": "from_pretrained",
-    "verifier": "laws",
-    "policy": "bind",
-    "scheduler": "plan",
-    "contender": "ends",
-    "head": "anchors",
-    "loss": "over",
-    "weights": "__call__",
-    "data": "check",
-    "dataset": "load",
-    "tracker": "start",
-    "sampling": "seeded",
-    "bootstrap": "interval",
-}
+METHODS = {"target": "from_pretrained", "drafter": "describe", "tree": "describe", "verifier": "laws", "policy": "bind"}
+METHODS |= {"scheduler": "plan", "contender": "ends", "tracker": "start", "dataset": "load", "sampling": "seeded"}
+METHODS |= {"head": "anchors", "loss": "over", "weights": "__call__", "data": "check", "bootstrap": "interval"}
 """A method of what the options of a group make, but for ``none``."""
 WHOLE = ("experiment", "recipe")
 """Groups whose options set several sections, which this test makes one by one; here: that nothing is missing."""
@@ -134,9 +97,7 @@ def test_every_study_and_recipe_composes(group: str, name: str, configure: Confi
 
 
 @pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] not in WHOLE])
-def test_every_option_composes_and_instantiates(
-    group: str, name: str, configure: Configure, saved: Path, tmp_path: Path
-) -> None:
+def test_every_option_composes_and_instantiates(group: str, name: str, configure, saved: Path, tmp_path: Path) -> None:
     """And its file has every option of the component that it names, and no other."""
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["a"]}\n')
     config, section = composed(group, name, configure)
@@ -152,7 +113,8 @@ def test_every_option_composes_and_instantiates(
         OmegaConf.update(config, key, value)
     if group == "regenerate":
         writing = {key: value for key, value in plain(config, group).items() if key != "drafter"}
-        assert writing["file"] is None or typed(RegenerateConfig, writing, group)
+        if writing["file"] is not None:
+            check_arguments(RegenerateConfig, writing, group)
     elif group == "engine" and name != "openai":
         check_arguments(Engine, plain(config, group), group, given_first=True)
     else:
@@ -165,10 +127,8 @@ def test_every_option_composes_and_instantiates(
 FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code"}
 FILES |= {"gguf_file"}
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
-NOT_SETTINGS = {
-    Engine: {"target", "drafter", "verifier"},
-    SamplingParams: {"stream", "logits_processor", "logprobs", "priority", "deadline"},
-}
+NOT_SETTINGS: dict[Any, set[str]] = {Engine: {"target", "drafter", "verifier"}}
+NOT_SETTINGS[SamplingParams] = {"stream", "logits_processor", "logprobs", "priority", "deadline"}
 
 
 def forgotten(given: set[str], component: Any) -> set[str]:
@@ -224,14 +184,6 @@ def test_models_that_do_not_fit_are_refused_by_their_files(configure: Configure,
             methods.check_memory(config, ["drafter"])
 
 
-def test_a_module_in_the_targets_own_files_is_found(tmp_path: Path) -> None:
-    config = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_nextn_predict_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    names = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.q_proj")
-    save_file({f"model.layers.61.{name}.weight": torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
-    assert kind_of(str(tmp_path)) == "mtp"
-
-
 def test_every_scheduler_has_a_file() -> None:
     names = {str(OmegaConf.load(path)._target_).rpartition(".")[2] for path in (CONF / "scheduler").glob("*.yaml")}
     assert names == {*scheduler.__all__} - {"Scheduler", "View", "Work"}
@@ -248,20 +200,11 @@ PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>
 
 def overrides_in(text: str) -> list[str]:
     """The overrides in the code spans of a text: none of Python's keywords, no placeholders."""
-    found = []
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    for span in re.findall(r"`([^`]+)`", text):
-        try:
-            words = shlex.split(span)
-        except ValueError:
-            continue  # an apostrophe: no command
-        # A mapping with blanks is one override, also where the text leaves the quotes to the shell.
-        words = [span] if re.fullmatch(r"[\w.]+=\{[^}]*\}", span) else words
-        for word in words:
-            name = word.partition("=")[0].lstrip("+~")
-            if "=" in word and name.split(".")[0] in GROUPS | SETTINGS and not PLACEHOLDERS.search(word):
-                found.append(word)
-    return found
+    override = re.compile(r"""(?<![\w(])[+~]?[\w.@/-]+=(?:\{[^}]*\}|\[[^\]]*\]|"[^"]*"|[^\s']*)""")
+    words = [word for span in re.findall(r"`([^`]+)`", text) for word in override.findall(span)]
+    of_ours = re.compile(rf"[+~]?({'|'.join(GROUPS | SETTINGS)})[.@=]")
+    return [word for word in words if of_ours.match(word) and not PLACEHOLDERS.search(word)]
 
 
 @cache
@@ -297,7 +240,6 @@ SHOWN = sorted({word for document in DOCUMENTS for word in overrides_in(document
 
 
 def test_shown_overrides_exist() -> None:
-    """A few are surely found; those that there are not would be noticed."""
     assert {"chat_template={enable_thinking: false}", "dataset.tasks={}", "target.inflate=110m"} <= set(SHOWN)
     assert [override for override in SHOWN if not exists(override)] == []
     assert not any(map(exists, ["dataset.taks={}", "drafter=ngrm", "sed=1"]))

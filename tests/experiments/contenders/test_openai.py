@@ -1,123 +1,71 @@
-"""transformers' generate beside our engine, and a server with OpenAI's endpoint, played by a small one here."""
+"""transformers' generate beside our engine, and servers with OpenAI's endpoint, whose answers are made up here."""
 
 import copy
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AddedToken
 from transformers.generation import candidate_generator
 
+from experiments.contenders import openai
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.hf import HfGenerate
 from experiments.contenders.openai import KEY, OpenAIServer
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Target
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8], [3, 4, 3, 4, 3]]
 SAMPLING = ("temperature", "top_p", "seed", "ignore_eos")
+URL = "http://127.0.0.1:8000/v1"
 
 
-@pytest.fixture(scope="module")
-def target(saved: Path) -> Target:
-    return Target.from_pretrained(str(saved / "target"), dtype="float32")
+class Server:
+    """Answers like vLLM, or its ``owner``: llama.cpp's names tokens elsewhere, and SGLang's takes no ``top_k`` of 0."""
 
-
-class Server(ThreadingHTTPServer):
-    """Answers like vLLM: token ids where they are asked for.
-
-    Attributes:
-        owner: Whose it says it is: llama.cpp's names tokens at its own endpoint, and SGLang's takes no ``top_k`` of 0.
-        ignores: Fields that are not read.
-        drops: The numbers of the requests that get no answer.
-    """
-
-    def __init__(self, target: Target):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.engine = Engine(target, max_length=128)
-        self.lock, self.models, self.refuse, self.owner = threading.Lock(), ["tiny"], False, ""
-        self.ignores: set[str] = set()
-        self.drops: set[int] = set()
+    def __init__(self, target: Target, monkeypatch: pytest.MonkeyPatch):
+        self.engine, self.lock = Engine(target, max_length=128), Lock()
+        self.models, self.owner, self.ignores = ["tiny"], "", set[str]()
         self.seen: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
+        monkeypatch.setattr(openai.httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(self.answer)))
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Two endpoints, which answer in JSON and keep silent."""
-
-    server: Server
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-    def answer(self, status: int, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def do_GET(self) -> None:
-        own = {"meta": {"n_ctx": 40}} if self.server.owner == "llamacpp" else {}
-        self.answer(200, {"data": [{"id": name, "owned_by": self.server.owner, **own} for name in self.server.models]})
-
-    def do_POST(self) -> None:
-        body, server = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server
-        with server.lock:
-            server.seen.append(body)
-            server.keys.append(self.headers.get("Authorization"))
-            if len(server.seen) in server.drops:
-                self.connection.close()
-                return
-            if server.refuse or (server.owner == "sglang" and body.get("top_k") == 0):
-                self.answer(400, {"error": "no such parameter"})
-                return
-            given = {name: body[name] for name in SAMPLING if name in body and name not in server.ignores}
-            sampling = SamplingParams(max_new_tokens=body["max_tokens"], **given)
-            done = server.engine.generate([body["prompt"]], sampling)[0]
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if not str(request.url).startswith("http://127.0.0.1:8000/"):
+            return httpx.HTTPTransport().handle_request(request)  # where nobody answers
+        if request.method == "GET":
+            own = {"meta": {"n_ctx": 40}} if self.owner == "llamacpp" else {}
+            return httpx.Response(200, json={"data": [{"id": m, "owned_by": self.owner, **own} for m in self.models]})
+        body = json.loads(request.content)
+        with self.lock:
+            self.seen.append(body | {"key": request.headers.get("Authorization")})
+            if self.owner == "sglang" and body.get("top_k") == 0:
+                return httpx.Response(400, json={"error": "no such parameter"})
+            given = {name: body[name] for name in SAMPLING if name in body and name not in self.ignores}
+            (done,) = self.engine.generate([body["prompt"]], SamplingParams(max_new_tokens=body["max_tokens"], **given))
         choice: dict[str, Any] = {"text": done.text, "finish_reason": done.finish_reason}
         tokens = list(done.token_ids)
-        if self.path == "/completion" and server.owner == "llamacpp":
-            self.answer(200, {"content": done.text, "tokens": tokens if body.get("return_tokens") else []})
-            return
-        if server.owner != "llamacpp" and body.get("return_token_ids"):
+        if request.url.path == "/completion" and self.owner == "llamacpp":
+            return httpx.Response(200, json={"tokens": tokens if body.get("return_tokens") else []})
+        if self.owner != "llamacpp" and body.get("return_token_ids"):
             choice["token_ids"] = tokens
-        self.answer(200, {"choices": [choice], "usage": {"completion_tokens": len(tokens)}})
-
-
-@contextmanager
-def serving(target: Target) -> Iterator[Server]:
-    made = Server(target)
-    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+        return httpx.Response(200, json={"choices": [choice], "usage": {"completion_tokens": len(tokens)}})
 
 
 @pytest.fixture
-def server(target: Target) -> Iterator[Server]:
-    with serving(target) as made:
-        yield made
+def server(target: Target, monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(target, monkeypatch)
 
 
-def bound(target: Target, server: Server, **options: Any) -> OpenAIServer:
-    made = OpenAIServer(**{"base_url": server.url} | options)
+def bound(target: Target, **options: Any) -> OpenAIServer:
+    made = OpenAIServer(**{"base_url": URL} | options)
     made.bind(target, max_batch_size=3, max_length=128)
     return made
 
@@ -125,32 +73,30 @@ def bound(target: Target, server: Server, **options: Any) -> OpenAIServer:
 def test_fields_beyond_openais_are_sent_where_they_matter(target: Target, server: Server, monkeypatch: Any) -> None:
     monkeypatch.setenv(KEY, "secret")
     more = SamplingParams(temperature=0.5, top_k=3, min_p=0.1, stop=("x",), seed=3, max_new_tokens=2)
-    bound(target, server).generate(PROMPTS[:1], [more])
+    bound(target).generate(PROMPTS[:1], [more])
     (body,) = server.seen
     sent = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"], "max_tokens": 2, "prompt": PROMPTS[0]}
-    assert body == body | sent and body["model"] == "tiny" and server.keys == ["Bearer secret"]
-    done = bound(target, server, extra={"min_p": 0.0}).generate(PROMPTS[:1], [replace(more, top_k=0)])
+    assert body == body | sent and (body["model"], body["key"]) == ("tiny", "Bearer secret")
+    done = bound(target, extra={"min_p": 0.0}).generate(PROMPTS[:1], [replace(more, top_k=0)])
     assert server.seen[-1]["min_p"] == 0.0, "what is given goes first"
     assert "top_k" not in server.seen[-1], "OpenAI's own server knows no such field"
     assert (done[0].prompt_ids, done[0].steps) == (tuple(PROMPTS[0]), ())
 
 
-@pytest.mark.parametrize(
-    ("owner", "sent"),
-    [
+def test_known_servers_name_their_tokens_and_draw_by_the_law(target: Target, server: Server) -> None:
+    sampling = SamplingParams(max_new_tokens=9, ignore_eos=True, min_p=0.1)
+    expected = server.engine.generate(PROMPTS, sampling)
+    for owner, sent in (
         ("vllm", {"return_token_ids": True, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.0}),
         ("sglang", {"return_token_ids": True, "min_p": 0.1}),
         ("llamacpp", {"samplers": ["temperature", "top_k", "top_p", "min_p"], "top_k": 0, "min_p": 0.1}),
-    ],
-)
-def test_known_servers_name_their_tokens_and_draw_by_the_law(target, server, owner: str, sent) -> None:
-    server.owner, sampling = owner, SamplingParams(max_new_tokens=9, ignore_eos=True, min_p=0.1)
-    expected = server.engine.generate(PROMPTS, sampling)
-    contender = bound(target, server)
-    done = contender.generate(PROMPTS, [sampling] * 3)
-    assert [(each.token_ids, each.finish_reason) for each in done] == [(e.token_ids, "length") for e in expected]
-    assert all(sent.items() <= body.items() for body in server.seen) and contender.tells_tokens
-    assert contender.max_length == (40 if owner == "llamacpp" else 128)
+    ):
+        server.owner, server.seen = owner, []
+        contender = bound(target)
+        done = contender.generate(PROMPTS, [sampling] * 3)
+        assert [(each.token_ids, each.finish_reason) for each in done] == [(e.token_ids, "length") for e in expected]
+        assert all(sent.items() <= body.items() for body in server.seen) and contender.tells_tokens
+        assert contender.max_length == (40 if owner == "llamacpp" else 128)
 
 
 def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
@@ -159,22 +105,23 @@ def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
     server.engine.generate = lambda prompts, _: [  # type: ignore[method-assign,assignment]
         SimpleNamespace(**dict(zip(("text", "finish_reason"), texts[len(prompts[0])], strict=True)), token_ids=())
     ]
-    done = bound(target, server).generate(PROMPTS[:2], [SamplingParams(max_new_tokens=3)] * 2)
+    done = bound(target).generate(PROMPTS[:2], [SamplingParams(max_new_tokens=3)] * 2)
     letters = byte_tokenizer()("abc")["input_ids"]
     assert [each.token_ids for each in done] == [(*letters[:2], byte_tokenizer().eos_token_id), tuple(letters)]
     assert [(each.text, each.finish_reason) for each in done] == list(texts.values())
 
 
 def test_every_failure_is_one_sentence(target: Target, server: Server, saved: Path) -> None:
+    server.models, server.owner = ["a", "b"], "sglang"
+    refused = bound(target, model="b", extra={"top_k": 0})
     assistant = HfGenerate(assistant=str(saved / "drafter"))
-    server.models, server.refuse, sampling, nowhere = ["a", "b"], True, [SamplingParams()], "http://127.0.0.1:9/v1"
     for message, call in (
-        ("extra has 'n': a request is answered by one output", lambda: bound(target, server, extra={"n": 2})),
-        (r"'big': choose among \['a', 'b'\]", lambda: bound(target, server, model="big")),
-        ("has 2 models: give model=…", lambda: bound(target, server)),
-        ("no OpenAI-compatible server answers at", lambda: bound(target, server, base_url=nowhere)),
-        ("refused a request.*no such param", lambda: bound(target, server, model="b").generate(PROMPTS[:1], sampling)),
-        (r"at batch 1 only.*max_batch_size=2", lambda: bound_hf(target, 2, HfGenerate(num_tokens=8))),
+        ("extra has 'n': a request is answered by one output", lambda: bound(target, extra={"n": 2})),
+        (r"'big': choose among \['a', 'b'\]", lambda: bound(target, model="big")),
+        ("has 2 models: give model=…", lambda: bound(target)),
+        ("no OpenAI-compatible server answers", lambda: bound(target, base_url="http://127.0.0.1:9/v1")),
+        ("refused a request.*no such param", lambda: refused.generate(PROMPTS[:1], [SamplingParams()])),
+        ("gave no answer", lambda: bound(target, model="b").generate([[]], [SamplingParams()])),
         ("another vocabulary", lambda: bound_hf(Target(tiny_model(vocab_size=99)), made=assistant)),
     ):
         with pytest.raises(ValueError, match=message):
@@ -206,18 +153,6 @@ def test_a_ragged_batch_equals_our_plain_decoding_and_the_models_own_defaults_ar
         assert target.model.generation_config is config, "they come back"
     finally:
         config.repetition_penalty, config.do_sample = 1.0, False
-
-
-def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, saved: Path) -> None:
-    sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    for made in (HfGenerate(num_tokens=4), HfGenerate(assistant=str(saved / "drafter"), num_tokens=3, dtype="float32")):
-        contender = bound_hf(target, made=made)
-        done = [contender.generate([prompt], [sampling])[0] for prompt in PROMPTS]
-        assert [each.token_ids for each in done] == plain(target, sampling), made
-        for each in done:
-            assert [token for step in each.steps for token in step.token_ids] == list(each.token_ids)
-    # The drafter is of the target's opinion mostly, so several tokens come from one forward.
-    assert sum(len(each.steps) for each in done) < 0.7 * sum(len(each.token_ids) for each in done)
 
 
 @pytest.mark.parametrize(
@@ -255,9 +190,9 @@ def test_sampling_is_seeded_by_the_request_filtered_and_leaves_the_global_genera
         sampling = SamplingParams(temperature=1, max_new_tokens=16, ignore_eos=True, **more)  # type: ignore[arg-type]
         return contender.generate([PROMPTS[0]], [sampling])[0].token_ids
 
-    assert draw(seed=1, stream=1) == draw(seed=1, stream=1)
     # 257 tokens and 16 draws: equal by chance never.
-    assert len({draw(seed=1, stream=1), draw(seed=2, stream=1), draw(seed=1, stream=2)}) == 3
+    drawn = [draw(seed=seed, stream=stream) for seed, stream in ((1, 1), (1, 1), (2, 1), (1, 2))]
+    assert drawn[0] == drawn[1] and len(set(drawn)) == 3
     assert torch.equal(before, torch.get_rng_state())
     # Top-k of 1 leaves one token: a filter that does not arrive would show.
     assert draw(top_k=1) == plain(target, SamplingParams(max_new_tokens=16, ignore_eos=True))[0]

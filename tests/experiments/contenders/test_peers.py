@@ -24,10 +24,7 @@ from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
 from experiments.measuring.measure import Contender, blocks_of, measure, started
 from experiments.results.records import PLAIN, Record
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Completion
+from specdec import Completion, Engine, SamplingParams, Target
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]
 PLAYED = """
@@ -81,11 +78,6 @@ class Played(Peer):
         return self.does | {"model": str(folder), "known": self.known}
 
 
-@pytest.fixture(scope="module")
-def target(saved: Path) -> Target:
-    return Target.from_pretrained(str(saved / "target"), dtype="float32")
-
-
 @pytest.fixture(autouse=True)
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The played worker stands beside the real ``answer.py``, and leaves no process behind."""
@@ -133,42 +125,35 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
     assert not psutil.pid_exists(pid) and not folder.exists()
 
 
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
+def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(target: Target) -> None:
+    sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)] * 3
+    for does, said in (
         (DIES, "Played has ended with exit code 1: the roof is on fire"),
         ("os.kill(os.getpid(), 9)", "Played has ended by signal SIGKILL"),
         (HANGS, "Played has not answered within 0.3 s and was stopped"),
         ("del rows[0]['rounds'][-2:]", r"answers nonsense: 9 tokens in rounds of \[1, 1, 1, 1, 1\]"),
         ("rows[0]['token_ids'][-1] = 10**6", "answers nonsense: tokens that the vocabulary of .* has not"),
-    ],
-)
-def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(target, does: str, said: str) -> None:
-    made = bound(target, Played(does, timeout=0.3 if does == HANGS else 30))
-    sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)] * 3
-    done = made.generate(PROMPTS, sampling)
-    assert {(each.finish_reason, each.token_ids) for each in done} == {("error", ())}
-    assert done[0].error is not None and re.search(said, done[0].error) and "\n" not in done[0].error
-    assert not alive(made)
-    assert "stopped after an earlier failure" in str(made.generate(PROMPTS, sampling)[0].error)
+    ):
+        made = bound(target, Played(does, timeout=0.3 if does == HANGS else 30))
+        done = made.generate(PROMPTS, sampling)
+        assert {(each.finish_reason, each.token_ids) for each in done} == {("error", ())}
+        assert done[0].error is not None and re.search(said, done[0].error) and "\n" not in done[0].error
+        assert not alive(made)
+        assert "stopped after an earlier failure" in str(made.generate(PROMPTS, sampling)[0].error)
 
 
 def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> None:
     made = bound(target, Played("raise ValueError('too long')"))
-    sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)]
     for _ in range(2):
-        assert made.generate(PROMPTS[:1], sampling)[0].error == "Played failed: ValueError: too long"
+        (done,) = made.generate(PROMPTS[:1], [SamplingParams(max_new_tokens=9, ignore_eos=True)])
+        assert done.error == "Played failed: ValueError: too long"
     assert alive(made)
-    with pytest.raises(ValueError, match="no texts, processors or grammars"):
-        made.generate(PROMPTS[:1], [SamplingParams(stop=("x",))])
 
 
 @pytest.mark.parametrize(
     ("at_load", "later"), [("", f"if len(calls) > 4: {DIES}"), (DIES, "")], ids=["dies", "no start"]
 )
-def test_engines_are_in_memory_one_at_a_time_beside_the_clock_and_one_that_dies_fails_alone(
-    target: Target, at_load: str, later: str
-) -> None:
+def test_engines_are_in_memory_one_at_a_time_and_one_that_dies_fails_alone(target: Target, at_load: str, later) -> None:
     """Plain decoding goes with each of them once more, and first as often as second; what was measured stays."""
     engine, sampling = Engine(target, max_length=128), SamplingParams(max_new_tokens=4, ignore_eos=True, stream=0)
     jobs = [Job(Prompt(id=str(number), turns=("x",)), 0, (5, number), sampling) for number in range(4)]
@@ -213,6 +198,7 @@ def test_neither_ctrl_c_nor_a_run_that_is_killed_leaves_a_process_or_weights(tar
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
     drawn, penalized = SamplingParams(temperature=0.5), SamplingParams(repetition_penalty=1.2)
+    stopping = [SamplingParams(stop=("x",))]
     for made in (VllmCpu(), OpenVinoCpu(method="ngram"), LlamaCpp(method="model")):
         made.check_sampling(drawn)
     VllmCpu(method="ngram").check_sampling(SamplingParams())
@@ -228,6 +214,7 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
         ("vLLM .* at temperature=0.5 .* temperature 0", lambda: VllmCpu(method="model").check_sampling(drawn)),
         ("OpenVINO .* by another rule", lambda: OpenVinoCpu(method="model").check_sampling(drawn)),
         ("measured without a repetition penalty", lambda: LlamaCpp().check_sampling(penalized)),
+        ("no texts, processors or grammars", lambda: bound(target, Played()).generate(PROMPTS[:1], stopping)),
     ):
         with pytest.raises(ValueError, match=said):
             make()
@@ -257,7 +244,6 @@ def test_workers_are_told_what_drafts_and_get_the_targets_own_weights(saved: Pat
 
 
 def test_weights_are_read_without_pytorch_and_other_models_are_refused(target, tmp_path: Path, monkeypatch) -> None:
-    """By the workers' module, which stands beside them in their own environment."""
     monkeypatch.syspath_prepend(str(Path(workers.__file__).parent))
     llamas = importlib.import_module("llamas")
     model = copy.deepcopy(target.model).bfloat16()

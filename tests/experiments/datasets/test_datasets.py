@@ -3,7 +3,9 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pandas
 import pytest
@@ -36,14 +38,8 @@ def test_windows_end_with_a_docstring_of_a_held_out_module() -> None:
         assert lines == source[int(line) - len(lines) : int(line)], "a window is whole lines of its file"
 
 
-@dataclass(frozen=True)
-class Given:
-    prompts: tuple[Prompt, ...]
-    count: int | None = None
-    seed: int = 0
-
-    def load(self) -> list[Prompt]:
-        return list(self.prompts)
+def dataset_of(prompts: tuple[Prompt, ...]) -> Any:
+    return SimpleNamespace(count=None, seed=0, load=lambda: list(prompts))
 
 
 def given(*texts: str, category: str = "", chat: bool = False) -> tuple[Prompt, ...]:
@@ -51,7 +47,7 @@ def given(*texts: str, category: str = "", chat: bool = False) -> tuple[Prompt, 
 
 
 def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **more: Any) -> Joined:
-    return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
+    return Joined(prompts=dataset_of(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
 
 
 SAID = given(*(f"prompt {i} says something of its own" for i in range(8)))
@@ -66,7 +62,11 @@ class Letters(Selection):
         return [Prompt(id=str(n), turns=(f"{n} one\ntwo",), category=name) for n, name in enumerate(names)]
 
 
-def test_choice_is_seeded_ordered_and_independent_of_the_spare_ones_which_warm_up() -> None:
+def categories(**settings: object) -> str:
+    return "".join(sorted(prompt.category for prompt in choose(Letters(**settings))[0]))  # type: ignore[arg-type]
+
+
+def test_choice_is_seeded_and_independent_of_the_spare_ones_which_warm_up_and_of_other_categories() -> None:
     measured, spare = choose(Letters(count=10), spare=3)
     assert measured == choose(Letters(count=10), spare=0)[0]
     assert measured != choose(Letters(count=10, seed=1))[0]
@@ -77,17 +77,9 @@ def test_choice_is_seeded_ordered_and_independent_of_the_spare_ones_which_warm_u
     assert len(texts) == 3 and not set(texts) & {prompt.turns[0] for prompt in measured}
     assert texts[2].startswith("two\n")
 
-
-def categories(**settings: object) -> str:
-    return "".join(sorted(prompt.category for prompt in choose(Letters(**settings))[0]))  # type: ignore[arg-type]
-
-
-def test_as_many_of_every_category_whatever_the_others_are() -> None:
-    assert categories(per_category=2) == "aabbcc"
     assert categories(per_category=4) == "aaaabbbbcc", "a category that has fewer gives all"
     assert categories(per_category=3, count=2) == "aaabbbcc", "in place of the count"
     assert categories(per_category=2, only=["a", "c"]) == "aacc"
-
     everything = choose(Letters(per_category=3, seed=4))[0]
     alone = choose(Letters(per_category=3, seed=4, only=["a"]))[0]
     assert [prompt for prompt in everything if prompt.category == "a"] == alone
@@ -116,11 +108,8 @@ def written(folder: Path, *rows: object, between: str = "\n") -> str:
 
 
 def test_turns_and_prompts(tmp_path: Path) -> None:
-    rows = [{"prompt": "once upon", "id": "x"}, {"turns": ["ä ö"]}]
-    assert Jsonl(file=written(tmp_path, *rows, between="\n\n")).load() == [
-        Prompt(id="x", turns=("once upon",)),
-        Prompt(id="3", turns=("ä ö",), chat=True),
-    ]
+    path = written(tmp_path, {"prompt": "once upon", "id": "x"}, {"turns": ["ä ö"]}, between="\n\n")
+    assert Jsonl(file=path).load() == [Prompt("x", ("once upon",)), Prompt("3", ("ä ö",), chat=True)]
     path = written(tmp_path, {"question": "How many {}?"}, {"turns": ["As it is"]})
     prompts = Jsonl(file=path, fields=["question"], chat=True, template="Q: {}\nA:").load()
     assert [prompt.turns[0] for prompt in prompts] == ["Q: How many {}?\nA:", "As it is"]
@@ -157,16 +146,14 @@ def test_of_messages_the_last_is_answered(tmp_path: Path) -> None:
     [
         (lambda path: Text(files=path), b" \n", "is empty"),
         (lambda path: Text(files=path), b"\xff\xfe\x00", "not a UTF-8 text file"),
-        (lambda path: Jsonl(file=path), b"\n", "no prompts"),
         (lambda path: Jsonl(file=path), b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON"),
         (lambda path: Jsonl(file=path), b'{"text": "a"}', "line 1 has none of turns, prompt, messages"),
         (lambda path: Jsonl(file=path), b'{"messages": [{"role": "assistant", "content": "a"}]}', 'give "messages"'),
         (lambda path: Jsonl(file=path, template="Q:"), b"{}", r"dataset\.template='Q:': write {} where"),
         (lambda _: Letters(only=["d"]), b"", "no category 'd': choose among a, b, c"),
-        (lambda _: Letters(per_category=0), b"", r"dataset\.per_category=0"),
         (lambda _: Context(tokens=9, longest=8), b"", r"dataset\.longest=8: give at least dataset\.tokens=9"),
         (lambda path: Context(longest=3000, files=path), b"short", "dataset.longest=3000: no text of 18000 characters"),
-        (lambda _: Given(SAID * 2), b"", "ids must be unique"),
+        (lambda _: dataset_of(SAID * 2), b"", "ids must be unique"),
         (lambda _: joined(SAID[:4], count=5), b"", "make 4 joined prompts of 24 characters.*and 5 are wanted"),
     ],
 )
@@ -234,26 +221,18 @@ def test_licences_of_sources_and_texts_that_are_not_there(configure: Configure, 
 def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "test-00000-of-00001.parquet"
     pandas.DataFrame({"question": ["How many?", "Why?"], "turns": [["a", "b"], ["c"]]}).to_parquet(path)
-    asked, listed = [], ["README.md", "x/train.parquet", "x/test.parquet"]
-
-    def download(repository: str, name: str, *, repo_type: str, revision: str | None) -> str:
-        asked.append((repository, name, repo_type, revision))
-        return str(path)
-
+    download = Mock(return_value=str(path))
     monkeypatch.setattr(files, "hf_hub_download", download)
-    monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type: listed)
+    monkeypatch.setattr(files, "list_repo_files", lambda *_, **__: ["README.md", "x/train.parquet", "x/test.parquet"])
     for name in ("hf://datasets/openai/gsm8k/main/t.parquet", "hf://datasets/o/n@v1/t.parquet", "owner/name"):
         assert [prompt.turns for prompt in Jsonl(file=name).load()] == [("a", "b"), ("c",)]
-    assert asked == [
-        ("openai/gsm8k", "main/t.parquet", "dataset", None),
-        ("o/n", "t.parquet", "dataset", "v1"),
-        ("owner/name", "x/test.parquet", "dataset", None),
+    assert download.call_args_list == [
+        call("openai/gsm8k", "main/t.parquet", repo_type="dataset", revision=None),
+        call("o/n", "t.parquet", repo_type="dataset", revision="v1"),
+        call("owner/name", "x/test.parquet", repo_type="dataset", revision=None),
     ]
     (tmp_path / "bad.parquet").write_text("no")
-
-    def refuse(*arguments: object, **more: object) -> None:
-        raise LocalEntryNotFoundError("no connection.\n\nMuch more text")
-
+    refuse = Mock(side_effect=LocalEntryNotFoundError("no connection.\n\nMuch more text"))
     monkeypatch.setattr(files, "hf_hub_download", refuse)
     for name, listing, words in (
         (str(tmp_path / "bad.parquet"), refuse, "bad.parquet cannot be read"),
@@ -265,20 +244,17 @@ def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             Jsonl(file=name).load()
 
 
-@pytest.mark.parametrize(
-    ("make", "sizes"),
-    [
+def test_lengths_are_exact_and_runs_of_one_study_end_with_the_same_words() -> None:
+    tokenizer = byte_tokenizer()
+    for make, sizes in (
         (lambda tokens: Context(tokens=tokens, longest=64, count=5), (8, 64)),
         (lambda tokens: joined(SAID, tokens=tokens, longest=8), (3, 8)),
-    ],
-)
-def test_lengths_are_exact_and_runs_of_one_study_end_with_the_same_words(make, sizes: tuple[int, int]) -> None:
-    tokenizer = byte_tokenizer()
-    chosen = [choose(make(size))[0] for size in sizes]
-    assert fingerprint(chosen[0]) != fingerprint(chosen[1])
-    for short, long in zip(*chosen, strict=True):
-        ids, more = render(short, tokenizer), render(long, tokenizer)
-        assert (len(ids), len(more)) == sizes and more[-len(ids) :] == ids and short.id == long.id
+    ):
+        chosen = [choose(make(size))[0] for size in sizes]
+        assert fingerprint(chosen[0]) != fingerprint(chosen[1])
+        for short, long in zip(*chosen, strict=True):
+            ids, more = render(short, tokenizer), render(long, tokenizer)
+            assert (len(ids), len(more)) == sizes and more[-len(ids) :] == ids and short.id == long.id
 
 
 def test_prompts_of_a_category_are_joined_in_their_order_each_once_and_repeated_text_is_passed_over() -> None:
@@ -295,9 +271,7 @@ def test_prompts_of_a_category_are_joined_in_their_order_each_once_and_repeated_
     (made,) = joined(repeated, longest=10).load()
     assert "second" not in made.turns[0] and made.turns[0].count(line) == 1
     assert made.turns[0].endswith("third, without the line, but long")
-
-
-def test_what_a_user_says_is_cut_and_the_template_comes_on_top() -> None:
+    # What a user says is cut, and the template comes on top.
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     (made,) = joined(given("abcdefghijklmnopqrstuvwxyz", chat=True)).load()

@@ -1,7 +1,6 @@
 """The whole command on tiny models; a study goes on where it stopped, and those of many machines are one table."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ import pytest
 
 from experiments.commands.compare import compare
 from experiments.commands.load import load
-from experiments.load import __main__ as command
 from experiments.load.driver import Driver
 from experiments.load.figures import latencies
 from experiments.load.run import DONE, UNFINISHED, import_results, load_runs
 from experiments.load.studies import Study, merged
 from tests.experiments.conftest import composed
 from tests.experiments.made_runs import made
-from tests.experiments.runs import Configure, launched
+from tests.experiments.runs import Configure
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -116,11 +114,11 @@ def test_a_killed_study_goes_on_run_by_run(saved: Path, tmp_path: Path, monkeypa
     assert len(manifest["resumed"]) == 1 and manifest["target"]["name"] and manifest["machine"]["host"]
 
 
-def _compared(*given: Path, **settings: Any) -> list[str]:
+def _compared(*given: Path, mixed: bool = False) -> list[str]:
     """The rows and remarks of a comparison of all folders but the last, which it is written into."""
-    more = [f"{name}={str(value).lower()}" for name, value in settings.items()]
-    compare(composed("compare", f"runs=[{','.join(map(str, given[:-1]))}]", f"out={given[-1]}", *more))
-    return (given[-1] / "load.md").read_text().splitlines()
+    runs, out = f"runs=[{','.join(map(str, given[:-1]))}]", given[-1]
+    compare(composed("compare", runs, f"out={out}", f"allow_mixed={str(mixed).lower()}"))
+    return (out / "load.md").read_text().splitlines()
 
 
 def test_studies_of_several_machines_are_one_table(study: Path, tmp_path: Path) -> None:
@@ -162,20 +160,8 @@ def test_unlike_studies_are_refused(study: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             _compared(*folders, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    lines = _compared(study, mixed, tmp_path / "out", allow_mixed=True)
+    lines = _compared(study, mixed, tmp_path / "out", mixed=True)
     assert "MIXED: the studies differ in their dtype" in "".join(lines)
-
-
-def test_a_sweep_of_studies_ends_with_one_table(saved: Path, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
-    """Two jobs of which one fails: the table names both."""
-    given = [*words(saved), "rates=[200]", "overload.waiting=2,0", "-m", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    assert launched(*given, monkeypatch=monkeypatch, main=command.load.main) == 1
-    shown = capfd.readouterr()
-    assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
-    text = " ".join(shown.out.split())
-    assert re.search(r"job 1, overload\.waiting=2: .*rate 200, TTFT ", text)
-    assert "NO RESULT of job 1 (overload.waiting=0" in text
-    assert len(json.loads((tmp_path / "sweep" / "load.json").read_text())["runs"]) == 2
 
 
 VLLM = {

@@ -65,23 +65,17 @@ def test_panels_apart_from_weights_are_copies_and_a_process_holds_at_least_all()
     """The engine's bytes are counted: no layer is left out whose C reads another order of its integers."""
     engine = Engine(Target(quantize(tiny_model(), "int8", check=False)), **SIZES)
     layers = [layer for layer in engine.target.model.modules() if isinstance(layer, QuantizedLinear)]
-    packed = [layer.panels() for layer in layers]
     held, process = held_by([engine]), process_bytes()
     own = {each.data_ptr() for each in engine.target.model.parameters()}
-    parts: list[Any] = [part for each in packed if each for part in (each.panels, each.scales)]
+    parts: list[Any] = [part for layer in layers if (each := layer.panels()) for part in (each.panels, each.scales)]
     assert held["copies"] == sum(part.nbytes for part in parts if part.data_ptr() not in own)
     assert held["total"] < process["process"] <= process["most"]
 
 
 def test_a_gpu_is_found_by_its_name_and_memory() -> None:
-    for name, gigabytes, row in (
-        ("NVIDIA H100 80GB HBM3", 80, "h100"),
-        ("NVIDIA A100-SXM4-40GB", 40, "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB", 80, "a100-80gb"),
-        ("NVIDIA GeForce RTX 1234", 24, None),
-    ):
-        found = row_of(name, gigabytes * 1e9, read_devices())
-        assert (None if found is None else found.name) == row
+    asked = ("NVIDIA H100 80GB HBM3", 80), ("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA GeForce RTX 1234", 24)
+    found = [row_of(name, gigabytes * 1e9, read_devices()) for name, gigabytes in asked]
+    assert [row and row.name for row in found] == ["h100", "a100-40gb", None]
 
 
 def test_a_processor_that_widens_16_bits_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +95,7 @@ def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("experiments.session.engines.brief_peaks", lambda *of: quiet)
     target: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     before = {"copy": 4e9, "read": 1e9, "flops": 1e9, "cache_bytes": 1, "older": 9e9}
-    assert peaks_of(target, before) == {"copy": 4e9, "read": 3e9, "flops": 5e9, "cache_bytes": 1, "older": 9e9}
+    assert peaks_of(target, before) == before | {"read": 3e9, "flops": 5e9}
 
 
 # One layer of 100 weights in attention and 200 in the MLP, 50 in the output layer; 4 FLOP per head and width; 8 numbers
@@ -117,20 +111,16 @@ TOKEN = 2 * (300 + 50)
 FIRST, SECOND = {"prefill": 1.0, "verify": 0.5}, {"verify": 0.6}
 
 
-def step(number: int, seconds: dict[str, float], *, nodes: int, depth: int, accepted: int) -> Step:
-    drafted = {"proposed_nodes": nodes, "proposed_depth": depth, "accepted": accepted}
-    return Step(request=0, round=number, token_ids=(1,), seconds=seconds, **drafted)
-
-
-def done(prompt: int, *steps: Step) -> Completion:
+def done(prompt: int, *rounds: tuple[dict[str, float], int, int, int]) -> Completion:
+    """A request whose rounds have these seconds, drafted nodes, depth, and accepted tokens."""
+    names = ("seconds", "proposed_nodes", "proposed_depth", "accepted")
+    facts = [dict(zip(names, each, strict=True)) for each in rounds]
+    steps = tuple(Step(request=0, round=number, token_ids=(1,), **each) for number, each in enumerate(facts))
     return Completion(prompt_ids=(1,) * prompt, token_ids=(), text="", finish_reason="length", steps=steps)
 
 
 # Two rows. In the first round they verify 3 and 2 nodes besides the root, and keep 2 and 0; the second has one row.
-CALL = [
-    done(5, step(0, FIRST, nodes=3, depth=3, accepted=2), step(1, SECOND, nodes=1, depth=1, accepted=1)),
-    done(9, step(0, FIRST, nodes=2, depth=2, accepted=0)),
-]
+CALL = [done(5, (FIRST, 3, 3, 2), (SECOND, 1, 1, 1)), done(9, (FIRST, 2, 2, 0))]
 
 
 def test_the_work_of_a_call_is_counted_by_hand() -> None:

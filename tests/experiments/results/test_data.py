@@ -38,14 +38,10 @@ FACTS: dict[str, Any] = {
 def documented() -> dict[str, set[str]]:
     """Columns of every frame, as the page has them."""
     found: dict[str, set[str]] = {}
-    frame = ""
-    for line in PAGE.read_text().splitlines():
-        heading = re.fullmatch(r"### `(\w+)`.*", line)
-        if re.match("##+ ", line):
-            frame = heading[1] if heading else ""
-        item = re.fullmatch(r"- ((?:`[^`]+`(?:, )?)+): .+", line)
-        if frame and item:
-            found.setdefault(frame, set()).update(re.findall(r"`([^`]+)`", item[1]))
+    for part in re.split(r"^##+ ", PAGE.read_text(), flags=re.MULTILINE):
+        items = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): .", part, re.MULTILINE)
+        if items and (frame := re.match(r"`(\w+)`", part)):
+            found[frame[1]] = {name for item in items for name in re.findall(r"`([^`]+)`", item)}
     return found
 
 
@@ -100,6 +96,7 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
 
 
 def test_every_column_is_on_the_page_and_has_its_type(outputs: Path) -> None:
+    assert ("ingestion", *clock.STAGES) == STAGES, "which the reading side has a copy of: it imports no engine"
     schemas, found = {"runs": RUNS, "prompts": PROMPTS, "rounds": ROUNDS}, results.load("outputs")
     assert documented() == {name: set(known) for name, known in schemas.items()}
     for name, known in schemas.items():
@@ -141,11 +138,6 @@ def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
     assert 99.0 not in set(results.load(folder).runs.speedup), "the records have grown since"
 
 
-def test_what_is_written_twice_agrees() -> None:
-    """Constants of the engine that the reading side has a copy of, because it must not import the engine."""
-    assert ("ingestion", *clock.STAGES) == STAGES  # which is before the rounds
-
-
 def test_shipped_rules_are_exact_and_one_that_somebody_adds_to_the_package_is_declared() -> None:
     """A file in a clone is not tested by being there."""
     assert stated_exactness(RejectionVerifier()) == "exact"
@@ -163,19 +155,14 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
         files.read_prompts(tmp_path)
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
 def test_of_a_download_it_is_the_commit(tmp_path: Path) -> None:
-    folder = tmp_path / "models--owner--name"
-    for name in ("config.json", "heads/medusa_lm_head.pt"):
-        path = folder / "snapshots" / COMMIT / name
+    folder, commit = tmp_path / "models--owner--name", "0123456789abcdef0123456789abcdef01234567"
+    for name, text in (("config.json", "{}"), ("heads/medusa_lm_head.pt", "{}"), ("../../refs/main", commit)):
+        path = folder / "snapshots" / commit / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(COMMIT)
-    for more in ({}, {"revision": COMMIT}, {"subfolder": "heads"}):
-        assert revision_of("owner/name", cache_dir=str(tmp_path), **more) == f"hub:{COMMIT}"
+        path.write_text(text)
+    for more in ({}, {"revision": commit}, {"subfolder": "heads"}):
+        assert revision_of("owner/name", cache_dir=str(tmp_path), **more) == f"hub:{commit}"
     assert revision_of("owner/other", cache_dir=str(tmp_path)) is None
     assert revision_of("owner/name", cache_dir=str(tmp_path), revision="other") is None
 

@@ -16,7 +16,7 @@ from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import emitted_law
 from specdec.checks.tables import Tables
-from tests.experiments.traced import traced
+from tests.experiments.made_runs import traced
 from verifiers import BlockVerifier, LenientVerifier, RejectionVerifier, TargetWalkVerifier, TraversalVerifier
 
 IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC

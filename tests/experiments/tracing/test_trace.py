@@ -12,8 +12,8 @@ from experiments.tracing.rounds import outputs_of
 from experiments.tracing.scoring import find_drafts, score
 from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.types import DraftSampling
+from tests.experiments.made_runs import write_run
 from tests.experiments.runs import Configure, Stop, local
-from tests.experiments.showcase import write_run
 from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

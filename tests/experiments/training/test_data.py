@@ -41,26 +41,20 @@ def lines(path: Path, *rows: Any) -> str:
     return str(path)
 
 
-def path_of(folder: Path, template: str) -> str:
-    """The file of a template that takes the tokenizer's place."""
-    (folder / "t.jinja").write_text(template)
-    return str(folder / "t.jinja")
-
-
 def said(document: Document, *, supervised: bool) -> str:
     return byte_tokenizer().decode(document.tokens[document.supervised == supervised].tolist())
 
 
 def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) -> None:
-    """The mark that ends its turn included, in both forms of files."""
+    """The mark that ends its turn included, in both forms of files; a file may take the place of the template."""
     shared = [{"from": "human" if m["role"] == "user" else "gpt", "value": m["content"]} for m in TALK]
     file = lines(tmp_path / "talks.jsonl", {"messages": TALK}, {"conversations": shared})
     found = Chat(file, held_out=0.5).load(chatting)
     for document in (*found.training, *found.held_out):
-        assert said(document, supervised=True) == "yes!no!"
-        assert said(document, supervised=False) == "U:hi;A:U:so;A:"
+        assert [said(document, supervised=each) for each in (True, False)] == ["yes!no!", "U:hi;A:U:so;A:"]
         assert byte_tokenizer().decode(document.prompt) == "U:hi;A:"
-    found = Chat(file, template=path_of(tmp_path, TEMPLATE.replace("U:", "you ")), held_out=0.5).load(chatting)
+    (template := tmp_path / "t.jinja").write_text(TEMPLATE.replace("U:", "you "))
+    found = Chat(file, template=str(template), held_out=0.5).load(chatting)
     assert said(found.training[0], supervised=False) == "you hi;A:you so;A:"
 
 
@@ -80,8 +74,9 @@ def test_calls_of_tools_and_content_in_parts_are_as_the_endpoint_reads_them(chat
     made = _rewritten(found, chatting, None, config(tmp_path), 0, Accelerator(cpu=True))
     assert all(document.tools == tools for document in made.training)
     assert [each for *_, each in Chat(str(tmp_path / "answers.jsonl")).conversations()] == [tools] * 2
+    chatting.tokenizer.chat_template = TEMPLATE
     with pytest.raises(ValueError, match="line 1 has tools, which the chat template does not read"):
-        Chat(lines(tmp_path / "t.jsonl", *rows), template=path_of(tmp_path, TEMPLATE)).load(chatting)
+        Chat(lines(tmp_path / "t.jsonl", *rows)).load(chatting)
 
 
 @pytest.mark.parametrize(
