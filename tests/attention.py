@@ -101,7 +101,6 @@ class Problem:
     values: Tensor
 
     def output(self, backend: AttentionBackend) -> Tensor:
-        """What a backend makes of it."""
         self.cache.aim(self.batch)
         self.cache.write(0, self.key, self.value)
         view = backend.prepare(self.batch, self.cache, self.facts)
@@ -174,11 +173,9 @@ def problem(case: Case, device: str = "cpu") -> Problem:
 def launch(given: Problem, *, stored: Stored | None = None, seen: Seen | None = None, **options: Any) -> Tensor:
     """What the kernel makes of a problem whose keys are in the cache already, with some arguments changed."""
     case = given.case
-    usual = {
-        "window": case.window, "chunk": case.chunk, "scaling": case.scaling, "softcap": case.softcap,
-        "sinks": given.sinks,
-    }  # fmt: skip
-    return tree_attention(given.query, stored or given.cache.stored(0), seen or given.seen(), **usual | options)
+    usual = {"window": case.window, "chunk": case.chunk, "scaling": case.scaling, "softcap": case.softcap}
+    options = usual | {"sinks": given.sinks} | options
+    return tree_attention(given.query, stored or given.cache.stored(0), seen or given.seen(), **options)
 
 
 def reference(problem: Problem) -> Tensor:

@@ -26,11 +26,9 @@ class ChangedRule(Verifier):
         self.needs_leaf_probs = rule.needs_leaf_probs
 
     def stated_law(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-        """The distribution that the rule states."""
         return self.rule.stated_law(target_probs, draft_probs)
 
     def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        """The rule's laws, one of them replaced."""
         laws, after = self.rule.laws(tree, target_probs), self.after
         return Laws(
             laws.stop if self.stop is None else self.stop(tree, target_probs, laws),
@@ -48,7 +46,6 @@ class WalkedRule(Verifier):
         self.walk, self.try_children = walk, try_children
 
     def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        """What follows from trying all nodes."""
         return self.walk(tree, target_probs, self.try_children)
 
 

@@ -35,7 +35,7 @@ from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from specdec import Drafter, DraftSampling, Verifier
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, PricedTree, ReplayedTree, RheoTree, SampledTree
-from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, LoopedNodes, NodePolicy
+from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, LoopedNodes
 from specdec.target.adapters import Matrices
 from verifiers import GreedyMultiPathVerifier, KSeqVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -391,9 +391,3 @@ def skip_unfit(drafter: Drafter, verifier: Verifier) -> None:
         verifier.check(drafter)
     except ValueError as refusal:
         pytest.skip(str(refusal))
-
-
-def learns(drafter: object) -> bool:
-    """Whether a policy decides how many nodes are drafted by what happened to other requests."""
-    policy = getattr(drafter, "policy", None)
-    return isinstance(policy, NodePolicy) and policy.adapts

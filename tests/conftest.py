@@ -58,7 +58,6 @@ def pytest_collectstart() -> None:
 def _load_libraries() -> None:
     import torch
 
-    # Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
@@ -89,10 +88,10 @@ def untried() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest) -> Any:
-    """A tiny Llama of two layers, over as many tokens as the module's ``VOCAB`` says."""
+    """A tiny Llama of two layers, with the module's ``VOCAB`` tokens and the ``SCALE`` of its logits."""
     from tests.models import tiny_model
 
-    return tiny_model(vocab_size=request.module.VOCAB, layers=2)
+    return tiny_model(vocab_size=request.module.VOCAB, scale=getattr(request.module, "SCALE", 1.0), layers=2)
 
 
 @pytest.fixture(scope="module")

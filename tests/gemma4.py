@@ -3,28 +3,19 @@
 from typing import Any
 
 import torch
-from transformers import (
-    Gemma4AssistantConfig,
-    Gemma4AssistantForCausalLM,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    PreTrainedModel,
-)
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, PreTrainedModel
 
 from drafters.assistant import buildable
 from specdec.target.target import Target
+from tests.architectures import tiny_config
 
 VOCAB = 16
 KINDS = ["sliding_attention", "full_attention"]
 
 
-def text(**sizes: Any) -> Gemma4TextConfig:
-    usual: dict[str, Any] = {
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,
-        "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 0, "pad_token_id": 0,
-        "vocab_size": VOCAB, "sliding_window": 4, "intermediate_size": 48,
-    }  # fmt: skip
-    return Gemma4TextConfig(**usual | sizes)
+def text(**sizes: Any) -> Any:
+    words = {"vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 0}
+    return tiny_config("gemma4_text", **words | {"sliding_window": 4, "layer_types": KINDS * 2} | sizes)
 
 
 def sharpened(model: PreTrainedModel) -> Any:
@@ -39,15 +30,13 @@ def gemma(*, shared: int) -> Target:
     """A target whose last layers read others' keys and values, or in which every layer has its own."""
     torch.manual_seed(3)
     per_layer = {"hidden_size_per_layer_input": 8} if shared else {}
-    config = text(hidden_size=32, num_hidden_layers=4, num_kv_shared_layers=shared, layer_types=KINDS * 2, **per_layer)
-    return Target(sharpened(Gemma4ForCausalLM(config)))
+    return Target(sharpened(Gemma4ForCausalLM(text(num_kv_shared_layers=shared, **per_layer))))
 
 
 def assistant(width: int = 32, *, clusters: bool = False, **sizes: Any) -> Any:
     torch.manual_seed(4)
-    zero = {"vocab_size_per_layer_input": 0} | sizes
     config = Gemma4AssistantConfig(
-        text_config=text(hidden_size=16, num_hidden_layers=4, num_kv_shared_layers=4, layer_types=KINDS * 2, **zero),
+        text_config=text(hidden_size=16, num_kv_shared_layers=4, **{"vocab_size_per_layer_input": 0} | sizes),
         backbone_hidden_size=width,
         use_ordered_embeddings=clusters,
         num_centroids=4,

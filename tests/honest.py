@@ -66,9 +66,13 @@ class HonestTop(Honest):
     law = DraftSampling.DETERMINISTIC
     laws = frozenset([DraftSampling.DETERMINISTIC])
 
+    def read(self, batch: Batch) -> Tensor:
+        """The tokens that the drafts follow."""
+        return batch.roots
+
     def propose(self, batch: Batch) -> DraftTree:
         top = self.table.topk(2).indices
-        first, second = top[batch.roots].unbind(1)
+        first, second = top[self.read(batch)].unbind(1)
         tokens = torch.stack([batch.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
         return self.finish(batch, tokens, self.table[tokens])
 

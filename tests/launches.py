@@ -28,12 +28,10 @@ class Work:
 
     @property
     def launches(self) -> int:
-        """The number of operations."""
         return self.operations.total()
 
     @property
     def synchronizations(self) -> int:
-        """The number of times that the host asked for values."""
         return self.reads.total()
 
 

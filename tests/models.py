@@ -1,21 +1,9 @@
 """Tiny random-weight models of every supported architecture, built from configs."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    Phi3Config,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 COMMON: dict[str, Any] = {
     "hidden_size": 32,
@@ -28,31 +16,25 @@ COMMON: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+SLIDING = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
 GEMMA = COMMON | {"head_dim": 8, "sliding_window": 6}
+SOFTCAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "bos_token_id": None, "eos_token_id": None}
 
-ARCHITECTURES: dict[str, Callable[[int], Any]] = {
-    "llama": lambda vocab: LlamaConfig(vocab_size=vocab, **COMMON),
-    "llama_mqa_tied": lambda vocab: LlamaConfig(
-        vocab_size=vocab, **COMMON | {"num_key_value_heads": 1}, tie_word_embeddings=True
-    ),
-    "qwen2": lambda vocab: Qwen2Config(vocab_size=vocab, **COMMON),
-    "qwen2_mixed_sliding": lambda vocab: Qwen2Config(
-        vocab_size=vocab, **COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=2
-    ),
-    "qwen3": lambda vocab: Qwen3Config(vocab_size=vocab, **COMMON, head_dim=16),
-    "mistral_sliding": lambda vocab: MistralConfig(vocab_size=vocab, **COMMON, sliding_window=7),
-    "mistral_full": lambda vocab: MistralConfig(vocab_size=vocab, **COMMON, sliding_window=None),
-    "gemma2": lambda vocab: Gemma2Config(
-        vocab_size=vocab, **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
-    ),
-    "gemma3": lambda vocab: Gemma3TextConfig(
-        vocab_size=vocab, **GEMMA, layer_types=["sliding_attention", "full_attention"] * 2
-    ),
-    "phi3": lambda vocab: Phi3Config(vocab_size=vocab, **COMMON),
-    "gpt2": lambda vocab: GPT2Config(
-        vocab_size=vocab, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None
-    ),
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", COMMON),
+    "llama_mqa_tied": ("llama", COMMON | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", COMMON),
+    "qwen2_mixed_sliding": ("qwen2", COMMON | SLIDING),
+    "qwen3": ("qwen3", COMMON | {"head_dim": 16}),
+    "mistral_sliding": ("mistral", COMMON | {"sliding_window": 7}),
+    "mistral_full": ("mistral", COMMON | {"sliding_window": None}),
+    "gemma2": ("gemma2", GEMMA | SOFTCAPS),
+    "gemma3": ("gemma3_text", GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "phi3": ("phi3", COMMON),
+    "gpt2": ("gpt2", GPT2),
 }
+"""The type of every model, and its configuration."""
 
 
 def tiny_model(
@@ -60,7 +42,8 @@ def tiny_model(
 ) -> PreTrainedModel:
     """A random model in float32."""
     torch.manual_seed(seed)
-    config = ARCHITECTURES[architecture](vocab_size)
+    model_type, fields = ARCHITECTURES[architecture]
+    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **fields)
     if layers is not None:
         config.num_hidden_layers = layers
     # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.

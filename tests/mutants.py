@@ -35,19 +35,13 @@ def parents_of(tree: DraftTree, *parents: int) -> DraftTree:
 
 
 MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
-    "rows": (lambda tree: replace(tree, tokens=tree.tokens.repeat(2, 1)), "shapes, dtypes, device"),
     "half q": (lambda tree: replace(tree, draft_probs=tree.draft_probs.bfloat16()), "shapes, dtypes, device"),
     "two roots": (lambda tree: parents_of(tree, -1, -1, 0, 1, 2), "parents"),
-    "orphan": (lambda tree: replace(tree, valid=at(tree.valid, 1, False)), "valid nodes"),
     "no root": (lambda tree: replace(tree, valid=torch.zeros_like(tree.valid)), "valid nodes"),
     "wrong root": (lambda tree: replace(tree, tokens=at(tree.tokens, 0, 3)), "root"),
-    "padding": (
-        lambda tree: replace(tree, tokens=at(tree.tokens, 4, -1), valid=at(tree.valid, 4, False)),
-        "tokens",
-    ),
+    "padding": (lambda tree: replace(tree, tokens=at(tree.tokens, 4, -1), valid=at(tree.valid, 4, False)), "tokens"),
     "too deep": (lambda tree: parents_of(tree, -1, 0, 1, 2, 3), "number and depth of nodes"),
     "law": (lambda tree: replace(tree, law=at(tree.law, 3, 2)), "declared laws"),
-    "nan": (lambda tree: replace(tree, draft_probs=at(tree.draft_probs, 1, float("nan"))), "rows of q"),
     "not normalized": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs), "rows of q"),
     "impossible": (
         lambda tree: replace(
@@ -84,15 +78,6 @@ class SaysPaths(Honest):
 
 class TooMany(Honest):
     max_nodes = 3
-
-
-class LooseBound(Honest):
-    """States that no node has two children, and one has."""
-
-    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
-        tree = super().finish(batch, tokens, q)
-        parents = tree.parents.clone()
-        return DraftTree.build(tree.tokens, parents, sampling=self.law, draft_probs=q, max_depth=2, max_children=1)
 
 
 class NotBound(Honest):
@@ -147,11 +132,8 @@ class OwnRandomness(Honest):
 class Neighbours(HonestTop):
     """Every row drafts what fits the first one's root."""
 
-    def propose(self, batch: Batch) -> DraftTree:
-        first = super().propose(batch)
-        tokens = first.tokens[:1].expand(len(batch), -1).clone()
-        tokens[:, 0] = batch.roots
-        return DraftTree.from_shape(self.shape, tokens)
+    def read(self, batch: Batch) -> Tensor:
+        return batch.roots[:1].expand(len(batch))
 
 
 class _Remembers(HonestTop):
@@ -163,11 +145,8 @@ class _Remembers(HonestTop):
         self.noted = torch.zeros(sizes.max_batch_size, dtype=torch.long)
         return super().bind(target, sizes)
 
-    def propose(self, batch: Batch) -> DraftTree:
-        top = self.table.topk(2).indices
-        first, second = top[self.noted[batch.slots]].unbind(1)
-        tokens = torch.stack([batch.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
-        return DraftTree.from_shape(self.shape, tokens)
+    def read(self, batch: Batch) -> Tensor:
+        return self.noted[batch.slots]
 
 
 class LastPiece(_Remembers):
@@ -232,30 +211,12 @@ class ClearsByProduct(HonestTop):
         return DraftTree.from_shape(self.shape, tokens)
 
 
-class StumblesOverNaN(ClearsByProduct):
-    """Does not expect that a hidden state may be NaN."""
-
-    reads_host = True
-
-    def observe(self, outcome: Outcome) -> None:
-        if not outcome.hidden_states[-1][:, 0].isfinite().all():
-            raise FloatingPointError("hidden states are not finite")
-        super().observe(outcome)
-
-
 class Colder(Honest):
     """Draws at another temperature than its q has."""
 
     def drawn_from(self, batch: Batch, token: Tensor, depth: int) -> Tensor:
         weights = self.table[token] ** 1.3
         return weights / weights.sum(-1, keepdim=True)
-
-
-class WrongParent(Honest):
-    """Below the first level it draws from what follows the root."""
-
-    def drawn_from(self, batch: Batch, token: Tensor, depth: int) -> Tensor:
-        return self.table[token if depth == 1 else batch.roots] * 0.5 + self.table[token] * 0.5
 
 
 class SaysIid(HonestWithoutReplacement):
@@ -290,18 +251,10 @@ class Drops(Honest):
 class SameForSiblings(Honest):
     """Draws both siblings with one number."""
 
-    twice = 1
-
     def numbers(self, batch: Batch) -> Tensor:
         numbers = super().numbers(batch).clone()
-        numbers[:, self.twice] = numbers[:, 0]
+        numbers[:, 1] = numbers[:, 0]
         return numbers
-
-
-class SameForChild(SameForSiblings):
-    """Draws a child with its parent's number, so that given the parent's token it does not come from q."""
-
-    twice = 2
 
 
 class SameEveryRound(Honest):
@@ -352,7 +305,6 @@ BEHAVIOUR: dict[type[Honest], str] = {
     SaysChain: "trees: is_chain, is_paths",
     SaysPaths: "trees: is_chain, is_paths",
     TooMany: "trees: number and depth of nodes",
-    LooseBound: "trees: number and depth of nodes",
     NotBound: "fits the target",
     Stumbles: "drafts to the end",
     WritesSlots: "slots are left alone",
@@ -371,12 +323,10 @@ BEHAVIOUR: dict[type[Honest], str] = {
 
 DRAWS: dict[type[Honest], str] = {
     Colder: "q is what was drawn: first node",
-    WrongParent: "q is what was drawn: deeper nodes",
     SaysIid: "q is what was drawn: siblings",
     Sorts: "q is what was drawn: siblings",
     Drops: "q is what was drawn: deeper nodes",
     SameForSiblings: "draws are independent",
-    SameForChild: "q is what was drawn: deeper nodes",
     SameEveryRound: "draws are independent",
     NumbersOfTheEngine: "draws are independent",
 }

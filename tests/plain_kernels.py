@@ -43,10 +43,7 @@ def plain_rotate(
     key_norm: HeadNorm | None,
     destination: Destination | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys in plain torch: a head with the halves (a, b) becomes ``(a cos - b sin, b cos + a sin)``.
-
-    Every product is rounded to the dtype before the sum.
-    """
+    """Return queries and keys: (a, b) becomes (a cos - b sin, b cos + a sin), each product rounded before the sum."""
 
     def turned(x: Tensor, norm: HeadNorm | None) -> Tensor:
         if norm is not None:

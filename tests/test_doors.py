@@ -11,6 +11,7 @@ import torch
 
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from specdec import Engine, SamplingParams, Target, TreeShape
+from specdec.engine import scheduler
 from specdec.generation import from_generation_config
 from tests.components import perturbed
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
@@ -40,13 +41,6 @@ def at_hand() -> SimpleNamespace:
     return SimpleNamespace(target=target, **known, **engines)
 
 
-def outgrown(model: Any) -> Engine:
-    """An engine whose drafter has fewer positions than the target."""
-    short = tiny_model(vocab_size=VOCAB_SIZE)
-    short.config.max_position_embeddings = 48
-    return Engine(Target(model), ModelDrafter(short), RejectionVerifier(), max_length=64)
-
-
 def closed(target: Target) -> Engine:
     with Engine(target, max_length=64) as engine:
         return engine
@@ -58,13 +52,10 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: Engine(x.target, RejectionVerifier(), NGramDrafter()), "drafter is the verifier RejectionVerifier"),
     (lambda x: Engine(x.target, NGramDrafter()), "NGramDrafter needs a verifier"),
     (lambda x: Engine(x.target, max_batch_size=2.5), "max_batch_size=2.5"),
-    (lambda x: outgrown(x.model), "the drafter llama"),
     (lambda x: Engine(x.target, ModelDrafter(x.small, attention="fast"), RejectionVerifier()), "the drafter llama"),
     (lambda x: Target("gpt2"), "model is the text 'gpt2'"),
-    (lambda x: Target(x.tokenizer, x.model), "a loaded causal LM"),
     (lambda x: Target(x.model, "gpt2"), "tokenizer is the text 'gpt2'"),
     (lambda x: Target.from_pretrained("nobody/nothing"), "cannot load the model 'nobody/nothing'"),
-    (lambda x: Target.from_pretrained("bundled/target", load_in_5bit=True), "cannot load the model 'bundled/target'"),
     (lambda x: Target.from_pretrained("bundled/target", device=0), "device=0"),
     (lambda x: ModelDrafter(x.small, 2.5), "chain length=2.5"),
     (lambda x: ModelDrafter(x.small, [64, 64, 64]), "branching factors [64, 64, 64] make a tree of 266,304 nodes"),
@@ -72,13 +63,21 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: ModelDrafter(x.small, sampling="greedy"), "drafter sampling='greedy'"),
     (lambda x: MedusaDrafter("bundled/medusa"), "heads is a str"),
     (lambda x: LenientVerifier(lenience="0.8"), "lenience='0.8'"),
+    (lambda x: scheduler.TokenBudget(16, least=16), "least=16"),
+    (lambda x: scheduler.Priority(ageing=0.0), "ageing=0.0"),
+    (lambda x: scheduler.ShortestRemaining(prompt_token=float("inf")), "prompt_token=inf"),
+    (lambda x: scheduler.Tiers(batch_rows=-1), "batch_rows=-1"),
     (lambda x: x.engine.generate(None), "prompts is None"),
     (lambda x: x.engine.generate(x.tokenizer("abc")), "prompts is what a tokenizer returns"),
     (lambda x: x.engine.generate({"role": "user", "content": "x"}), "prompts is a single chat message"),
     (lambda x: x.engine.generate([b"abc"]), "prompt 0: the prompt is bytes"),
-    (lambda x: x.engine.generate([[[1, 2]]]), "prompt 0: the prompt is a list with a list in it"),
     (lambda x: x.engine.generate(""), "prompt 0: the prompt '' has no tokens"),
     (lambda x: x.silent.generate("hi"), "prompt 0: a text prompt needs a tokenizer"),
+    (lambda x: x.engine.generate("a \ud800"), r"the prompt has half of a character, '\ud800' at place 2"),
+    (
+        lambda x: x.engine.generate("a", SamplingParams(max_new_tokens=4, stop="\ud800")),
+        r"stop has half of a character, '\ud800' at",
+    ),
     (lambda x: x.engine.generate([{"role": "user", "content": "hi"}]), "prompt 0: the target's tokenizer has no chat"),
     (lambda x: x.engine.generate([{"content": "hi"}]), "prompt 0: chat message 0 is {'content'"),
     (lambda x: x.engine.generate("hi", {"temperature": 1}), "sampling is a dict"),
@@ -90,10 +89,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x.engine.generate([[1]], SamplingParams(max_new_tokens=4, logprobs=10**6)), "logprobs=1000000: the"),
     (lambda x: closed(x.target).generate([[1]], SHORT), "this engine was closed"),
     (lambda x: Engine(x.target, max_length=10_000), "max_length=10000"),
-    (
-        lambda x: Engine(x.target, attention="fast"),
-        "attention='fast': give one of auto, triton, native, grouped, dense, eager",
-    ),
+    (lambda x: Engine(x.target, attention="fast"), "attention='fast': give one of auto, triton, native"),
     (lambda x: SamplingParams(logits_processor=dict), "has a class itself"),
     (lambda x: from_generation_config({"top_k": 3}), "config is a dict"),
 ]
@@ -142,6 +138,8 @@ def test_chat_messages_go_through_the_chat_template(at_hand: SimpleNamespace) ->
     assert streamed == engine.generate([user], SHORT)[0].token_ids
     # Where the assistant has begun, the output goes on with what it said.
     assert ids(engine, [user, more]) == [tuple(tokenizer("<user>Hi\n<assistant>Ho")["input_ids"])]
+    with pytest.raises(ValueError, match="the conversation has half of a character"):
+        engine.generate([{"role": "user", "content": "Hi \ud800"}], SHORT)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="the target's chat template does not take these messages: roles must alt"):
         engine.generate([{"role": "user", "content": "Hi"}], SHORT)

@@ -2,14 +2,13 @@
 
 Two requests decode together in rounds. What can be drawn in a round is gone through one by one, and the policy goes
 with each history of what was proposed and accepted, as it would in an engine. So the laws of both outputs come out
-exactly, and are compared with the target's. A policy that knows more than an engine tells it, and a draft that is cut
-off before a token because the token is unlikely, must change them.
+exactly, and are compared with the target's. A draft that is cut off before a token because the token is unlikely must
+change them.
 """
 
 import copy
 import itertools
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -32,7 +31,7 @@ from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
 from tests.components import perturbed
 from tests.models import tiny_model
-from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
+from verifiers import BlockVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
 
 VOCAB, LENGTH, DEPTH = 2, 3, 2
 
@@ -105,23 +104,6 @@ def without_unlikely(before: Path, drawn: Path) -> int:
     return sum(itertools.takewhile(bool, likely))
 
 
-def until(stops: Callable[[Path], bool]) -> Cut:
-    """Drafts until ``stops`` says so of all the tokens before the next one."""
-    return lambda before, drawn: next((i for i in range(len(drawn)) if stops(before + drawn[:i])), len(drawn))
-
-
-KNOWN_BEFORE: dict[str, Cut] = {
-    "after an unlikely token, which is kept": until(lambda path: bool(path) and bool(q(0, path[:-1])[path[-1]] < 0.4)),
-    "before an uncertain token": until(lambda path: bool(q(0, path).max() < 0.7)),
-    "by the token before": until(lambda path: path[-1:] == (0,)),
-}
-DRAWN: dict[str, Cut] = {
-    "the unlikely token is dropped": without_unlikely,
-    "the token behind decides": lambda before, drawn: len(drawn) if drawn[-1:] == (0,) else 1,
-    "all or nothing, by the first token": lambda before, drawn: len(drawn) if drawn[:1] == (0,) else 0,
-}
-
-
 @cache
 def outcomes(rule: type[Verifier], row: int, before: Path, depth: int, cut: Cut) -> Outcomes:
     found: dict[tuple[int, Path], float] = defaultdict(float)
@@ -146,19 +128,7 @@ def outcomes(rule: type[Verifier], row: int, before: Path, depth: int, cut: Cut)
     return tuple((proposed, emitted, mass) for (proposed, emitted), mass in found.items())
 
 
-def as_the_oracle_says(rule: type[Verifier], row: int, before: Path, depth: int, cut: Cut) -> Outcomes:
-    """The same with drafts that are cut to what would be accepted, so that p follows them: the other mutant."""
-    found: dict[tuple[int, Path], float] = defaultdict(float)
-    for _, emitted, mass in outcomes(rule, row, before, DEPTH, cut):
-        taken = emitted[:-1][:depth]
-        for token in range(VOCAB):
-            found[len(taken), (*taken, token)] += mass * float(p(row, before + taken)[token])
-    return tuple((proposed, emitted, mass) for (proposed, emitted), mass in found.items())
-
-
-def bias(
-    policy: LengthPolicy, rule: type[Verifier], *, cut: Cut = whole, round_: Callable[..., Outcomes] = outcomes
-) -> float:
+def bias(policy: LengthPolicy, rule: type[Verifier], cut: Cut = whole) -> float:
     """The total variation between the joint law of both rows' first tokens and the target's.
 
     Histories of what was proposed and accepted are gone through, each with the policy as it has become, and with the
@@ -178,11 +148,11 @@ def bias(
             return
         slots = np.array(running)
         lengths = np.array([len(next(iter(reached))[row]) + 5 * row for row in running])
-        depths = policy.depths(slots, lengths)
-        depths_seen.add(tuple(depths.tolist()))
+        depths = policy.depths(slots, lengths).tolist()
+        depths_seen.add(tuple(depths))
         following: dict[Any, dict[Both, float]] = defaultdict(lambda: defaultdict(float))
         for both, mass in reached.items():
-            rounds = [round_(rule, row, both[row], int(depth), cut) for row, depth in zip(running, depths, strict=True)]
+            rounds = [outcomes(rule, row, both[row], depth, cut) for row, depth in zip(running, depths, strict=True)]
             for drawn in itertools.product(*rounds):
                 new, history, chance = list(both), [], mass
                 for row, (proposed, emitted, share) in zip(running, drawn, strict=True):
@@ -221,24 +191,12 @@ def test_no_length_policy_changes_the_output(name: str) -> None:
     assert bias(make(), RejectionVerifier, cut=without_unlikely) > 0.005, "a drawn token was dropped for its q"
 
 
-@pytest.mark.parametrize("rule", [RejectionVerifier, BlockVerifier, TraversalVerifier, KSeqVerifier])
-def test_stopping_for_what_is_known_before_changes_nothing_and_for_what_was_drawn_does(rule: type[Verifier]) -> None:
-    for reason, cut in KNOWN_BEFORE.items():
-        assert bias(policy_of("fixed"), rule, cut=cut) < 1e-12, reason
-    for reason, cut in DRAWN.items():
-        assert bias(policy_of("fixed"), rule, cut=cut) > 0.005, reason
-
-
-def test_the_oracle_does() -> None:
-    assert bias(policy_of("fixed"), RejectionVerifier, round_=as_the_oracle_says) > 0.05
-
-
 @pytest.mark.parametrize("name", [*LENGTHS, *FORESEEN])
-def test_the_same_history_gives_the_same_depths_and_soon(name: str) -> None:
-    """Requests come and go. With 64 rows, depths and note take some 0.1 ms: the limit has room for noise."""
+def test_the_same_history_gives_the_same_depths(name: str) -> None:
+    """Requests come and go. A policy that is bound again begins anew."""
     policy, other = (policy_of(name, **({"costs": PACKED} if name in FORESEEN else {})) for _ in range(2))
-    runs, seconds = [], []
-    for played in (policy, other, policy):  # bound again, it begins anew
+    runs = []
+    for played in (policy, other, policy):
         rng = np.random.default_rng(0)
         played.bind(max_batch_size=64, max_depth=3)
         runs.append([])
@@ -247,14 +205,11 @@ def test_the_same_history_gives_the_same_depths_and_soon(name: str) -> None:
             played.admit(int(slots[0]))
             reach = rng.integers(0, 4, len(slots))
             played.foresee(slots, reach)
-            begin = time.perf_counter()
             depths = played.depths(slots, 100 * slots)
             played.note(slots, depths, np.minimum(depths, reach))
-            seconds.append(time.perf_counter() - begin)
             assert depths.shape == slots.shape and depths.min() >= 0 and depths.max() <= 3
             runs[-1].append(depths.tolist())
     assert runs[0] == runs[1] == runs[2]
-    assert np.median(seconds) < 2e-3
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [3, 1], [2] * 7, [11, 12]]
@@ -265,23 +220,21 @@ SAMPLING = [
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=24, layers=2))
-
-
-@pytest.fixture(scope="module")
-def plainly(target: Target) -> list[Path]:
+def plainly() -> tuple[Target, list[Path]]:
+    """A target and its plain decodings, with the noise of coupled drafts."""
+    target = Target(tiny_model("llama", vocab_size=24, layers=2))
     with Engine(target, ModelDrafter(target.model, 1, sampling="coupled"), SharedNoiseVerifier()) as engine:
-        return [done.token_ids for done in engine.generate(PROMPTS, SAMPLING, speculate=False)]
+        return target, [done.token_ids for done in engine.generate(PROMPTS, SAMPLING, speculate=False)]
 
 
 @pytest.mark.parametrize("name", CROSSED)
-def test_greedy_and_coupled_outputs_are_plain_decodings(target: Target, plainly: Sequence[Path], name: str) -> None:
+def test_greedy_and_coupled_outputs_are_plain_decodings(plainly: tuple[Target, list[Path]], name: str) -> None:
     """Three slots and six requests, so that the load falls at the end; sampled requests share their noise."""
+    target, plain = plainly
     drafter = ModelDrafter(perturbed(target.model, 0.2), 3, sampling="coupled")
     with Engine(target, paced(drafter, policy_of(name)), SharedNoiseVerifier(), max_batch_size=3) as engine:
         found = engine.generate(PROMPTS, SAMPLING)
-    assert [done.token_ids for done in found] == plainly
+    assert [done.token_ids for done in found] == plain
     depths = {step.proposed_depth for done in found for step in done.steps[:-3]}
     assert len(depths) > 1 or name == "fixed", "the policy chose among depths"
     assert any(step.accepted for done in found for step in done.steps)

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 from drafters import ModelDrafter
 from specdec import Engine, Noise, SamplingParams, Target
 from specdec.cache.formats import FORMATS
-from specdec.checks.reference import reference_decode
 from tests.architectures import tiny
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.models import ARCHITECTURES, tiny_model
+from tests.reference import reference_decode
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete, spread
 

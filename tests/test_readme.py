@@ -7,8 +7,6 @@ application has to compose its configuration. A command that this file does not 
 blocks and commands are tried by default, those of the other documents in the full matrix. A folder that
 a command names with ``--config-dir`` is one of ``examples/project``.
 
-The notebook runs as it is.
-
 ``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
 """
 
@@ -196,9 +194,11 @@ def test_what_the_text_names_exists(document: str) -> None:
         there = (ROOT / document).parent / link
         assert there.exists(), f"{document} links to {link}, which does not exist"
     # x.py and x.yaml stand for the reader's own file.
-    for path in re.findall(r"`((?:specdec|drafters|verifiers|experiments|conf|tests|docs|\.ci)/[\w./-]+)`", text):
+    named = r"`((?:specdec|drafters|verifiers|experiments|conf|tests|docs|\.ci)/[\w./-]+)(?:::(\w+))?`"
+    for path, function in re.findall(named, text):
         if Path(path).stem != "x":
             assert (ROOT / path).exists(), f"{document} names {path}, which does not exist"
+            assert not function or f"def {function}(" in text_of(path), f"{document} names {path}::{function}"
 
 
 def test_the_readme_is_short_and_the_results_page_shows_the_same_figures() -> None:
@@ -211,6 +211,13 @@ def test_the_readme_is_short_and_the_results_page_shows_the_same_figures() -> No
     shown = text_of("docs/results.md").splitlines()
     missing = [row for row in rows if row not in shown]
     assert not missing, f"docs/results.md does not have these rows of the README's table: {missing}"
+
+
+def test_every_basic_has_a_line_that_says_where_it_is() -> None:
+    lines = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text_of("docs/what-is-covered.md"), re.MULTILINE)
+    assert [int(number) for number, _, _ in lines] == list(range(1, 103))
+    assert len({what for _, what, _ in lines}) == len(lines)
+    assert [what for _, what, where in lines if not re.search(r"\]\(|`", where)] == []
 
 
 def test_every_group_of_the_configuration_is_named() -> None:

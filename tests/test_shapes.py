@@ -12,17 +12,10 @@ from tests import check_types
 from tests.shapes import MOST_CALLS, begin_checks, shapes_unchecked
 
 RIGHT, WRONG = (torch.zeros(2), torch.zeros(2)), (torch.zeros(2), torch.zeros(3))
+checked = jaxtyping.jaxtyped(typechecker=check_types)
 
 
-def added(a: Float[Tensor, " node"], b: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
-    return a + b[: len(a)]
-
-
-def checked(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return jaxtyping.jaxtyped(typechecker=check_types)(function)
-
-
-def noticed(function: Callable[..., Tensor]) -> bool:
+def noticed(function: Callable[..., object]) -> bool:
     try:
         function(*WRONG)
     except jaxtyping.TypeCheckError:
@@ -31,13 +24,16 @@ def noticed(function: Callable[..., Tensor]) -> bool:
 
 
 def test_a_wrong_shape_is_noticed() -> None:
-    function = checked(added)
-    assert noticed(function) and torch.equal(function(*RIGHT), torch.zeros(2))
+    @checked
+    def added(a: Float[Tensor, " node"], b: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
+        return a + b[: len(a)]
+
+    assert noticed(added) and torch.equal(added(*RIGHT), torch.zeros(2))
     with shapes_unchecked():
-        assert not noticed(function)
-    assert [noticed(function) for _ in range(MOST_CALLS)] == [True] * (MOST_CALLS - 2) + [False] * 2
+        assert not noticed(added)
+    assert [noticed(added) for _ in range(MOST_CALLS)] == [True] * (MOST_CALLS - 2) + [False] * 2
     begin_checks()
-    assert noticed(function), "in the next test again"
+    assert noticed(added), "in the next test again"
 
 
 def test_fields_and_what_stands_inside_of_other_types_are_checked() -> None:

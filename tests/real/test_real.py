@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -27,12 +26,11 @@ from experiments.datasets.jsonl import Jsonl
 from experiments.measuring.jobs import render
 from experiments.serving.fields import RequestError, understand
 from specdec import Drafter, Engine, Paging, SamplingParams, Target, Verifier
-from specdec.checks.goodness import fits
 from specdec.checks.ties import examine
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree
 from specdec.engine.intake import encode, encode_chat
 from tests import components
-from tests.changed_rule import ChangedRule, emit_p
+from tests.test_distribution import LEVEL, NO_RESIDUAL, goodness
 from verifiers import RejectionVerifier
 
 TREE = components.TREE
@@ -214,7 +212,6 @@ def test_a_long_prompt_is_read_in_chunks_and_over_every_window(real: SimpleNames
 
 SAMPLED = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3, ignore_eos=True, n=400, seed=0)
 OPEN = "My favourite animals are"
-LEVEL = 1e-5
 
 
 @torch.inference_mode()
@@ -237,66 +234,18 @@ def p_value(real: SimpleNamespace, rule: Verifier) -> float:
     prompt = encode(real.target.tokenizer, OPEN)
     law = exact_law(real.target, prompt)
     assert max(law.values()) < 0.5, "tokens are drawn"
-    drafter = drafters.SelfDrafter(
-        [f"{real.layers // 2}.mlp"], 2, sampling="iid", temperature=0.3
-    )  # sharper than the target
+    sharper: dict[str, Any] = {"sampling": "iid", "temperature": 0.3}
+    drafter = drafters.SelfDrafter([f"{real.layers // 2}.mlp"], 2, **sharper)
     size = {"max_batch_size": 50, "max_length": 32, "cache": Paging(page_size=4, shared=True)}
     outputs = Engine(real.target, drafter, rule, **size).generate([prompt], SAMPLED)
     assert sum(step.accepted for output in outputs for step in output.steps) > SAMPLED.n / 4
-    found = [output.token_ids for output in outputs]
-    assert set(found) <= law.keys(), "the others are impossible"
-    return fits(np.array([found.count(path) for path in law]), np.array([*law.values()]))
+    return goodness((output.token_ids for output in outputs), law)
 
 
 def test_three_tokens_of_a_cut_vocabulary_follow_their_joint_law(real: SimpleNamespace) -> None:
     """And the commonest mistake does not: after a rejection, a token of p instead of the residual."""
     assert p_value(real, RejectionVerifier()) > LEVEL
-    assert p_value(real, ChangedRule(RejectionVerifier(), after=emit_p)) < LEVEL
-
-
-# ---------------------------------------------------------------- text
-
-SCRIPTS = "naïve café 🙂👩‍👩‍👧 🇩🇪 日本語のテキスト नमस्ते दुनिया สวัสดี שלום مرحبا 𠜎 🫨 ok\n\tx = [1, 2]"
-
-
-class Forced:
-    """Lets one script of tokens follow the prompt, and nothing else."""
-
-    def __init__(self, begin: int, script: Sequence[int]):
-        self.begin, self.script = begin, tuple(script)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        token = self.script[min(input_ids.shape[1] - self.begin, len(self.script) - 1)]
-        return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor([token]), 0.0)
-
-
-def test_streamed_text_is_the_decoded_whole_and_stop_strings_cut_it(real: SimpleNamespace) -> None:
-    """Emoji and scripts of several tokens a character, several tokens a round; cut inside a character, too."""
-    tokenizer: Any = real.target.tokenizer
-    prompt = encode(tokenizer, SCRIPTS + "\n")
-    script = tokenizer(SCRIPTS, add_special_tokens=False)["input_ids"]
-    engine = Engine(real.target, drafters.NGramDrafter(6), RejectionVerifier(), max_length=512)
-
-    def text_of(count: int) -> str:
-        before, both = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + script[:count]))
-        return both[len(before) :]
-
-    def streamed(count: int, *stop: str) -> tuple[list[str], int]:
-        sampling = SamplingParams(max_new_tokens=count, stop=stop, logits_processor=Forced(len(prompt), script))
-        steps = [*engine.stream([prompt], sampling)]
-        return [step.text for step in steps], sum(len(step.token_ids) for step in steps)
-
-    pieces, _ = streamed(len(script))
-    assert "".join(pieces) == text_of(len(script)) == SCRIPTS and not any("\ufffd" in piece for piece in pieces)
-    assert len(pieces) < len(script) / 2, "several tokens a round"
-    inside = [count for count in range(1, len(script)) if text_of(count).endswith("\ufffd")]
-    assert inside, "some characters have several tokens"
-    for count in (inside[0], inside[-1]):
-        assert "".join(streamed(count)[0]) == text_of(count)
-    for stop in ("👧", "のテ", "🫨", "= ["):
-        pieces, count = streamed(len(script), stop, "never")
-        ends = next(count for count in range(1, len(script) + 1) if stop in text_of(count))
-        assert ("".join(pieces), count) == (SCRIPTS[: SCRIPTS.index(stop)], ends)
+    assert p_value(real, NO_RESIDUAL) < LEVEL
 
 
 # ---------------------------------------------------------------- chats
