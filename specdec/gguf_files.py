@@ -92,7 +92,7 @@ def _read(file: Path, stamp: int) -> Any:
             if not is_list or kind[0] == GGUFValueType.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
             count, end, of = self._get(orig_offs + 4, np.uint64), orig_offs + 12, GGUFValueType(kind[0])
-            raw, parts = self.data.view(np.ndarray).data, []
+            raw, parts = self.data.view(np.ndarray).data, list[Any]()
             if of in self.gguf_scalar_to_np:
                 values = self._get(end, self.gguf_scalar_to_np[of], count[0])
                 end, parts = end + values.nbytes, [*zip(values.tolist(), strict=True)]
