@@ -95,7 +95,7 @@ def _read(file: Path, stamp: int) -> Any:
             raw, parts = self.data.view(np.ndarray).data, list[Any]()
             if of in self.gguf_scalar_to_np:
                 values = self._get(end, self.gguf_scalar_to_np[of], count[0])
-                end, parts = end + values.nbytes, [*zip(values.tolist(), strict=True)]
+                parts[:], end = zip(values.tolist(), strict=True), end + values.nbytes
             for _ in range(count[0] if of == GGUFValueType.STRING else 0):
                 (length,) = struct.unpack_from("<Q", raw, end)
                 parts.append(bytes(raw[end + 8 : end + 8 + length]))
