@@ -19,6 +19,7 @@ CPUS = 2
 
 
 def main() -> int:
+    """Run all parts; returns how many failed."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     other = folder is not None and (folder / "triton").is_dir()
     if folder is not None and not other:
@@ -43,13 +44,14 @@ def main() -> int:
 
 def _run(part: list[str], environment: dict[str, str]) -> bool:
     """Run a part in a process of its own, where Triton does not interpret; returns whether it failed."""
+    begin = time.perf_counter()
     usual = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
     done = subprocess.run(
         [sys.executable, "-m", f"tests.gpu.dry.{part[0]}", *part[1:]],
         cwd=ROOT, env=usual | environment | {"TRITON_DEFAULT_FP_FUSION": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     result = f"FAILED ({done.returncode})\n{done.stderr[-3000:]}" if done.returncode else "passed"
-    print(f"== {' '.join(part)}\n{done.stdout}{result}", flush=True)
+    print(f"== {' '.join(part)}\n{done.stdout}{result}, {time.perf_counter() - begin:.0f} s", flush=True)
     return done.returncode != 0
 
 

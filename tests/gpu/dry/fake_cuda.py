@@ -28,12 +28,11 @@ import specdec.engine.round
 import specdec.kernels.trees
 import specdec.target.facts
 from specdec.batch import Matchers
-from specdec.counting import depends_on_values, is_view
+from specdec.counting import depends_on_values
 from specdec.engine.intake import Intake
 from specdec.execution.recorder import CudaGraphRecorder, Stage
 from specdec.requests import SamplingParams
 from tests.gpu.dry.fake_tensors import overlaps_itself, patch_tensors, place, where
-from tests.launches import FREE
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
@@ -49,8 +48,12 @@ class Device:
     Attributes:
         kernels: Launches by the stage in whose graph they are, and by operation; those outside of graphs under "".
         waits: Places where the host waited for the device, outside of captures.
+        capability, compiles: See ``fake_cuda``.
+        captured: The number of graphs.
         overlapping: Outputs of stages of which several elements stand at one place (stride 0).
-        stage, capturing: The stage that was last recorded, and the one that is being captured, or "".
+        stage: The stage that was last recorded.
+        capturing: The stage that is being captured, or "".
+        sync_debug_mode: As ``torch.cuda.set_sync_debug_mode`` was told; "warn" has every wait warned of.
     """
 
     kernels: dict[str, Counter[str]] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Device:
     sync_debug_mode: str = "default"
 
     def launched(self, operation: str) -> None:
+        """Count a launch."""
         self.kernels.setdefault(self.capturing, Counter())[operation] += 1
 
     def waited(self, what: str) -> None:
@@ -151,16 +155,20 @@ class _Launches(TorchDispatchMode):
                 raise RuntimeError(f"not repeated by a replay: a copy {way} the host at {where()}")
         elif on_gpu and any(each.device.type == "cpu" and each.dim() > 0 for each in given):
             raise RuntimeError(f"{name} of tensors on two devices at {where()}")
-        if any(each.device.type == "cuda" for each in made) and name not in FREE and not is_view(func):
+        if any(each.device.type == "cuda" for each in made) and not _only_looks(name, given, made, func):
             self._device.launched(name)
-        if made and all(each.numel() <= 4096 for each in made):
+        if made and all(each.numel() <= _SMALL for each in made):
             _follow(func, args, kwargs, given, made)
         return outputs
 
 
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach", "alias")
+_SMALL = 4096
+
+
 def _follow(func: Any, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]) -> None:
     """Compute what is known: tables of static shapes, which the host reads once, on a device, too."""
-    if "empty" in func._schema.name or not all("numbers" in vars(each) for each in given):
+    if func._schema.name.removeprefix("aten::") in _EMPTY[:5] or not all("numbers" in vars(each) for each in given):
         for each in made:  # if it was written to
             vars(each).pop("numbers", None)
         return
@@ -174,14 +182,29 @@ def _follow(func: Any, args: Any, kwargs: Any, given: list[Tensor], made: list[T
         vars(each)["numbers"] = numbers
 
 
+def _only_looks(name: str, given: list[Tensor], made: list[Tensor], func: Any) -> bool:
+    """Whether an operation launches nothing: it makes no tensor, or one without numbers."""
+    if name in _EMPTY:
+        return True
+    memory = {each.untyped_storage()._cdata for each in given}
+    return not func._schema.is_mutable and all(each.untyped_storage()._cdata in memory for each in made)
+
+
+class _Graph:
+    """Stands for ``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        pass
+
+
 class _Capture(contextlib.AbstractContextManager):
     """Stands for ``torch.cuda.graph``: a pool ends with the last of its graphs, and is not taken again."""
 
     device: Device
-    graphs: WeakKeyDictionary[Any, object]  # with the pool of each
+    graphs: WeakKeyDictionary[_Graph, object]  # with the pool of each
     begun: set[object]
 
-    def __init__(self, graph: Any, *, pool: object, capture_error_mode: str):
+    def __init__(self, graph: _Graph, *, pool: object, capture_error_mode: str):
         if pool in self.begun and pool not in self.graphs.values():
             raise RuntimeError("the pool of graphs that are all gone was given again")
         self.begun.add(pool)
@@ -223,6 +246,7 @@ class _Fetched:
 
 
 def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Put a GPU into ``torch.cuda``."""
     nothing = lambda *args, **named: contextlib.nullcontext()  # noqa: E731
     properties, run = SimpleNamespace(**_PROPERTIES), triton.runtime.JITFunction.run
     properties.major, properties.minor = divmod(device.capability, 10)
@@ -242,7 +266,7 @@ def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         "device": nothing,
         "device_of": nothing,
         "graph": type("Capture", (_Capture,), {"device": device, "graphs": WeakKeyDictionary(), "begun": set()}),
-        "CUDAGraph": type("Graph", (), {"replay": lambda self: None}),
+        "CUDAGraph": _Graph,
         "graph_pool_handle": object,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)

@@ -132,6 +132,7 @@ def where() -> str:
 
 
 def place() -> tuple[str, int]:
+    """Return the file and the line of the project that asked for this."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if path.is_relative_to(ROOT) and "tests" not in path.parts and path.name != "counting.py":

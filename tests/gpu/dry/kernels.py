@@ -28,15 +28,19 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
-from drafters import EagleDrafter, ModelDrafter
+from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head
+from drafters.model import ModelDrafter
 from experiments.bench.gpu import llama_config
-from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.drafting.builders import ExpansionTree
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter
 from specdec.kernels import attention, products
 from specdec.kernels import tiles as tiling
 from specdec.kernels.tiles import Tiles
 from specdec.quantization import METHODS
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.attention import Case, launch, paged, problem, quantized
 from tests.gpu.dry.fake_cuda import CUDA, fake_cuda, move
 from tests.gpu.dry.fake_tensors import ROOT
@@ -54,7 +58,14 @@ _BINARIES = Path(triton.backends.nvidia.__file__).parent / "bin"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as it was compiled for one launch; in float32 (``precise``), spills are not limited."""
+    """A kernel as it was compiled for one launch.
+
+    Attributes:
+        case: What launched it.
+        name: The kernel's.
+        precise: Whether it computes in float32, where spills are not limited.
+        registers, spilled, shared: Of a thread; of a thread in bytes; of a program in bytes.
+    """
 
     case: str
     name: str
@@ -67,6 +78,7 @@ class Compiled:
         return f"  {self.case:42s} {self.name:18s} {self.registers:9d} {self.spilled:8d} {self.shared:8d}"
 
     def problem(self, capability: int) -> str | None:
+        """Return what is wrong with it."""
         if self.shared > SHARED[capability]:
             return f"needs {self.shared} bytes of shared memory, and there are {SHARED[capability]}"
         if self.spilled > SPILLED and not self.precise:
@@ -86,6 +98,7 @@ class Compiler:
 
     @contextmanager
     def case(self, name: str, *, precise: bool = False) -> Iterator[None]:
+        """Note what is launched during the ``with`` block."""
         yield
         for kernel in self._kernels:
             source = kernel.src.fn
@@ -101,6 +114,7 @@ class Compiler:
 
 
 def _binary(cubin: bytes) -> tuple[int, int]:
+    """Return registers and bytes of the stack of a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -136,14 +150,17 @@ def compile_all(capability: int, *, rare: bool) -> Compiler:
             if scheme != "fp8" or capability >= 89:
                 for rows in ROWS if rare else ROWS[1::2]:
                     _product(compiler, f"{scheme}, {rows} rows", scheme, rows)
-    plays = {"plain": lambda target: None, "a chain of Llama-1B's": _chain, "EAGLE-3's tree": _eagle}
-    for case in [*plays] if rare else [*plays][1:]:
+    plays = (("plain", None), ("a chain of Llama-1B's", _chain), ("EAGLE-3's tree", _eagle))
+    for case, drafter in plays if rare else plays[1:]:
         model = llama("llama-8b", 2)
-        drafted = plays[case](model)
+        drafted = None if drafter is None else drafter(model)
         move([model, drafted])
-        rule = RejectionVerifier() if drafted else None
         with fake_cuda(capability, compiles=True), compiler.case(f"Llama-8B, {case}"):
-            _play(Engine(Target(model), drafted, rule, max_batch_size=2, max_length=2048))
+            _play(
+                Engine(
+                    Target(model), drafted, RejectionVerifier() if drafted else None, max_batch_size=2, max_length=2048
+                )
+            )
     return compiler
 
 
@@ -188,6 +205,7 @@ def _eagle(target: PreTrainedModel) -> Drafter:
 
 
 def _play(engine: Engine) -> None:
+    """Play greedy and sampled rounds after a long prompt and a short one."""
     for temperature in (0.0, 1.0):
         for length in (600, 5):
             engine.submit(
@@ -216,6 +234,7 @@ BLOCKS = products._Blocks(64, 128, 64, 2, 192)
 
 
 def not_rejected(compiler: Compiler) -> list[str]:
+    """Return the mutants that pass."""
     passed, compiler.found = [], []
     name = compiler.names.pop()
     if not any(name in found for found in problems_of(compiler)):
@@ -234,6 +253,7 @@ def not_rejected(compiler: Compiler) -> list[str]:
 
 
 def main() -> int:
+    """Compile for one capability; returns the number of problems."""
     capability = int(sys.argv[1])
     print(f"sm_{capability}, Triton {triton.__version__}")
     print(f"  {'case':42s} {'kernel':18s} registers  spilled   shared")
@@ -278,7 +298,7 @@ def compile_for(capability: int) -> list[Any]:
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         kernels.append(run(self, *args, grid=grid, warmup=True, **kwargs))
 
-    JITFunction.run = compiled  # type: ignore[method-assign]
+    JITFunction.run = compiled
     tiling.shared_memory = lambda device: SHARED[capability]
     attention.processors = lambda device: 132
     return kernels

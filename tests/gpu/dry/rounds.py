@@ -25,10 +25,14 @@ from torch import Tensor
 
 import specdec.engine.recording
 import tests.gpu.dry.fake_tensors as fake_tensors_module
-from specdec import Drafter, DraftTree, Engine, Laws, Paging, SamplingParams, Target, Verifier
+from specdec.cache.pages import Paging
 from specdec.drafting.scored import ScoredSession
+from specdec.engine.engine import Engine
 from specdec.execution import recorder
-from specdec.requests import Grammar
+from specdec.interfaces import Drafter, Laws, Verifier
+from specdec.requests import Grammar, SamplingParams
+from specdec.target.target import Target
+from specdec.tree import DraftTree
 from tests.components import DRAFTERS, READS_NODES, fitting
 from tests.gpu.dry.fake_cuda import Device, fake_cuda, move
 from tests.gpu.dry.fake_tensors import ROOT
@@ -63,6 +67,8 @@ ON_THE_HOST = ("transport",)
 
 @dataclass(frozen=True)
 class Case:
+    """One engine: a drafter, a rule, and options."""
+
     name: str
     drafter: str | None
     rule: Callable[[], Verifier] | None = None
@@ -158,32 +164,40 @@ def _phase(engine: Engine, device: Device, phase: str, allowed: int) -> Iterator
 
 
 class Changed(RejectionVerifier):
-    """Does something wrong on the way to the laws of rejection, in stages that are recorded or not."""
+    """Does something wrong on the way to the laws of rejection."""
 
-    def __init__(self, wrong: Callable[[Tensor], object], recordable: bool = True):
-        self.wrong, self.recordable = wrong, recordable
+    recordable = True
+
+    def __init__(self, wrong: Callable[[Tensor], object]):
+        self.wrong = wrong
 
     def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
         self.wrong(target_probs)
         return super().laws(tree, target_probs)
 
 
-def _wrong(wrong: Callable[[Tensor], object], recordable: bool = True) -> Case:
-    return Case("a mutant", CHAIN, lambda: Changed(wrong, recordable))
+class Unrecorded(Changed):
+    """The same in stages that are not recorded."""
+
+    recordable = False
+
+
+def _wrong(kind: type[Changed], wrong: Callable[[Tensor], object]) -> Case:
+    return Case("a mutant", CHAIN, lambda: kind(wrong))
 
 
 _ONE, _KEPT = (lambda tensor: tensor[:1].expand(tensor.shape)), (lambda recorder: None)
 MUTANTS: dict[str, tuple[Case, Any, str]] = {
-    "a read in a stage": (_wrong(lambda p: int(p.argmax())), nullcontext(), "makes the host wait"),
+    "a read in a stage": (_wrong(Changed, lambda p: int(p.argmax())), nullcontext(), "makes the host wait"),
     "a copy from the host in a stage": (
-        _wrong(lambda p: torch.tensor([0.5], device=p.device)), nullcontext(), "makes the host wait"
+        _wrong(Changed, lambda p: torch.tensor([0.5], device=p.device)), nullcontext(), "makes the host wait"
     ),
     "a copy from the host that nobody waits for": (
-        _wrong(lambda p: torch.from_numpy(np.ones(1)).to(p.device, non_blocking=True)),
+        _wrong(Changed, lambda p: torch.from_numpy(np.ones(1)).to(p.device, non_blocking=True)),
         nullcontext(), "not repeated by a replay",
     ),
-    "a second wait in a round": (_wrong(lambda p: int(p.argmax()), False), nullcontext(), "waits 2 times"),
-    "a tensor of the host": (_wrong(lambda p: p + torch.ones(1)), nullcontext(), "two devices"),
+    "a second wait in a round": (_wrong(Unrecorded, lambda p: int(p.argmax())), nullcontext(), "waits 2 times"),
+    "a tensor of the host": (_wrong(Changed, lambda p: p + torch.ones(1)), nullcontext(), "two devices"),
     "outputs whose rows are one": (
         Case("a mutant", CHAIN), patch.object(fake_tensors_module, "_contiguous", _ONE), "stride 0"
     ),
