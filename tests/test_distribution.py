@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec import Drafter, DraftSampling, Engine, SamplingParams, Target, Verifier
+from specdec import Drafter, DraftSampling, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
 from specdec.checks.goodness import fits
 from specdec.checks.reference import next_state
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.sampling import SamplingTensors, distribution, forbid_ends
-from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, accept_the_first, emit_p
+from tests.changed_rule import IGNORES_THE_PATH, ChangedRule, emit_p
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, VERIFIERS, skip_unfit
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete, spread
@@ -165,8 +165,16 @@ def test_refilled_slots_follow_the_target(model) -> None:
 
 
 NO_RESIDUAL = ChangedRule(RejectionVerifier(), after=emit_p)
+
+
+def accepts_too_much(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+    """Mutant: lenient acceptance, as a lossy rule that claims to be exact."""
+    deepest = tree.depth == tree.depth.where(tree.valid, 0).amax(-1, keepdim=True)
+    return laws.stop + 3.0 * deepest * tree.valid * laws.stop[:, :1]
+
+
 REJECTED = [
-    complete("medusa", ChangedRule(RejectionVerifier(), stop=accept_the_first), "temperature 1", strong=False),
+    complete("medusa", ChangedRule(RejectionVerifier(), stop=accepts_too_much), "temperature 1", strong=False),
     complete("model_chain_iid", IGNORES_THE_PATH, "temperature 1", strong=True),
     complete("model_chain_iid", NO_RESIDUAL, "repetition penalty", strong=True),
     complete("model_tree_iid", NO_RESIDUAL, "temperature 1", strong=False),

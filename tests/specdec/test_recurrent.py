@@ -129,6 +129,7 @@ def run_again(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [complete(each, strong=each in FAST) for each in FOUND if each in MODEL_TYPES])
 def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_trial", TRIAL)
     model = tiny(name)
     kind, one_by_one = FOUND[name]
     mixers = ModelRunner(model, max_batch_size=1, max_length=32).facts.mixers
