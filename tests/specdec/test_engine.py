@@ -83,10 +83,11 @@ def test_a_prompt_takes_a_pass_over_the_weights_for_each_of_its_pieces(model, dr
 
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3_expansion", "model_chain_iid"])
 def test_prompts_of_several_lengths_share_a_pass_without_padding(model, drafter, monkeypatch) -> None:
-    """Beside a round or not, and with the outputs of each by itself."""
+    """Beside a round or not, greedy and drawn, with the outputs of each by itself; not so in each other's slots."""
     prompts, passes = [[1] * 9, [2, 3, 2, 3, 2], [4] * 9, [5, 6, 7]], []
+    asked = [replace(GREEDY, temperature=float(number % 2), seed=1, stream=number) for number in range(len(prompts))]
     single, engine = (make(Target(model), drafter, max_batch_size=size, recording="off") for size in (1, 5))
-    alone = [single.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
+    alone = [single.generate([prompt], each)[0].token_ids for prompt, each in zip(prompts, asked, strict=True)]
     own = engine.runner.run_together
     monkeypatch.setattr(engine.runner, "run_together", lambda given: (passes.append(given), own(given))[1])
     for others in ([], [[8, 9]]):
@@ -94,10 +95,17 @@ def test_prompts_of_several_lengths_share_a_pass_without_padding(model, drafter,
             engine.submit(other, SamplingParams(max_new_tokens=20))
             engine.step()
         passes.clear()
-        assert [done.token_ids for done in engine.generate(prompts, GREEDY)] == alone
+        assert [done.token_ids for done in engine.generate(prompts, asked)] == alone
         pieces = [tuple(each.given.shape) for each in passes[0] if each.counts is not None]
         assert pieces == [(1, 2), (1, 4), (2, 8)] and len(passes) == 1
         assert passes[0][-1].batch == len(prompts) + len(others), "which begin to decode in the same pass"
+
+    def turned(given: Any) -> Any:
+        one, two, *more = given
+        return own([replace(one, slots=two.slots), replace(two, slots=one.slots), *more] if more else given)
+
+    monkeypatch.setattr(engine.runner, "run_together", turned)
+    assert [done.token_ids for done in engine.generate(prompts, asked)] != alone
 
 
 def test_eos_is_what_the_first_source_names_that_names_any(model, caplog, monkeypatch) -> None:
