@@ -1,4 +1,4 @@
-"""What a GGUF file (the format of llama.cpp) says of itself, and how transformers reads it fast.
+"""Facts that a GGUF file (the format of llama.cpp) says of itself, and a fast way for transformers to read it.
 
 One such file holds configuration, tokenizer, chat template, and weights in 2 to 32 bits, of which transformers makes
 plain ones. It reads a vocabulary word by word, for every part anew: that takes minutes where seconds do.

@@ -68,14 +68,14 @@ def onto_disk(model: torch.nn.Module) -> None:
     """
     linear = (getattr(each, "weight", None) for each in model.modules() if type(each) is torch.nn.Linear)
     weights = {id(one): one for one in linear if type(one) is torch.nn.Parameter and one.device.type == "cpu"}.values()
-    if sum(each.nbytes for each in weights) < _LEAST_ON_DISK or native_library() is None:
+    if sum(one.nbytes for one in weights) < _LEAST_ON_DISK or not native_library() or not (clean := clean_files()):
         return
-    clean = clean_files()
     with suppress(OSError, SafetensorError), TemporaryDirectory(dir=cache_folder()) as folder:
-        for number, weight in enumerate(weights if clean else ()):
+        for weight in weights:
             if not any(first <= weight.data_ptr() < last for first, last in clean):
-                save_file({"weight": weight.detach().contiguous()}, file := Path(folder, str(number)))
+                save_file({"weight": weight.detach().contiguous()}, file := Path(folder, "weight"))
                 weight.data = load_file(file)["weight"]
+                file.unlink()  # not at the end: whoever is killed leaves one weight there at most
 
 
 def off_files(model: torch.nn.Module) -> None:

@@ -95,4 +95,4 @@ def _is_own(file: str, module: str) -> bool:
 
 
 def _is_below(path: Path, folders: tuple[Path, ...]) -> bool:
-    return any(path.resolve().is_relative_to(folder) for folder in folders)
+    return any(map(path.resolve().is_relative_to, folders))

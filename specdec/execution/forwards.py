@@ -31,7 +31,6 @@ from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, r
 from specdec.forward import Wants
 from specdec.kernels import obstacle
 from specdec.opaque import noting, opaque
-from specdec.placement import is_shared, is_spread
 
 CAPTURE_AFTER = 24  # forwards of one shape on a CPU: capturing costs about what this many replays save
 PROMPTS_AFTER = 3  # on a GPU, of one shape without logits: chunks of prompts have many lengths
@@ -116,8 +115,6 @@ def executor_for(
     model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool, invariant: bool = False
 ) -> Executor:
     """Return the fastest executor for a model on its device; without ``optimize`` one that runs the model's code."""
-    # Only the model's own code moves tensors between devices, or sums them over processes.
-    optimize = optimize and not is_spread(model) and not is_shared(model)
     if invariant:
         return InvariantExecutor(model, facts, backend, optimize=optimize)
     if optimize and model.device.type == "cpu":

@@ -34,7 +34,7 @@ from specdec.execution.packing import PackedLinears
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
-from specdec.placement import is_shared, is_spread, main_device
+from specdec.placement import main_device
 from specdec.quantization.base import output_width, rounded_to
 from specdec.recurrent.discovery import ROWS, TOKENS, Attributes, find_mixers
 from specdec.recurrent.mixer import Mixer
@@ -85,9 +85,9 @@ def find(model: PreTrainedModel, *, attention: str = "auto", optimize: bool = Tr
     if attention in passed:
         raise ValueError(f"attention={attention!r}: {passed[attention]}; use attention='auto'")
     check_supported(model)
-    finding, cause, apart = "", None, is_spread(model) or is_shared(model)
+    finding, cause = "", None
     with model_lock(model):
-        packed = PackedLinears(model if optimize and main_device(model).type == "cpu" and not apart else nn.Identity())
+        packed = PackedLinears(model if optimize and main_device(model).type == "cpu" else nn.Identity())
         for name, experts in itertools.product([name for name in names if name not in passed], EXPERTS):
             try:
                 with packed.in_use():

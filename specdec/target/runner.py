@@ -16,7 +16,7 @@ from specdec.execution.forwards import executor_for
 from specdec.execution.invariant import InvariantExecutor
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.memory import one_sentence_if_short
-from specdec.placement import main_device
+from specdec.placement import is_shared, is_spread, main_device
 from specdec.quantization.base import WeightsRead, weights_read
 from specdec.target.adapters import Adapters
 from specdec.target.configuration import check_length, check_model
@@ -73,14 +73,14 @@ class ModelRunner:
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         max_length = whole("max_length", max_length, least=1)
         max_nodes = whole("max_nodes", max_nodes, least=0)
-        self._optimize, self.invariant = flag("optimize", optimize), flag("invariant", invariant)
+        self._optimize = flag("optimize", optimize) and not (is_spread(model) or is_shared(model))  # by their own code
+        self.invariant, self._lock = flag("invariant", invariant), model_lock(model)
         if self.invariant and attention != "auto":
             raise ValueError(f"attention={attention!r}: invariant=True computes attention in its own way; leave it out")
         check_format(kv_cache)
         self.model, self.kv_cache, self._adapters = model, kv_cache, adapters
         with torch.inference_mode(False):
             self._chosen = torch.zeros(max_batch_size, 1, dtype=torch.long, device=main_device(model))
-        self._lock = model_lock(model)
         remedy = f"lower max_batch_size={max_batch_size} or max_length={max_length}, or load the model in fewer bits"
         with one_sentence_if_short(main_device(model), remedy):
             found = find(model, attention=attention, optimize=self._optimize)
