@@ -58,7 +58,7 @@ def test_a_borrowed_output_layer_scales_and_caps_as_the_targets_code_does(kind: 
 
 @torch.no_grad()
 def test_a_head_whose_own_files_say_more_of_its_logits_follows_them(tmp_path: Path) -> None:
-    """What scales by itself is not scaled twice; what was trained on plain logits goes on with them."""
+    """A drafter that scales by itself is not scaled twice; one that was trained on plain logits goes on with them."""
     model, hidden = scaled("gemma2"), torch.randn(3, 32)
     head = BlockHead.for_target(model, layers=1, block_size=4)
     head.config.final_logit_softcapping = 2.0

@@ -182,7 +182,7 @@ def test_noise_belongs_to_a_token_not_to_its_column(model) -> None:
 
 
 def test_text_is_drafted_in_the_targets_tokens(model) -> None:
-    """What the model writes is joined to the target's tokens, also across the end of the text."""
+    """The text that the model writes is joined to the target's tokens, also across the end of the text."""
     names = [*"abcdefgh", "ab", "abc", "bc"]
     target = Target(tiny_model("llama", vocab_size=len(names), layers=1), lettered(names))
     twin, tokenizer = perturbed(tiny_model("llama", vocab_size=8, layers=1), 0.0), lettered(list("abcdefgh"))

@@ -150,7 +150,7 @@ def random_rates(seed: int) -> AcceptanceRates:
 
 @pytest.mark.parametrize("rates", [random_rates(1), random_rates(3), AcceptanceRates.of([[0.5, 0.0, 0.4], [0.35]])])
 def test_no_tree_is_better(rates: AcceptanceRates) -> None:
-    """Of every number of nodes and bound on the depth. With the last rates a greedy choice misses the best."""
+    """Every number of nodes and bound on the depth. With the last rates a greedy choice misses the best."""
     planned = best_shapes(rates, max_nodes=6)
     for each in planned:
         assert each.tokens == pytest.approx(rates.tokens_per_round(each.shape), rel=1e-12)

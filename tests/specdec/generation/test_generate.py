@@ -275,7 +275,7 @@ def test_a_conversation_needs_few_engines(model, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("stops", [[(0, 10, 13), (1, 8, 10)], [(1, 4, 7)], []], ids=["several", "first", "never"])
 def test_stop_strings_end_a_row_where_they_do_in_transformers(model, stops: list[tuple[int, int, int]]) -> None:
-    """What the strings spell is in greedy outputs: rows and columns of these."""
+    """Strings are those of rows and columns of greedy outputs."""
     common = {"max_new_tokens": 12, "pad_token_id": PAD, "eos_token_id": 29}
     whole = model.generate(**batch(), **common)
     spelled = [letters().convert_ids_to_tokens(row) for row in whole.tolist()]

@@ -135,7 +135,7 @@ ROWS, LENGTH, NODES = 3, 40, 5
     ],
 )
 def test_an_engine_allocates_what_is_planned(model_type: str, dtype: str, kv_cache: str | None) -> None:
-    """Of recurrent layers a state for the row, its root and every node; matrices in float32 whatever the dtype."""
+    """Recurrent layers have a state for the row, its root and every node; matrices in float32 whatever the dtype."""
     model = tiny(model_type).to(getattr(torch, dtype))
     sizes = {"max_batch_size": ROWS, "max_length": LENGTH, "max_nodes": NODES}
     cache = ModelRunner(model, **sizes, kv_cache=kv_cache, optimize=False).cache
