@@ -111,7 +111,7 @@ def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
     if not readable(weight, scale) or weight.min() == -128:  # bfloat16's table has no place for it
         return None
     with torch.no_grad():
-        filled = _filled(weight.detach(), 2)
+        filled = _filled(weight.detach(), GROUP)
         made, scales = _turned(filled.view(torch.int16)).view(torch.int8), scale.detach().float().contiguous()
     return PanelWeight(made, _INT8, weight.shape[0], filled.shape[1], scale.dtype, scales)
 

@@ -10,8 +10,8 @@
    whatever the number of rows, its place among them, and the number of threads.
 
    Sums are in float32. Where inputs and outputs are float32 and the weights are not quantized, nothing is rounded.
-   Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/base.py says
-   why). */
+   Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/base.py says why).
+   Inputs of quantized weights are integers, too, outside of tiles.h: of 16 bits, for 64 inputs times a power of two. */
 
 #include "calls.h"
 #include "vectors.h"
@@ -22,10 +22,10 @@
 #define PART(ROWS) (WIDTH == 16 || ROWS < 3 ? VECTORS : 2) /* vectors at a time, whose sums fit into the registers */
 #define GROUP_ROWS 64                      /* rows for which a block of weights is used again */
 #define BLOCK 96                           /* pairs of inputs: the numbers of a block fit into the nearest cache */
-#define GROUP 32                           /* pairs of inputs of int4 weights that share a scale */
+#define GROUP 32                           /* pairs of inputs that share a scale */
 
 /* ---- Formats. A pair is the weights of a panel for two inputs. `even_x` and `odd_x` return some channels' weights for
-   the first and the second input as float32; `both_x` returns both in bfloat16, side by side. ---- */
+   the first and the second input as float32; `both_x` returns both side by side, in bfloat16 or as integers. ---- */
 
 #define BYTES_float32 (8 * PANEL) /* all channels for the first input, all for the second */
 #define even_float32(p, v) LOAD((const float *)(p) + (v) * WIDTH)
@@ -44,54 +44,18 @@
 #endif
 #define both_bfloat16(p, v) load_words((const uint16_t *)(p) + 2 * (v) * WIDTH)
 
-#define BYTES_int8 (2 * PANEL) /* both inputs of a channel side by side; the channel's scale is multiplied at the end */
-#define even_int8(p, v) TO_FLOAT(SIGNED_RIGHT(LEFT(load_int16((const int8_t *)(p) + 2 * (v) * WIDTH), 24), 24))
-#define odd_int8(p, v) TO_FLOAT(SIGNED_RIGHT(load_int16((const int8_t *)(p) + 2 * (v) * WIDTH), 8))
-
-/* A lane's word has four bits for each vector, in its lower half for the first input and in its upper half for the
-   second. */
+/* Integers: of 16 bits, for the first input in a word's lower half; of 8 bits, likewise; of 4 bits, for each vector, the
+   first one's lowest, in either half. */
+#define BYTES_int16 (4 * PANEL)
+#define both_int16(p, v) load_words((const float *)(p) + (v) * WIDTH)
+#define BYTES_int8 (2 * PANEL)
+#define both_int8(p, v) load_int8((const int8_t *)(p) + 2 * (v) * WIDTH)
 #define BYTES_int4 PANEL
-#define four_bits(p, first) TO_FLOAT(SIGNED_RIGHT(LEFT(load_words(p), 28 - (first)), 28))
-#define even_int4(p, v) four_bits(p, 4 * (v))
-#define odd_int4(p, v) four_bits(p, 16 + 4 * (v))
-
-#if PAIRS && defined(__AVX512VBMI__)
-/* The two bytes of the numbers 0 to 127 in bfloat16, which holds every one of them. */
-static uint8_t low_byte[128], high_byte[128];
-__attribute__((constructor)) static void fill_bytes(void) {
-  for (int number = 0; number < 128; number++) {
-    const ivec words = BITS(ALL(number));
-    low_byte[number] = ((const uint8_t *)&words)[2], high_byte[number] = ((const uint8_t *)&words)[3];
-  }
-}
-INLINE ivec looked_up(const uint8_t *table, ivec numbers) {
-  return _mm512_permutex2var_epi8(load_words(table), numbers, load_words(table + 64));
-}
-INLINE ivec both_int8(const char *panel, int v) {
-  /* Two vectors at once; the halves of both are interleaved where they are put together. */
-  const ivec order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-  const ivec numbers = _mm512_permutexvar_epi64(order, load_words(panel + 2 * (v & ~1) * WIDTH));
-  const ivec size = _mm512_abs_epi8(numbers), low = looked_up(low_byte, size), sign = _mm512_set1_epi8((char)128);
-  const ivec high = looked_up(high_byte, size) | IAND(numbers, sign);
-  return v & 1 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
-}
-#elif PAIRS
-#define both_int8(p, v) (RIGHT(BITS(even_int8(p, v)), 16) | IAND(BITS(odd_int8(p, v)), IALL(0xffff0000)))
-#endif
-#if PAIRS
-INLINE ivec both_int4(const char *panel, int v) {
-  /* The numbers 0 to 7 and -8 to -1 in bfloat16, twice: an index has five bits, of which the fifth is the next vector's. */
-  const ivec table = _mm512_set_epi64(
-      0xbf80c000c040c080, 0xc0a0c0c0c0e0c100, 0x40e040c040a04080, 0x404040003f800000, 0xbf80c000c040c080,
-      0xc0a0c0c0c0e0c100, 0x40e040c040a04080, 0x404040003f800000);
-  const ivec words = load_words(panel);
-  return _mm512_permutexvar_epi16(v ? _mm512_srli_epi16(words, 4 * v) : words, table);
-}
-#endif
+#define both_int4(p, v) ((ivec)((signed_halves)load_words(p) << (12 - 4 * (v)) >> 12))
 
 /* ---- Tiles: ROWS rows at `x`, which are `stride` inputs apart, times `pairs` pairs of a panel at `p`. Adds to `sums`
-   [row][channel], or begins them. Sums of a group are multiplied with its `scales` first. Fetches `lines` lines of the
-   cache from `next` on with every pair. ---- */
+   [row][channel], or begins them. Sums of a group of integers are multiplied with its `scales` first. Fetches `lines`
+   lines of the cache from `next` on with every pair. ---- */
 
 typedef void tile(const char *p, const void *x, long stride, float *sums, long pairs, int begin, const float *scales,
                   const char *next, long lines);
@@ -101,20 +65,15 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
   for (int first = 0; first < VECTORS; first += PART(ROWS)) {                                               \
     vec s[ROWS][PART(ROWS)];                                                                                \
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] =             \
-        begin || scales ? ZERO() : LOAD(sums + r * PANEL + (first + v) * WIDTH);                            \
-    /* Each walk along the inputs fetches its share: if one fetched all, the memory would idle in the others. */ \
-    const long share = 64 * lines * PART(ROWS) / VECTORS;                                                   \
+        begin ? ZERO() : LOAD(sums + r * PANEL + (first + v) * WIDTH);                                      \
+    const long share = 64 * lines * PART(ROWS) / VECTORS; /* for each walk along the inputs */              \
     const char *at = p, *ahead = next + first / PART(ROWS) * pairs * share;                                 \
     for (long k = 0; k < pairs; k++, at += BYTES_##F, ahead += share) {                                     \
       for (long line = 0; line < share; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);                \
       STEP                                                                                                  \
     }                                                                                                       \
-    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) {                     \
-      float *into = sums + r * PANEL + (first + v) * WIDTH;                                                 \
-      if (scales) s[r][v] = begin ? (vec)(s[r][v] * LOAD(scales + (first + v) * WIDTH))                     \
-                                  : FMA(s[r][v], LOAD(scales + (first + v) * WIDTH), LOAD(into));           \
-      STORE(into, s[r][v]);                                                                                 \
-    }                                                                                                       \
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++)                       \
+        STORE(sums + r * PANEL + (first + v) * WIDTH, s[r][v]);                                             \
   }
 
 #define IN_FLOAT(F, ROWS, WHICH, NUMBER)                                                                    \
@@ -132,56 +91,86 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
     WALK(F, ROWS, float, vec w[PART(ROWS)]; IN_FLOAT(F, ROWS, even, 0) FORGET(ROWS); IN_FLOAT(F, ROWS, odd, 1)) \
   }
 
-#define IN_PAIRS(F, ROWS)                                                                                   \
-  __m512bh w[VECTORS];                                                                                      \
-  UNROLL for (int v = 0; v < VECTORS; v++) w[v] = (__m512bh)both_##F(at, v);                                \
-  UNROLL for (int r = 0; r < ROWS; r++) {                                                                   \
-    int both;                                                                                               \
-    memcpy(&both, rows + r * stride + 2 * k, 4);                                                            \
-    const __m512bh number = (__m512bh)IALL(both);                                                           \
-    UNROLL for (int v = 0; v < VECTORS; v++) s[r][v] = _mm512_dpbf16_ps(s[r][v], w[v], number);             \
-  }
-
 #define PAIR_TILE(F, ROWS)                                                                                  \
   static void F##_pairs_##ROWS(const char *p, const void *x, long stride, float *sums, long pairs,          \
                                int begin, const float *scales, const char *next, long lines) {              \
-    WALK(F, ROWS, uint16_t, IN_PAIRS(F, ROWS))                                                              \
+    WALK(F, ROWS, uint16_t, __m512bh w[VECTORS]; int both;                                                  \
+      UNROLL for (int v = 0; v < VECTORS; v++) w[v] = (__m512bh)both_##F(at, v);                            \
+      UNROLL for (int r = 0; r < ROWS; r++) {                                                               \
+        memcpy(&both, rows + r * stride + 2 * k, 4);                                                        \
+        UNROLL for (int v = 0; v < VECTORS; v++) s[r][v] = _mm512_dpbf16_ps(s[r][v], w[v], (__m512bh)IALL(both)); \
+      })                                                                                                    \
   }
 
-/* What a format needs: its tiles; and for quantized weights how a block is unpacked, and into what. */
+/* Inputs as integers, a group after the other, each with what they are multiplied by. A group's sums are exact. */
+typedef struct {
+  int numbers[GROUP]; /* of 16 bits, in pairs */
+  float step;
+} group_of_inputs;
+
+#define KEPT(S) __asm__ volatile("" : "+v"(S)) /* in its register: else compilers move all sums to memory */
+#define INTEGER_TILE(F, ROWS)                                                                               \
+  static void F##_##ROWS(const char *p, const void *x, long stride, float *sums, long pairs, int begin,     \
+                         const float *scales, const char *next, long lines) {                               \
+    const long share = 64 * lines * PART(ROWS) / VECTORS, apart = stride / (2 * GROUP);                     \
+    for (int first = 0; first < VECTORS; first += PART(ROWS)) {                                             \
+      const group_of_inputs *rows = x;                                                                      \
+      const char *at = p;                                                                                   \
+      for (long g = 0; g < pairs / GROUP; g++, rows++) {                                                    \
+        ivec w[PART(ROWS)], s[ROWS][PART(ROWS)] = {0}, done[ROWS][PART(ROWS)];                              \
+        for (long k = 0; k < GROUP; k++, at += BYTES_##F, next += share) {                                  \
+          for (long line = 0; line < share; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);             \
+          UNROLL for (int v = 0; v < PART(ROWS); v++) w[v] = both_##F(at, first + v);                       \
+          UNROLL for (int r = 0; r < ROWS; r++) {                                                           \
+            const ivec both = IALL(rows[r * apart].numbers[k]);                                             \
+            UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] = ADD_PAIRS(s[r][v], w[v], both);           \
+            UNROLL for (int v = 0; v < PART(ROWS); v++) KEPT(s[r][v]);                                      \
+          }                                                                                                 \
+        }                                                                                                   \
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) done[r][v] = s[r][v]; \
+        __asm__ volatile("" ::"r"(done) : "memory");                                                        \
+        for (int r = 0; r < ROWS; r++) for (int v = 0; v < PART(ROWS); v++) {                               \
+          float *into = sums + r * PANEL + (first + v) * WIDTH;                                             \
+          vec factor = ALL(rows[r * apart].step);                                                           \
+          if (scales) factor *= LOAD(scales + g * PANEL + (first + v) * WIDTH);                             \
+          STORE(into, FMA(TO_FLOAT(done[r][v]), factor, begin && !g ? ZERO() : LOAD(into)));                \
+        }                                                                                                   \
+      }                                                                                                     \
+    }                                                                                                       \
+  }
+
+/* What a format needs: its tiles; and for small integers how a block is unpacked into larger ones. */
 typedef struct format {
   long bytes; /* of a pair */
   tile *tiles[7]; /* by their rows */
   void (*unpack)(const char *p, float *into, long pairs);
-  const struct format *unpacked;
 } format;
 
-#define FORMAT(F)  \
-  EVERY(TILE, F)     \
-  static const format of_##F = {BYTES_##F, ALL_OF(F), NULL, NULL};
-FORMAT(float32)
-FORMAT(float16)
-FORMAT(bfloat16)
-
-#define UNPACKING(F, MAKE, NAME, WIDE, WRITE)                                                 \
-  EVERY(MAKE, F)                                                                              \
-  static void unpack_##F(const char *restrict p, float *restrict into, long pairs) {          \
-    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += WIDE.bytes / 4)                  \
-      UNROLL for (int v = 0; v < VECTORS; v++) { WRITE; }                                     \
-  }                                                                                           \
-  static const format of_##F = {BYTES_##F, ALL_OF(NAME), unpack_##F, &WIDE};
+#define FORMAT(MAKE, F, NAME, UNPACK) \
+  EVERY(MAKE, F)                      \
+  static const format of_##NAME = {BYTES_##F, ALL_OF(NAME), UNPACK};
+#define UNPACKING(F)                                                                                        \
+  static void unpack_##F(const char *restrict p, float *restrict into, long pairs) {                        \
+    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += PANEL)                                         \
+      UNROLL for (int v = 0; v < VECTORS; v++) STORE(into + v * WIDTH, FLOATS(both_##F(p, v)));             \
+  }
+UNPACKING(int8)
+UNPACKING(int4)
+FORMAT(TILE, float32, float32, NULL)
+FORMAT(TILE, float16, float16, NULL)
+FORMAT(TILE, bfloat16, bfloat16, NULL)
 #if PAIRS
-EVERY(PAIR_TILE, bfloat16)
-static const format pairs_of_bfloat16 = {BYTES_bfloat16, ALL_OF(bfloat16_pairs), NULL, NULL};
-#define WRITE_PAIRS(F) STORE(into + v * WIDTH, FLOATS(both_##F(p, v)))
-#define QUANTIZED(F) UNPACKING(F, PAIR_TILE, F##_pairs, pairs_of_bfloat16, WRITE_PAIRS(F))
-#else
-/* In bfloat16, which holds them: a block of float32 would fill the nearest cache. */
-#define HALVES(F) RIGHT(BITS(even_##F(p, v)), 16) | IAND(BITS(odd_##F(p, v)), IALL(0xffff0000))
-#define QUANTIZED(F) UNPACKING(F, TILE, F, of_bfloat16, STORE(into + v * WIDTH, FLOATS(HALVES(F))))
+FORMAT(PAIR_TILE, bfloat16, bfloat16_pairs, NULL)
 #endif
-QUANTIZED(int8)
-QUANTIZED(int4)
+FORMAT(INTEGER_TILE, int16, int16, NULL)
+FORMAT(INTEGER_TILE, int8, int8, unpack_int8)
+FORMAT(INTEGER_TILE, int4, int4, unpack_int4)
+
+/* Integers that bfloat16 holds, in it. */
+INLINE vec in_bfloat16(const float *p) {
+  const ivec first = BITS(TO_FLOAT(SIGNED_RIGHT(LEFT(load_words(p), 16), 16)));
+  return FLOATS(RIGHT(first, 16) | BITS(TO_FLOAT(SIGNED_RIGHT(load_words(p), 16))));
+}
 
 #include "tiles.h"
 
@@ -196,7 +185,7 @@ typedef struct {
   int grouped;
   const void *bias; /* [out] in the outputs' dtype, or NULL */
   const void *x;    /* [rows, in], as the tiles read them */
-  long item;        /* bytes of a number of x */
+  long item;        /* bytes of 64 numbers of x */
   void *y;          /* [rows, out] */
   long out, in, rows;
   int kind, tiled;
@@ -228,22 +217,23 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
   const char *p = j->panels + panel * pairs * f->bytes;
   const long lines = (f->bytes + 64 * parts - 1) / (64 * parts);
   float sums[GROUP_ROWS * PANEL] __attribute__((aligned(64)));
-  float unpacked[BLOCK * BYTES_float32 / 4] __attribute__((aligned(64)));
+  float unpacked[BLOCK * PANEL] __attribute__((aligned(64)));
   if (j->tiled) set_up_tiles(same);
   for (long k = 0; k < pairs; k += BLOCK) {
-    const long count = pairs - k < BLOCK ? pairs - k : BLOCK, step = j->grouped ? GROUP : count;
+    const long count = pairs - k < BLOCK ? pairs - k : BLOCK, step = j->tiled && j->grouped ? GROUP : count;
     const char *next = p + (again ? 0 : count * f->bytes), *numbers = p;
     const format *used = f;
-    if (f->unpack && (j->tiled || parts > 3)) { /* fewer unpack in registers */
+    if (f->unpack && (j->tiled || parts > 2)) { /* fewer unpack in registers */
       f->unpack(p, unpacked, count);
-      numbers = (const char *)unpacked, used = f->unpacked;
+      for (long i = 0; j->tiled && i < count * PANEL; i += WIDTH) STORE(unpacked + i, in_bfloat16(unpacked + i));
+      numbers = (const char *)unpacked, used = &of_int16;
     }
     for (long part = 0, r = 0; part < parts; part++) {
       const long some = same ? same : part + 1 == parts ? rows - r : each + (part < more) + (part ? 0 : first);
       const long from = row + (r == apart ? rows - same : r);
       for (long g = 0; g < count; g += step, next += 64 * lines * step)
         (same ? multiply_part : used->tiles[some])(
-            numbers + g * used->bytes, (const char *)j->x + (from * j->in + 2 * (k + g)) * j->item, j->in,
+            numbers + g * used->bytes, (const char *)j->x + (from * j->in + 2 * (k + g)) * j->item / 64, j->in,
             sums + r * PANEL, step, k + g == 0,
             j->grouped ? j->scales + (panel * groups + (k + g) / GROUP) * PANEL : NULL, next, lines);
       r += some;
@@ -253,6 +243,23 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
   if (j->tiled) _tile_release();
   finish(j, sums, panel * PANEL, row, apart);
   finish(j, sums + apart * PANEL, panel * PANEL, row + rows - same, same);
+}
+
+/* A group of `count` inputs from x[at] on. What bfloat16 holds is kept as it is down to 2 ** -7 of the largest one. */
+static void to_integers(const void *x, long at, long count, int dtype, group_of_inputs *group) {
+  vec numbers[2 * GROUP / WIDTH];
+  ivec sizes = IALL(0);
+  for (long i = 0; i < 2 * GROUP; i += WIDTH) {
+    numbers[i / WIDTH] = rounded(load_some(x, at + i, count - i, dtype), dtype == FLOAT32 ? BFLOAT16 : FLOAT32);
+    sizes = IMAX(sizes, IAND(BITS(numbers[i / WIDTH]), IALL(0x7fffffff)));
+  }
+  int largest = 0;
+  for (int i = 0; i < WIDTH; i++) largest = ((signed_words)sizes)[i] > largest ? ((signed_words)sizes)[i] : largest;
+  const int exponent = largest >> 23, one = exponent > 14 ? exponent - 14 : 1; /* the largest one gets 15 bits */
+  for (long i = 0; i < 2 * GROUP; i += WIDTH)
+    store_int16((int16_t *)group->numbers + i,
+                IAND(TO_INT(numbers[i / WIDTH] * FLOATS(IALL((254 - one) << 23))), IALL(0xffff)));
+  group->step = FLOATS(IALL(exponent == 255 ? 0x7fc00000 : one << 23))[0]; /* NaN */
 }
 
 /* ---- What Python calls. ---- */
@@ -268,22 +275,24 @@ void multiply(const word *w, char *const *places, void *room, loop l[2]) {
   const int number = w[9].integer, kind = w[10].integer;
   const void *x = address(places, w[3]);
   job j = {.format = formats[number], .panels = address(places, w[0]), .scales = address(places, w[1]),
-           .grouped = number == INT4, .bias = address(places, w[2]), .x = x, .item = PAIRS && kind != EXACT ? 2 : 4,
+           .grouped = number == INT4, .bias = address(places, w[2]), .x = x, .item = PAIRS && kind != EXACT ? 128 : 256,
            .y = address(places, w[4]), .out = out, .in = width, .rows = rows, .kind = kind};
-#if PAIRS
-  if (kind != EXACT && number == BFLOAT16) j.format = &pairs_of_bfloat16;
-#endif
-  if (in != width || kind == ROUNDED || (kind == HALF && !PAIRS)) {
-    j.x = room;
-    SHARE(l, rows, row) /* as the tiles read it: in their type, and filled up with zeros */
-      for (long i = 0; i < width; i += WIDTH) {
-        const vec numbers = load_some(x, row * in + i, in - i, kind == HALF ? BFLOAT16 : FLOAT32);
-        store_some(room, row * width + i, width - i, j.item == 2 ? BFLOAT16 : FLOAT32,
-                   rounded(numbers, kind == ROUNDED ? BFLOAT16 : FLOAT32));
-      }
-  }
   /* In models of float32 no row may have other bits than the rest. */
   j.tiled = least_rows && rows >= least_rows && (kind == HALF || (kind == ROUNDED && least_rows == 1));
+  const int integers = number >= INT8 && !j.tiled, half = kind == HALF ? BFLOAT16 : FLOAT32;
+#if PAIRS
+  if (kind != EXACT && number == BFLOAT16) j.format = &of_bfloat16_pairs;
+#endif
+  if (integers || in != width || kind == ROUNDED || (kind == HALF && !PAIRS)) {
+    j.x = room, j.item = integers ? sizeof(group_of_inputs) : j.item;
+    SHARE(l, rows, row) /* as the tiles read it: in their type, and filled up with zeros */
+      for (long i = 0; i < width; i += integers ? 2 * GROUP : WIDTH)
+        if (integers)
+          to_integers(x, row * in + i, in - i, half, (group_of_inputs *)room + (row * width + i) / (2 * GROUP));
+        else
+          store_some(room, row * width + i, width - i, j.item == 128 ? BFLOAT16 : FLOAT32,
+                     rounded(load_some(x, row * in + i, in - i, half), kind == ROUNDED ? BFLOAT16 : FLOAT32));
+  }
   const long most = j.tiled ? GROUP_ROWS : GROUP_ROWS / MOST_ROWS * MOST_ROWS;
   SHARE(l + 1, (out + PANEL - 1) / PANEL, panel)
     for (long row = 0; row < rows; row += most) {

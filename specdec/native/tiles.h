@@ -59,7 +59,7 @@ static void multiply_part(const char *p, const void *inputs, long stride, float 
   }
   EACH_SUM(STORE_SUM);
   for (long r = 0; pairs && r < part_rows; r += MOST_ROWS) /* too few for a tile */
-    pairs_of_bfloat16.tiles[part_rows - r < MOST_ROWS ? part_rows - r : MOST_ROWS](
+    of_bfloat16_pairs.tiles[part_rows - r < MOST_ROWS ? part_rows - r : MOST_ROWS](
         p, x + r * stride, stride, now + r * PANEL, pairs, 0, NULL, next, lines);
   for (long i = 0; scales && i < part_rows * PANEL; i += WIDTH)
     STORE(sums + i, FMA(LOAD(group + i), LOAD(scales + i % PANEL), begin ? ZERO() : LOAD(sums + i)));

@@ -22,6 +22,7 @@ typedef __m512 vec;
 typedef __m512i ivec;
 typedef __v16su words_of_32;
 typedef __v16si signed_words;
+typedef __v32hi signed_halves;
 #define LOAD _mm512_loadu_ps
 #define STORE _mm512_storeu_ps
 #define ALL _mm512_set1_ps
@@ -29,10 +30,17 @@ typedef __v16si signed_words;
 #define MAX _mm512_max_ps
 #define FMA _mm512_fmadd_ps
 #define IALL _mm512_set1_epi32
+#define IMAX _mm512_max_epi32
+#ifdef __AVX512VNNI__
+#define ADD_PAIRS _mm512_dpwssd_epi32 /* products of 16 bits, two to a word */
+#else
+#define ADD_PAIRS(SUMS, A, B) _mm512_add_epi32(SUMS, _mm512_madd_epi16(A, B))
+#endif
 #define TO_INT _mm512_cvtps_epi32
 #define LARGEST _mm512_reduce_max_ps
 #define SUM _mm512_reduce_add_ps
 INLINE ivec load_words(const void *p) { return _mm512_loadu_si512(p); }
+INLINE ivec load_int8(const void *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE ivec load_int16(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vec load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -43,6 +51,7 @@ typedef __m256 vec;
 typedef __m256i ivec;
 typedef __v8su words_of_32;
 typedef __v8si signed_words;
+typedef __v16hi signed_halves;
 #define LOAD _mm256_loadu_ps
 #define STORE _mm256_storeu_ps
 #define ALL _mm256_set1_ps
@@ -50,6 +59,8 @@ typedef __v8si signed_words;
 #define MAX _mm256_max_ps
 #define FMA _mm256_fmadd_ps
 #define IALL _mm256_set1_epi32
+#define IMAX _mm256_max_epi32
+#define ADD_PAIRS(SUMS, A, B) _mm256_add_epi32(SUMS, _mm256_madd_epi16(A, B))
 #define TO_INT _mm256_cvtps_epi32
 #define OVER_LANES(NAME, OF)                                                                \
   INLINE float NAME(vec v) {                                                                \
@@ -60,6 +71,7 @@ typedef __v8si signed_words;
 OVER_LANES(LARGEST, _mm_max)
 OVER_LANES(SUM, _mm_add)
 INLINE ivec load_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE ivec load_int8(const void *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 INLINE ivec load_int16(const void *p) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vec load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
@@ -120,43 +132,21 @@ INLINE vec rounded(vec numbers, int dtype) {
   return load_bfloat16(narrow);
 }
 
-/* e ** x for x <= 0, to about 2e-7 of it: 2 ** n times a polynomial of the rest. */
-INLINE vec exponential(vec x) {
-  x = MAX(x, ALL(-87.0f));
-  const ivec n = TO_INT(x * ALL(1.44269504f));
-  const vec whole = TO_FLOAT(n);
-  vec rest = FMA(whole, ALL(-0.693359375f), x);
-  rest = FMA(whole, ALL(2.12194440e-4f), rest);
-  vec sum = ALL(1.9875691e-4f);
-  sum = FMA(sum, rest, ALL(1.3981999e-3f));
-  sum = FMA(sum, rest, ALL(8.3334519e-3f));
-  sum = FMA(sum, rest, ALL(4.1665796e-2f));
-  sum = FMA(sum, rest, ALL(1.6666665e-1f));
-  sum = FMA(sum, rest, ALL(5.0000001e-1f));
-  sum = FMA(sum, rest * rest, rest) + ALL(1.0f);
-  return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
-}
-
 /* 2 ** x for x <= 0, to about 3e-7 of it. */
 INLINE vec power_of_two(vec x) {
-#if WIDTH == 16
-  const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = x - n;
-#else
   x = MAX(x, ALL(-126.0f));
   const ivec n = TO_INT(x);
   const vec rest = x - TO_FLOAT(n);
-#endif
   vec sum = FMA(ALL(1.338130254e-3f), rest, ALL(9.666368515e-3f));
   sum = FMA(sum, rest, ALL(5.550381014e-2f));
   sum = FMA(sum, rest, ALL(2.402234904e-1f));
   sum = FMA(sum, rest, ALL(6.931471806e-1f));
   sum = FMA(sum, rest, ALL(1.0f));
-#if WIDTH == 16
-  return _mm512_scalef_ps(sum, n);
-#else
   return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
-#endif
 }
+
+/* e ** x for x <= 0, to about 2e-7 (1 - x) of it. */
+INLINE vec exponential(vec x) { return power_of_two(x * ALL(1.44269504f)); }
 
 INLINE vec load_numbers(const void *p, long at, int dtype) {
   return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -98,6 +99,13 @@ def test_a_weight_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, digits: str
         assert torch.equal(product(inputs[0].T.contiguous().T, bias), outputs[0]), "inputs may lie as they like"
 
 
+def as_integers(inputs: Tensor) -> Tensor:
+    """Inputs of quantized weights where there are no tiles: 64 together in 16 bits, in steps of a power of two."""
+    groups = F.pad(inputs.bfloat16().double(), (0, -inputs.shape[-1] % 64)).unflatten(-1, (-1, 64))
+    step = torch.ldexp(torch.ones(()).double(), groups.abs().amax(-1, keepdim=True).frexp().exponent.double() - 15)
+    return ((groups / step).round() * step).flatten(-2)[:, : inputs.shape[-1]]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
@@ -110,11 +118,15 @@ def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: t
         for rows in (1, 7, 70):
             inputs = noise(rows, width, dtype=dtype)
             outputs = made(inputs, None)
-            exact = inputs.bfloat16().double() @ numbers.T
+            exact = (inputs.bfloat16().double() if on.tiles_from(0) else as_integers(inputs)) @ numbers.T
             assert outputs.dtype is dtype
             assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
             assert layer.bias is not None and torch.equal(made(inputs, layer.bias), outputs + layer.bias)
             assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
+            inputs[0, 3], inputs[-1, 5] = torch.nan, inputs[-1, 5] * 2.0**100
+            found = made(inputs, None)
+            assert found[0].isnan().all() and torch.equal(found[1:-1], outputs[1:-1])
+            assert rows == 1 or found[-1].isfinite().all() and (found[-1].abs() > 2.0**80).any()
 
 
 @pytest.mark.parametrize("rows", [1, 7, 30], ids=str)
