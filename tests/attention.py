@@ -86,8 +86,6 @@ BOTH_WAYS = ("block", "mixed")
 
 @dataclass
 class Problem:
-    """A case with its tensors."""
-
     case: Case
     cache: Cache
     batch: ForwardBatch
@@ -108,14 +106,11 @@ class Problem:
         call = AttentionCall(self.query, self.key, self.value, 0, 0, case.scaling, case.softcap, self.sinks)
         return backend.attend(call, view)
 
-    def seen(self, rows: int | None = None) -> Seen:
-        """What the kernel is told of it, for the first rows if asked for."""
+    def seen(self) -> Seen:
+        """What the kernel is told of it."""
         state: Any = BACKENDS["triton"].prepare(self.batch, self.cache, self.facts)
         (seen,) = state.seen
-        if rows is None:
-            return seen
-        words = seen.words if seen.words is None else seen.words[:rows]
-        return Seen(seen.lengths[:rows], seen.table[:rows], words, seen.depth[:rows], seen.keys)
+        return seen
 
     def expected(self, **changes: Any) -> Tensor:
         """What the definition of attention makes of it, with a changed case if asked for."""
@@ -236,11 +231,11 @@ def quantized(problem: Problem, dtype: torch.dtype) -> tuple[Stored, Problem]:
     return Stored(kept[0], kept[2], kept[1], kept[3]), replace(problem, keys=meant[0], values=meant[1])
 
 
-def paged(stored: Stored, table: Tensor, page_size: int, seed: int = 0) -> tuple[Stored, Tensor]:
+def paged(stored: Stored, table: Tensor, page_size: int) -> tuple[Stored, Tensor]:
     """Returns the same content in pages of another order, and the table of every row."""
     slots, _, positions, _ = stored.keys.shape
     pages = -(-positions // page_size)
-    order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(seed)).view(slots, pages)
+    order = torch.randperm(slots * pages, generator=torch.Generator().manual_seed(0)).view(slots, pages)
 
     def cut(tensor: Tensor) -> Tensor:
         padded = torch.full((slots, tensor.shape[1], pages * page_size, *tensor.shape[3:]), 9, dtype=torch.float32)

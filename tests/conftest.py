@@ -96,7 +96,6 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def target(model: Any) -> Any:
-    """That model as a target."""
     from specdec import Target
 
     return Target(model)

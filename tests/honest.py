@@ -61,8 +61,6 @@ class HonestWithoutReplacement(Honest):
 
 
 class HonestTop(Honest):
-    """Chooses the most probable tokens."""
-
     law = DraftSampling.DETERMINISTIC
     laws = frozenset([DraftSampling.DETERMINISTIC])
 

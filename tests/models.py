@@ -18,7 +18,6 @@ COMMON: dict[str, Any] = {
 }
 SLIDING = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
 GEMMA = COMMON | {"head_dim": 8, "sliding_window": 6}
-SOFTCAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
 GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "bos_token_id": None, "eos_token_id": None}
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,7 +28,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", COMMON | {"head_dim": 16}),
     "mistral_sliding": ("mistral", COMMON | {"sliding_window": 7}),
     "mistral_full": ("mistral", COMMON | {"sliding_window": None}),
-    "gemma2": ("gemma2", GEMMA | SOFTCAPS),
+    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("gemma3_text", GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
     "phi3": ("phi3", COMMON),
     "gpt2": ("gpt2", GPT2),
@@ -40,7 +39,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_model(
     architecture: str = "llama", *, vocab_size: int = 64, seed: int = 0, scale: float = 1.0, layers: int | None = None
 ) -> PreTrainedModel:
-    """A random model in float32."""
     torch.manual_seed(seed)
     model_type, fields = ARCHITECTURES[architecture]
     config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **fields)

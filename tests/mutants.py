@@ -12,7 +12,6 @@ from tests.honest import Honest, HonestLeaves, HonestTop, HonestWithoutReplaceme
 
 
 def broken(base: type[Honest], change: Callable[[DraftTree], DraftTree]) -> type[Honest]:
-    """A drafter whose trees are changed before they are returned."""
 
     class Broken(base):
         def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:

@@ -103,8 +103,6 @@ class Seams:
 
 
 class Failing(Wrapped):
-    """A session whose methods are seams."""
-
     def __init__(self, inner: Session, seams: Seams):
         super().__init__(inner)
         for name in METHODS:
@@ -134,7 +132,6 @@ def drafter_of(architecture: str, name: str) -> Drafter:
 
 @cache
 def names_for(architecture: str) -> list[str]:
-    """The drafters that a model takes."""
     heads = ("eagle", "peagle", "mtp", "medusa", "block")
     found = [POISONED] * 3 if architecture in UNTIED else []
     if not ARCHITECTURES[architecture]:
@@ -144,7 +141,6 @@ def names_for(architecture: str) -> list[str]:
 
 @cache
 def rules_for(architecture: str, drafter: str) -> tuple[str, ...]:
-    """The rules that take a drafter's drafts."""
     return tuple(name for name, kind in VERIFIERS.items() if takes(kind(), drafter_of(architecture, drafter)))
 
 
@@ -173,8 +169,6 @@ def alone(architecture: str, drafter: str | None, rule: str, index: int) -> tupl
 
 @dataclass(frozen=True)
 class Program:
-    """An engine and what is asked of it."""
-
     architecture: str
     drafter: str
     plain: bool
@@ -229,8 +223,6 @@ def programs(draw: st.DrawFn) -> Program:
 
 @dataclass
 class Asked:
-    """A request of a program."""
-
     index: int
     speculate: bool
     steps: list[Step]
@@ -242,8 +234,6 @@ class Asked:
 
 
 class Player:
-    """Plays a program, and keeps everything that comes of it."""
-
     def __init__(self, program: Program):
         self.program, self.asked, self.faults = program, list[Asked](), 0
         target, drafter = target_of(program.architecture, "" if program.plain else program.drafter), None
@@ -296,7 +286,6 @@ class Player:
         self._streams.append((asked, stream))
 
     def _next(self, number: int) -> None:
-        """Take a step of a stream."""
         if self._streams:
             place = number % len(self._streams)
             asked, stream = self._streams[place]
@@ -334,7 +323,6 @@ class Player:
 
 
 def differences(player: Player) -> list[str]:
-    """What is wrong with the requests of a program that has been played."""
     program, found = player.program, list[str]()
     if player.engine.unfinished:
         found.append(f"{player.engine.unfinished} requests do not end")

@@ -28,8 +28,6 @@ from tests.launches import counted
 
 
 class Named(NamedTuple):
-    """A configuration, and what is special about it."""
-
     model_type: str
     fields: dict[str, Any]
     shows: Callable[[ModelRunner], object]

@@ -245,17 +245,6 @@ def test_masks_of_an_earlier_round_are_rejected(model, drafts: bool, monkeypatch
     assert found != wanted
 
 
-def test_drafts_under_the_mask_are_accepted_more_often(model) -> None:
-    lengths = {}
-    for masked in (True, False):
-        engine = Engine(target_of(model), DRAFTERS["model_chain_iid"](model), RejectionVerifier(), max_batch_size=64)
-        grammar = Grammar(regex="(ab|ba|cc){30}", mask_drafts=masked)
-        sampling = SamplingParams(temperature=1.0, max_new_tokens=20, n=64, grammar=grammar)
-        outputs = engine.generate([PROMPTS[0]], sampling)
-        lengths[masked] = sum(len(o.token_ids) for o in outputs) / sum(len(o.steps) for o in outputs)
-    assert lengths[True] > 1.2 * lengths[False] > 1.2
-
-
 def test_schemas_and_rules_are_read_and_compiled_once(model) -> None:
     target = target_of(model)
     engine = Engine(target, max_length=40)

@@ -52,8 +52,6 @@ def narrow(path: tuple[int, ...]) -> Tensor:
 
 
 class Table(Scorer):
-    """Logits by path."""
-
     def __init__(self, q: Law):
         self._q = q
 

@@ -57,7 +57,6 @@ SOME = {*spread(DRAFTERS, [rule for rule in VERIFIERS if rule not in (EVERYWHERE
 }
 """Pairs that are tried with Llama: greedy rows ask the same of all rules."""
 RECURRENT = ("qwen3_next", "mamba", "falcon_h1", "lfm2")
-"""Models with recurrent layers."""
 ELSEWHERE = (
     *(("qwen3_next", "eagle3_expansion", EVERYWHERE, None), ("mamba", "recycling", EVERYWHERE, None)),
     *((name, "ngram", EVERYWHERE, "int8") for name in ("mistral_sliding", "gemma2")),

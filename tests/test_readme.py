@@ -2,10 +2,8 @@
 
 Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that shows
 a file of conf/ or sweeps/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are
-not run to their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an
-application has to compose its configuration. A command that this file does not know how to check fails. The README's
-blocks and commands are tried by default, those of the other documents in the full matrix. A folder that
-a command names with ``--config-dir`` is one of ``examples/project``.
+resolved, not run to their end: a make target has to be in the Makefile, an application has to compose its
+configuration. The README's blocks and commands are tried by default, those of the other documents in the full matrix.
 
 ``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
 """

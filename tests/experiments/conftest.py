@@ -157,7 +157,6 @@ def traced_run(saved: Path, out: Path, *words: str) -> Path:
 
 @pytest.fixture(scope="session")
 def traced_out(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sampled run with chains."""
     return traced_run(saved, tmp_path_factory.mktemp("traced") / "out", "sampling.temperature=1", "drafter.shape=2")
 
 

@@ -86,20 +86,6 @@ def test_unlike_runs_are_refused_unless_told_to_and_then_it_is_said(facts, messa
     assert "different devices (a processor, another)" in shown
 
 
-def test_bad_folders_are_refused(tmp_path: Path) -> None:
-    for name, text, message in (
-        ("records.jsonl", '{"prompt": "x"}\n', "line 1 is not a record"),
-        ("manifest.json", '{"config": {}}', "made by another version"),
-        ("manifest.json", None, "is not the folder of a run: it has no manifest.json"),
-    ):
-        path = made(tmp_path / "a") / name
-        path.unlink()
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            load_run(tmp_path / "a")
-
-
 TEMPLATE = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor -%}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n"
@@ -127,9 +113,6 @@ def test_arguments_of_the_chat_template_reach_conversations_alone(saved, configu
     assert template_facts([text], tokenizer, {"anything": 1}) is None, "a pair's arguments do not hinder other prompts"
     with pytest.raises(ValueError, match="the target's tokenizer has none, so arguments would change nothing"):
         template_facts([text], byte_tokenizer(), {"anything": 1})
-
-
-# ---------------------------------------------------------------- the page
 
 
 class Page(HTMLParser):
@@ -226,8 +209,6 @@ def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path) ->
     again = json.loads(page_of(tmp_path, str(folder)).data)
     assert again["runs"][0]["texts"] == {token: f"<{token}>" for token in shown["texts"]}, "a page reads folders alone"
 
-
-# ---------------------------------------------------------------- in a browser
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")

@@ -166,7 +166,7 @@ def test_rounds_at_the_break_even_acceptance_are_as_fast_as_plain_decoding() -> 
     assert said[0] == "1 row, drafter 20%: pays from an acceptance of 30% on, with 1 drafted."
 
 
-def test_the_command_times_forwards_and_refuses_what_does_not_fit(configure, saved, tmp_path: Path, capsys) -> None:
+def test_the_command_times_forwards(configure: Configure, saved: Path, tmp_path: Path, capsys: Any) -> None:
     words = [f"target.name={saved / 'target'}", "threads=1", "seconds=0", "batch=[1,2]", "context=16"]
     words += [f"out={tmp_path}", "nodes=[4,2]"]
     found = plan(configure("plan", "costs=timed", *words))
@@ -175,10 +175,6 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(configure, sav
     assert [row["batch"] for row in file["rows"]] == [1, 2] and file["rows"][0]["seconds"] == found.seconds[1]
     shown = " ".join(capsys.readouterr().out.split())
     assert "from which chains pay" in shown and "timed 3 times" in shown
-    with pytest.raises(ValueError, match="positions, give at most so many together"):
-        plan(configure("plan", "costs=timed", *words, "context=100000"))
-    with pytest.raises(ValueError, match=r"draft_costs=.* 0 or more"):
-        plan(configure("plan", "costs=timed", *words, "draft_costs=[-1]"))
 
 
 @pytest.mark.full

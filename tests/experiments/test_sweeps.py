@@ -1,4 +1,4 @@
-"""Examples of projects; sweeps: how they end, ablations as one command, jobs that run elsewhere, and searches."""
+"""Examples of projects; sweeps: how they end, grids of ablations, jobs that run elsewhere, and searches."""
 
 import json
 import os
@@ -64,17 +64,6 @@ def test_the_grid_of_an_ablation_has_settings_that_there_are() -> None:
             first = {name: str(values).partition(",")[0] for name, values in params.items() if "[" not in str(values)}
             words = [f"{name}={value}" for name, value in first.items()]
             assert words and compose("run", [f"experiment={path.stem}", *words]), "the first value of each composes"
-
-
-@pytest.mark.full
-def test_an_ablation_by_category_is_one_command(tiny: list[str], tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
-    """The rows and columns of the other ablations' tables are those of ``reporting/test_studies.py``."""
-    given = [text for text in tiny if text.startswith(("target", "bootstrap", "threads"))]
-    given += ["experiment=ablate_category", "dataset.per_category=2", "dataset.only=[asyncio,email]", "dataset.count=1"]
-    given += ["sampling.max_new_tokens=4", "warmup_prompts=0", "dataset.prompt_tokens=16", "drafter=ngram,none"]
-    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
-    assert "NO RESULT" not in capfd.readouterr().out
-    assert (tmp_path / "sweep" / "categories.md").read_text().startswith("category by drafter")
 
 
 @pytest.mark.full

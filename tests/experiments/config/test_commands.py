@@ -32,10 +32,9 @@ from tests.public_models import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(__file__).parents[3]
-ALIASES = ("demo", "check_drafter", "check_verifier")
 SHIMS = [name for name in COMMANDS if name not in ("load", "bench")]
 HEAVY = {"torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb"}
-IMPORTS = "; ".join(f"import experiments.{name}" for name in (*SHIMS, *ALIASES))
+IMPORTS = "; ".join(f"import experiments.{name}" for name in (*SHIMS, "demo", "check_drafter", "check_verifier"))
 
 
 def said_by(*words: str, folder: Path = ROOT, **more: str) -> tuple[int, str, set[str]]:
@@ -116,7 +115,7 @@ def test_another_process_is_silent_and_works_on_a_copy(tmp_path: Path, monkeypat
         assert copy != tmp_path and (copy / "records.jsonl").read_text() == "begun"
         (copy / "records.jsonl").write_text("changed")
     assert not copy.exists() and (tmp_path / "records.jsonl").read_text() == "begun"
-    cli.show(ValueError("no such device"))
+    cli.show(ValueError("no such\n  device"))
     told = capsys.readouterr()
     assert told.out == "" and told.err == "error: process 1: no such device\n"
     assert "hydra.output_subdir=null" in ranks.arguments(["a=1"])
@@ -176,8 +175,6 @@ def test_the_search_path_of_the_job_counts_and_a_class_needs_no_file(tmp_path: P
     HydraConfig.instance().cfg = None
     assert "mine" not in option_names("verifier"), "and is forgotten"
 
-
-# ---------------------------------------------------------------- interrupted runs
 
 TIMES = (
     "best.", "seconds", "tokens_per_second", "speedup", "stage_", "phase_", "noise_", "own_cores", "other_cores",

@@ -152,10 +152,9 @@ def test_a_forgotten_option_is_found() -> None:
 
 
 PAGE = CONF.parent / "docs" / "training.md"
-PAIRS = sorted(TABLES["pair"])
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", sorted(TABLES["pair"]))
 def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configure) -> None:
     pair = TABLES["pair"][name]
     chosen, head = choices_of(pair), (pair.get("drafter") or {}).get("name")

@@ -86,6 +86,7 @@ DEFAULTS = {
     "check drafter=model": "target.name=/nowhere",
     "check inspect=true": "target.name={models}/target",
     "plan": "target.name=llama",
+    "plan costs=timed": "target.name={models}/target threads=1 seconds=0 batch=1 nodes=[2]",
     "bench": "inflate=null rounds=4 temperatures=[0] threads=1 device=cpu",
 }
 OWN = "drafter=none drafter._target_="
@@ -95,6 +96,7 @@ MISTAKES: dict[str, dict[str, str]] = {
     "run": {
         "drafter=model temperature=1": "temperature: did you mean drafter.temperature or sampling.temperature?",
         "engine.max_length=20": "no prompt fits: ",
+        "bootstrap.confidence=95": "bootstrap.confidence=95: give a level between 0 and 1",
         "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8",
         "engine.scheduler._target_=x.Y": "engine.scheduler is empty: give '+engine.scheduler={_target_:…}'",
         "dataset=jsonl dataset.file=bad.jsonl": 'bad.jsonl, line 2: "turns" must be a list',
@@ -122,6 +124,7 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "check inspect=true": {"drafter=none": "drafter=none", "drafter=ngram": "NGramDrafter is not one trained model"},
     "plan costs=fit": {"grid.context=[100000]": "grid.context="},
+    "plan costs=timed": {"context=100000": "give at most so many together", "draft_costs=[-1]": "draft_costs=[-1"},
     "plan": {
         "acceptance=1.5": "acceptance=1.5: give a probability from 0 to 1, or a list",
         "batch=[1,0]": "batch=[1, 0]: give an integer of at least 1, or a list",
@@ -145,15 +148,20 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "train target.name=null": {
         "export={models}/uno overwrite=true": "holds an adapter: to export it merged",
+        "export={models}/redrafter overwrite=true": "holds no drafter that is known here, its tensors are ",
         "'export={{name: {models}/medusa, adapter: {models}/uno}}' overwrite=true": "export.adapter: ",
     },
     "train": {
         "fit.length=512": "fit.length=512",
+        "sharded=true": "sharded=true divides the head among processes, and there is one",
         "loss=dspark loss.weights=[1]": "2 terms and 1 weights",
         "head=medusa loss=edr": "ExpectedRounds weighs the depths of a draft itself: give weights=equal",
         "head=lm loss=block_verification weights=equal": "trains depth 1 alone: give another loss",
         "head=eagle3 head.hidden_layers=[1,2,99]": "layer 99",
         "head=dflash head.mask_token_id=999": "head.mask_token_id=999",
+        "head=peagle head.keeps=0": "head.keeps=0",
+        "head=dflash 'head.config={{markov_rnk: 3}}'": "head.config.markov_rnk is no further field",
+        "head=dflash 'head.config={{sliding_window: 0}}'": "head.config.sliding_window=0: give",
         "target.name=llama head=lora head.name={models}/other": "or drafter=tli or slem",
         "head=medusa head.name={models}/medusa head.depths=2": "holds 3 heads of width 32",
         "loss=kl loss._target_=experiments.training.weights.Power": "losses.DraftLoss: give one",
@@ -207,8 +215,3 @@ def test_the_command_line_ends_with_the_sentence(words, said, line, saved: Path,
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
         with pytest.raises(AttributeError, match="has no attribute 'width'"):
             invoke(*given, monkeypatch=monkeypatch, tmp_path=mine)
-
-
-def test_an_error_of_the_framework_shows_its_type() -> None:
-    assert sentence(KeyError("x\ny")) == "KeyError: 'x\\ny' (HYDRA_FULL_ERROR=1 shows the whole traceback)"
-    assert sentence(ValueError("a\n  b")) == "a b"

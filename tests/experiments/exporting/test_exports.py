@@ -39,19 +39,12 @@ def eagle3(target: Target, folder: Path, kind: type[Eagle3Head] = Eagle3Head, **
     save_eagle(wide(kind.for_target(target.model, **given), 1.5), folder)
 
 
-def odd(target: Target, folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
-
-
 WRITE: dict[str, Callable[..., object]] = {
     "eagle3": eagle3,
     "peagle": partial(eagle3, kind=PEagleHead, mask_token_id=5, tokens=4, layers=2),
     "mtp": lambda target, folder: save_mtp(head_of(target.model, hidden_first=True), folder),
     "dflash": lambda target, folder, **options: block_head(target.model, **options).save_pretrained(folder),
     "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
-    "odd": odd,
 }
 
 
@@ -219,7 +212,6 @@ def test_a_folder_that_holds_something_is_not_touched(written: Folder, exported:
         ("medusa", {}, ["drafter.mask_token_id=3"], r"^export\.mask_token_id: .* holds Medusa heads, which has none"),
         ("lm", {}, ["target.name={tmp}/other"], "a small causal LM of 257 tokens does not fit .* of 247"),
         ("lm", {}, ["format=speculators"], r"^format=speculators: .*; give format=native or format=sglang$"),
-        ("odd", {}, [], r"holds no drafter that is known here, its tensors are some\.weight …: give"),
         ("eagle3", {"owns_embeddings": True}, ["format=sglang"], "owns_embeddings=False, and this one has True"),
         ("eagle3", {"hidden_layers": (0, 2, 3)}, ["format=sglang"], r"not the embeddings \(0\)"),
         ("eagle3", {"hidden_layers": (1, 1, 3)}, ["format=speculators"], "each one once"),

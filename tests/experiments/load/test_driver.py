@@ -170,20 +170,22 @@ def figures(run: LoadRun) -> Any:
     return figures_of([run], LIMITS, BOOTSTRAP).iloc[0]
 
 
-def ten() -> LoadRun:
-    """Ten requests, 5 s apart, that take 1 s each."""
-    return driven(5.0 * np.arange(10), lambda number: [(1.0, 1)])
-
-
 def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -> None:
-    run = ten()
+    """Of ten, 5 s apart, that take 1 s each. Preemptions and what was swapped stand beside the goodput."""
+    run = driven(5.0 * np.arange(10), lambda number: [(1.0, 1)])
     for number, outcome in enumerate((DROPPED, FAILED, UNFINISHED)):
         run.requests.loc[number, "outcome"] = outcome
-    found = figures(run)
+    totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
+    frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9])
+    found = figures(replace(run, totals=totals, requests=frame))
     assert (found.done, found.dropped, found.failed, found.unfinished, found.arrived) == (7, 1, 1, 1, 10)
     assert found.goodput == found.requests_per_second == pytest.approx(7 / 46)
     assert found.attained == 0.7 and found["ttft.p99"] == pytest.approx(1.0)
     assert found.output_tokens_per_second == pytest.approx(7 / run.seconds) and found.dropped_tokens == 3
+    assert (found.swapped_tokens, found.swap_seconds) == (120, 0.25)
+    report = LoadReport(folder=Path(), terms=LIMITS, bootstrap=BOOTSTRAP, title="T")
+    cells = [cell.text for cell in load_tables([found.to_dict()], report)[1].rows[0]]
+    assert {"3; 40", "120", "250"} <= set(cells)
 
 
 def test_classes_are_told_apart() -> None:
@@ -226,14 +228,3 @@ def test_a_report_has_its_pictures_and_tables(tmp_path: Path) -> None:
     assert kept[0]["ttft.p50"] == pytest.approx(found["ttft.p50"][0])
     halves = [row["times_tokens"] for row in kept if row.get("times_tokens") is not None]
     assert halves == pytest.approx([0.5, 0.5]), "the other method is half as fast"
-
-
-def test_preemption_and_swap_stand_beside_goodput() -> None:
-    run = ten()
-    totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
-    frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9])
-    found = figures(replace(run, totals=totals, requests=frame))
-    assert (found.swapped_tokens, found.swap_seconds) == (120, 0.25)
-    report = LoadReport(folder=Path(), terms=LIMITS, bootstrap=BOOTSTRAP, title="T")
-    cells = [cell.text for cell in load_tables([found.to_dict()], report)[1].rows[0]]
-    assert {"3; 40", "120", "250"} <= set(cells)

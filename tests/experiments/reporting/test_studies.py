@@ -18,8 +18,7 @@ from experiments.results.comparison import Entry, entries_of, grids
 from experiments.results.rows import positions, rows_of
 from experiments.results.runs import Run
 from experiments.sweep.callbacks import Report
-from tests.experiments.made_runs import loaded, made
-from tests.experiments.results.outputs import moments, output
+from tests.experiments.made_runs import loaded, made, moments, output
 
 BATCHES = (1, 2, 4, 8)
 # Seconds per round by batch size: the fixed part is shared up to 4 rows, then every row costs its own. Speculation
@@ -74,16 +73,14 @@ def test_curves_by_hand(tmp_path: Path, capsys: Any) -> None:
         batch_sweep.report(runs[:1], tmp_path)
 
 
-ACCEPTED_AT = {128: (2, 2, 1), 4096: (1, 0, 0)}
-
-
 def of_context(folder: Path, tokens: int) -> Run:
     """Two batches of two prompts, which share their rounds."""
     records = []
     for number in range(4):
         fields: dict[str, Any] = {"batch": number // 2, "prompt_tokens": tokens, "tokens": 8}
         records.append(output(f"p{number}", "plain", accepted=(0,) * 8, seconds=2.0, **fields))
-        drafted: dict[str, Any] = {"accepted": ACCEPTED_AT[tokens], "proposed_depth": (2, 2, 2)}
+        accepted = {128: (2, 2, 1), 4096: (1, 0, 0)}[tokens]
+        drafted: dict[str, Any] = {"accepted": accepted, "proposed_depth": (2, 2, 2)}
         records.append(output(f"p{number}", "fast", equals_plain=True, **drafted, **fields))
     return loaded(folder, prompts=4, records=records, config={"dataset": {"tokens": tokens}})
 
@@ -163,7 +160,6 @@ def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, no_pictures: None
 
 
 def rows(folder: Path, *jobs: str, **facts: Any) -> list[Entry]:
-    """A row for each job, by its overrides."""
     run = loaded(folder)
     manifests = [run.manifest | {"overrides": job.split()} | facts for job in jobs]
     runs = [replace(run, folder=Path(str(number)), manifest=each) for number, each in enumerate(manifests)]

@@ -19,8 +19,7 @@ from experiments.results.runs import load_run
 from experiments.results.texts import read_token_texts
 from experiments.results.timing import STAGES
 from specdec.engine import clock
-from tests.experiments.made_runs import made
-from tests.experiments.results.outputs import moments, output
+from tests.experiments.made_runs import made, moments, output
 from verifiers import RejectionVerifier
 
 PAGE = Path(__file__).parents[3] / "docs" / "measurements.md"
@@ -146,13 +145,18 @@ def test_shipped_rules_are_exact_and_one_that_somebody_adds_to_the_package_is_de
         assert stated_exactness(added()) == "exact (declared)"
 
 
-def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / files.TOKENS).write_text(json.dumps({"1": [300]}))
-    with pytest.raises(ValueError, match=r"tokens\.json is damaged.*remove it"):
-        read_token_texts(tmp_path)
-    (tmp_path / files.PROMPTS).write_text('{"prompt": "a", "turns": ["b"]}\n{"prompt": "c"}\n')
-    with pytest.raises(ValueError, match=r"prompts\.jsonl, line 2 is not a prompt"):
-        files.read_prompts(tmp_path)
+def test_damaged_files_and_other_folders_are_one_sentence(tmp_path: Path) -> None:
+    for name, text, message, read in (
+        (files.TOKENS, '{"1": [300]}', r"tokens\.json is damaged.*remove it", read_token_texts),
+        (files.PROMPTS, '{"prompt": "a", "turns": []}\n{}\n', r"prompts\.jsonl, line 2 is not", files.read_prompts),
+        ("records.jsonl", '{"prompt": "x"}\n', "line 1 is not a record", load_run),
+        ("manifest.json", '{"config": {}}', "made by another version", load_run),
+        ("notes", "", "is not the folder of a run: it has no manifest.json", lambda folder: load_run(folder.parent)),
+    ):
+        path = made(tmp_path / "run") / name
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read(path.parent)
 
 
 def test_of_a_download_it_is_the_commit(tmp_path: Path) -> None:

@@ -198,11 +198,8 @@ def test_errors_have_openais_form(server: Server, client: openai.OpenAI) -> None
     assert client.completions.create(model="tiny", prompt="abc", max_tokens=2).choices[0].text is not None
 
 
-TOKENIZER = tokenizer()
-
-
 def understood(chat: bool = False, **body: Any) -> Any:
-    return understand(body, TOKENIZER, DEFAULTS, chat=chat, most=8)
+    return understand(body, tokenizer(), DEFAULTS, chat=chat, most=8)
 
 
 WRONG: dict[str, list[Any]] = {

@@ -120,8 +120,6 @@ def test_the_published_cases_and_their_mutants() -> None:
     assert rounds_of(np.array([[0.3, 0.0]])) == 1.0
 
 
-# Through the engine
-
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7], [8, 1], [2, 2, 9, 3, 1]]
 
 

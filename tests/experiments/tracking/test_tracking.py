@@ -19,8 +19,7 @@ from experiments.tracking.base import TrackedRun, Tracker
 from experiments.tracking.mirror import Mirror
 from experiments.tracking.wandb import WandbTracker
 from specdec.tree import TreeShape
-from tests.experiments.made_runs import run_of
-from tests.experiments.results.outputs import output
+from tests.experiments.made_runs import output, run_of
 from tests.experiments.runs import Configure, launched
 
 
@@ -38,7 +37,6 @@ def pairs(count: int) -> list[Record]:
 
 @pytest.fixture
 def tracker() -> Any:
-    """A tracker that keeps what it is told."""
     return create_autospec(Tracker, instance=True)
 
 
@@ -110,11 +108,7 @@ def test_there_are_at_most_a_hundred_points_and_none_where_nothing_is_new(tracke
     assert [prompts for prompts, _ in points(tracker)] == [3, 4]
 
 
-# ---------------------------------------------------------------- wandb
-
-
 def use(tracker: Tracker, folder: Path) -> None:
-    """Tell a tracker of a run."""
     tracker.start(TrackedRun(folder=folder, config={"seed": 1}, name="drafter=x", group="night", command="run"))
     tracker.progress({"speedup": 1.5}, 1)
     tracker.summary({"speedup": 2.0, "lossless": "ties"})
@@ -125,7 +119,6 @@ def use(tracker: Tracker, folder: Path) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings of trackers."""
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
     return [record.getMessage() for record in records if record.name.startswith("experiments.tracking")]
 

@@ -33,5 +33,4 @@ def training(configure: Configure, tiny_training: list[str]) -> Configure:
 
 @pytest.fixture(scope="session")
 def target() -> Target:
-    """A target of random weights in float32."""
     return Target(tiny_model(vocab_size=VOCAB_SIZE), byte_tokenizer(), name="tiny")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor
 
 from drafters.eagle import TrainedEagle3
@@ -28,7 +27,6 @@ from experiments.training.data.packing import Rows
 from experiments.training.fitting import FitConfig
 from experiments.training.loop import LOG, Training, newest_checkpoint
 from experiments.training.losses import ForwardKL
-from experiments.training.sharding import check_processes
 from experiments.training.states import NAME, FrozenTarget, StoredTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
@@ -239,12 +237,6 @@ def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(tiny_t
     assert equal(saved_state(parts), saved_state(whole))
     assert (parts / LOG).read_text() == (whole / LOG).read_text()
     assert all(weight.any() for weight in saved_state(whole)["head"].values()), "every layer of the adapter has learnt"
-
-
-def test_what_cannot_be_divided_is_refused() -> None:
-    alone: Any = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
-    with pytest.raises(ValueError, match="sharded=true divides the head among processes, and there is one"):
-        check_processes(alone, sharded=True, muon=False)
 
 
 @pytest.fixture
