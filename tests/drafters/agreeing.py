@@ -1,7 +1,6 @@
 """Whether what an engine drafts in its rounds is a reference's law: ragged rows, refilled slots, prompts in pieces."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,14 +19,7 @@ Law = Callable[[list[int], list[int]], Tensor]
 
 
 def agreements(
-    target: Target,
-    drafter: Drafter,
-    law: Law,
-    *,
-    prompts: Sequence[list[int]] = PROMPTS,
-    sampling: SamplingParams = SAMPLED,
-    atol: float = 2e-4,
-    **options: Any,
+    target: Target, drafter: Drafter, law: Law, *, prompts=PROMPTS, sampling=SAMPLED, atol=2e-4, **options: object
 ) -> tuple[list[tuple[int, bool]], int]:
     """The depth of every node with drafted children and whether q is the law there; and how much was accepted."""
     found: list[tuple[int, bool]] = []

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from drafters.assistant import AssistantDrafter, TargetKeys
@@ -15,6 +14,7 @@ from specdec.attention.facts import Reach
 from specdec.cache.transformers_cache import CACHE
 from specdec.checks.drafter import assert_conforms
 from tests.drafters.agreeing import agreements
+from tests.drafters.folders import assert_same
 from tests.gemma4 import KINDS, VOCAB, assistant, gemma
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
@@ -23,7 +23,7 @@ PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 12, 11]]
 
 
 @torch.no_grad()
-def law(target: Target, model: Any, shared: int, known: list[int], path: list[int]) -> Tensor:
+def law(target: Target, model: Any, shared: int, known: list[int], path: list[int]) -> torch.Tensor:
     """The law of what follows a path from the root on, by transformers' forwards: over the text, then step by step."""
     cache: Any = DynamicCache()
     done = target.model(torch.tensor([known[:-1]]), **{CACHE: cache}, output_hidden_states=True)
@@ -71,9 +71,8 @@ def test_an_assistant_loads_from_its_public_layout(tmp_path: Path) -> None:
     model = assistant(clusters=True)
     model.save_pretrained(tmp_path)
     again = AssistantDrafter.from_pretrained(tmp_path, shape=2).assistant
-    assert type(again) is type(model) and again.config.num_centroids == 4
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor), name
+    assert again.config.num_centroids == 4
+    assert_same(again, model)
 
 
 def test_what_is_no_pair_is_refused() -> None:

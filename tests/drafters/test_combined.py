@@ -37,9 +37,7 @@ def looked_up(rows: int) -> DraftTree:
     return DraftTree.build(torch.tensor([TOKENS] * rows), torch.tensor([PARENTS] * rows))
 
 
-def every_draft(
-    tables: Tables, law: DraftSampling, merge: Callable[[DraftTree, DraftTree], DraftTree]
-) -> WeightedDrafts:
+def every_draft(tables: Tables, law: DraftSampling, merge: Callable[..., DraftTree]) -> WeightedDrafts:
     drawn = enumerate_drafts(tables, SHAPE, law)
     tree = merge(drawn.tree, looked_up(len(drawn.probability)))
     prefixes = torch.zeros_like(tree.tokens)

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from drafters import RestDrafter, SamDrafter
 from drafters.corpus import Corpus, tokenizer_hash
 from drafters.rest import most_frequent
-from specdec import DraftSampling, DraftTree, SamplingParams, Sizes, Target
+from specdec import DraftSampling, DraftTree, SamplingParams, Session, Sizes, Target
 from specdec.drafting.lookup import RatedDrafter
 from tests.experiments.conftest import byte_tokenizer
 from tests.forwards import slots_of
@@ -23,7 +22,7 @@ from tests.shapes import shapes_unchecked
 TARGET = Target(tiny_model(vocab_size=8, layers=1))
 
 
-def begun(drafter: RatedDrafter, sequence: list[int]) -> Any:
+def begun(drafter: RatedDrafter, sequence: list[int]) -> Session:
     session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=200))
     session.admit(0, sequence, SamplingParams())
     return session
@@ -200,10 +199,8 @@ def sam_drafts(sequence: list[int], corpus: list[int], drafter: SamDrafter) -> l
 
 @settings(max_examples=80, deadline=None)
 @given(TEXT, TEXT, st.sampled_from([None, 1.0, 2.5]), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
-def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshold, bias, most) -> None:
-    drafter = SamDrafter(
-        Corpus.of([corpus]), factor=factor, threshold=threshold, corpus_bias=bias, max_draft_tokens=most
-    )
+def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, least, bias, most) -> None:
+    drafter = SamDrafter(Corpus.of([corpus]), factor=factor, threshold=least, corpus_bias=bias, max_draft_tokens=most)
     session = begun(drafter, sequence)
     with shapes_unchecked():
         for length in sorted({(len(sequence) + 1) // 2, len(sequence)}):  # the automaton goes on from round to round

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters import EagleDrafter, MedusaDrafter
@@ -70,7 +69,7 @@ def as_deepspec(folder: Path) -> None:
     rewritten(folder, lambda tensors: renamed(tensors, "", "model."), **layers, rope_parameters=None, rope_theta=777.0)
 
 
-def shuffled(tensors: dict[str, Tensor]) -> None:
+def shuffled(tensors: dict[str, torch.Tensor]) -> None:
     order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(1))
     tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     tensors["d2t"] = torch.tensor(IDS)[order] - torch.arange(len(IDS))
@@ -153,15 +152,11 @@ def test_embeddings_that_are_not_finite_are_the_targets(model, tmp_path: Path) -
 
 
 def test_eagle1_without_a_bias_and_with_biases_of_attention(model, tmp_path: Path) -> None:
-    head = wide(EagleHead.for_target(model, fusion_bias=False), 1.5)
-    save_eagle(head, tmp_path)
+    save_eagle(EagleHead.for_target(model, fusion_bias=False), tmp_path)
     biases = {f"layers.0.self_attn.{part}_proj.bias": rows for part, rows in (("q", 32), ("k", 16), ("v", 16))}
     rewritten(tmp_path, lambda tensors: tensors.update({name: torch.ones(rows) for name, rows in biases.items()}))
-    again = load_eagle(tmp_path)
-    named = dict(again.named_parameters())
-    assert {f"model.{name}" for name in biases} <= set(named)
-    assert "model.fc.bias" not in named
-    assert "model.layers.0.self_attn.o_proj.bias" not in named
+    found = {name for name, _ in load_eagle(tmp_path).named_parameters() if name.endswith("bias")}
+    assert found == {f"model.{name}" for name in biases}
 
 
 def test_binding_leaves_a_head_as_it_is(model) -> None:

@@ -1,6 +1,5 @@
 """Heads on a target that was inflated: widened with the hidden states, they draft what they did."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,7 +35,7 @@ def block(model: Any, **parts: Any) -> Drafter:
     return drafter.pruned_by(ConfidenceNodes(0.3, learn=False)) if "confidence" in parts else drafter
 
 
-DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
+DRAFTERS = {
     "eagle3": lambda model: EagleDrafter(eagle3_head(model), TREE),
     "hydra_plus": lambda model: HydraDrafter(hydra_heads(model, num_layers=2, prefix=True), [4, 2]),
     "medusa": lambda model: MedusaDrafter(medusa_heads(model), [4, 2]),

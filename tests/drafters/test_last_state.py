@@ -88,31 +88,44 @@ def in_shards(tensors: Written, folder: Path) -> None:
 
 
 DISTINCT = {"num_layers": 2, "shared": False}
-WRITTEN: dict[str, tuple[dict[str, Any], Callable[[MedusaHeads], Written] | None, str]] = {
+WRITTEN: dict[str, tuple[dict[str, Any], Callable[[MedusaHeads], Written], str]] = {
     "distinct": (DISTINCT, as_native, "medusa_lm_head"),
     "modelopt": ({}, partial(as_native, prefix="medusa_heads."), "in shards"),
     "trained as a whole": ({}, partial(as_native, prefix="medusa_head."), "in shards"),
     "tensorrt-llm": (DISTINCT, as_tensorrt, "rank0"),
     "vllm": (DISTINCT, as_vllm, "model"),
     "vllm with a prefix": (DISTINCT | {"bias": False}, partial(as_vllm, prefix="medusa_heads."), "model"),
-    "our vllm": ({"num_heads": 2, "num_layers": 2}, None, "vllm"),
-    "our own, 5 of 1": ({"num_heads": 5, "num_layers": 1}, None, "native"),
-    "our own, 2 of 0": ({"num_heads": 2, "num_layers": 0}, None, "native"),
+    "our vllm": ({"num_heads": 2, "num_layers": 2}, as_vllm, "layout=vllm"),
+    "our own": ({"num_heads": 2, "num_layers": 2}, as_native, "layout=native"),
+    "our own, 5 of 1": ({"num_heads": 5, "num_layers": 1}, as_native, "layout=native"),
+    "our own, 2 of 0": ({"num_heads": 2, "num_layers": 0}, as_native, "layout=native"),
 }
-"""Settings of heads, the tensors that others write, and their file; None for what this project writes."""
+"""Settings of heads, their tensors, and the file in which others write them; or the layout that this project writes."""
+CONFIGS = {
+    "our own": {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "some/base"},
+    "our vllm": {
+        "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": 2, "num_hidden_layers": 2,
+        "medusa_fc_bias": True,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 @torch.no_grad()
 def test_every_layout_gives_the_heads_that_were_written(name: str, tmp_path: Path) -> None:
-    settings, tensors, file = WRITTEN[name]
+    settings, tensors_of, file = WRITTEN[name]
     heads = random_heads(**settings)
-    if tensors is None:
-        heads.save_pretrained(tmp_path, layout=file)
+    tensors = tensors_of(heads)
+    if file.startswith("layout="):
+        heads.save_pretrained(tmp_path, layout=file.removeprefix("layout="))
+        (stored,) = map(load_file, tmp_path.glob("*.safetensors"))
+        assert stored.keys() == tensors.keys() and all(torch.equal(stored[each], tensors[each]) for each in tensors)
+        config = json.loads((tmp_path / "config.json").read_text())
+        assert name not in CONFIGS or config == {"hidden_size": HIDDEN, "vocab_size": VOCAB} | CONFIGS[name]
     elif file == "in shards":
-        in_shards(tensors(heads), tmp_path)
+        in_shards(tensors, tmp_path)
     else:
-        save_file(tensors(heads), tmp_path / f"{file}.safetensors")
+        save_file(tensors, tmp_path / f"{file}.safetensors")
     loaded, hidden = MedusaHeads.from_pretrained(tmp_path), torch.randn(4, HIDDEN)
     assert torch.equal(loaded(hidden), heads(hidden)) and torch.equal(loaded(hidden, 1), heads(hidden)[:1])
     sizes = ("num_heads", "num_layers", "hidden_size", "vocab_size")
@@ -124,30 +137,8 @@ def test_every_layout_gives_the_heads_that_were_written(name: str, tmp_path: Pat
             wanted = wanted + torch.nn.functional.silu(wanted @ block.linear.weight.T + bias)
         assert not loaded.shared or len({id(block) for block in list(head)[:-1]}) <= 1
         torch.testing.assert_close(head(hidden), wanted @ head[-1].weight.T)
+    assert name != "our own" or loaded.base_model == heads.base_model
     assert loaded.shared == (heads.shared or heads.num_layers < 2) and loaded.bias == heads.bias
-
-
-NATIVE = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "some/base"}
-VLLM = {
-    "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": 2, "num_hidden_layers": 2,
-    "medusa_fc_bias": True,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("layout", "file", "named", "settings"),
-    [("native", "medusa_lm_head", as_native, NATIVE), ("vllm", "model", as_vllm, VLLM)],
-)
-def test_layouts_are_written_with_their_names_and_settings(
-    layout: str, file: str, named: Callable[[MedusaHeads], Written], settings: dict[str, Any], tmp_path: Path
-) -> None:
-    heads = random_heads(2, num_layers=2)
-    heads.save_pretrained(tmp_path, layout=layout)
-    stored, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / f"{file}.safetensors")
-    wanted = named(heads)
-    assert tensors.keys() == wanted.keys() and all(tensors[name].shape == wanted[name].shape for name in wanted)
-    assert stored == {"hidden_size": HIDDEN, "vocab_size": VOCAB} | settings
-    assert layout != "native" or MedusaHeads.from_pretrained(tmp_path).base_model == "some/base"
 
 
 @torch.no_grad()

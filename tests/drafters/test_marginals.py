@@ -1,8 +1,6 @@
 """The target's marginals: against exact enumeration, in step with what is committed, and what is refused."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ def target() -> Target:
 
 
 @torch.inference_mode()
-def exact(target: Target, known: Sequence[int], unknown: int, temperature: float) -> tuple[Tensor, Tensor]:
+def exact(target: Target, known: list[int], unknown: int, temperature: float) -> tuple[Tensor, Tensor]:
     """The law of the token behind unknown ones, by plain forwards, and the error of a mean over SAMPLES of these."""
     prefixes = torch.tensor(list(itertools.product(range(VOCAB), repeat=unknown)), dtype=torch.long)
     texts = torch.cat([torch.tensor(known).expand(len(prefixes), -1), prefixes.view(len(prefixes), unknown)], dim=1)
@@ -71,7 +69,7 @@ def test_the_laws_are_the_target_s_marginals(target: Target, knows_root: bool, t
 
 
 ALL, DRAWN = MarginalScorer.all_logits, MarginalScorer._drawn
-MUTANTS: dict[str, dict[str, Any]] = {
+MUTANTS = {
     "the law behind one continuation": {"_average": lambda self, laws: laws[:, 0]},
     "the law of the depth above": {"all_logits": lambda *given: ALL(*given)[:, [0, *range(DEPTH - 1)]]},
     "the numbers of the first level": {"_drawn": lambda self, law, batch, level: DRAWN(self, law, batch, 0)},

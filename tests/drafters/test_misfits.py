@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from drafters import BlockDrafter, ChoiceDrafter, EagleDrafter, MergedDrafter, ModelDrafter, MTPDrafter
+from drafters import BlockDrafter, ChoiceDrafter, EagleDrafter, MergedDrafter, ModelDrafter, MTPDrafter, ReDrafter
 from drafters.block_training import TrainedBlock
 from drafters.heads.block_files import load_block, save_block
 from drafters.heads.eagle import Eagle3Head
@@ -21,7 +21,6 @@ from drafters.hydra import HydraHeads, TrainedHydra
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
-from drafters.redrafter import ReDrafter
 from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from specdec import Sizes, Target
@@ -128,9 +127,7 @@ def says(**settings: Any) -> Callable[..., object]:
         ("hydra++", says(hidden_state_offset=1), "hidden_state_offset"),
     ],
 )
-def test_files_that_contradict_themselves(
-    model: PreTrainedModel, kind: str, change: Callable[..., object], words: str, tmp_path: Path
-) -> None:
+def test_files_that_contradict_themselves(model, kind: str, change, words: str, tmp_path: Path) -> None:
     save, load = SAVED[kind]
     save(model, tmp_path)
     (tmp_path / "specdec.json").unlink(missing_ok=True)  # what only this project's files say comes first
@@ -146,9 +143,7 @@ def test_files_that_contradict_themselves(
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "own", "z-lab", "speculators", "medusa", "hydra++"])
-def test_a_key_that_nothing_reads_is_named(
-    model: PreTrainedModel, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_that_nothing_reads_is_named(model, kind: str, tmp_path: Path, caplog) -> None:
     save, load = SAVED[kind]
     save(model, tmp_path)
     (tmp_path / "specdec.json").unlink(missing_ok=True)  # as of another training

@@ -36,9 +36,8 @@ def test_ids_that_spell_alike_are_shared(caplog: pytest.LogCaptureFixture, monke
     assert shared_tokens("d", None, 600, target) is None
     with caplog.at_level(logging.WARNING):
         assert shared_tokens("d", lettered([*"abcd"]), 4, target).tolist() == [0, 1, 2, 3]
-    assert caplog.messages == [
-        "the drafter d never drafts 1 of the 5 tokens of t: it lacks them, or spells others there"
-    ]
+    (message,) = caplog.messages
+    assert message.startswith("the drafter d never drafts 1 of the 5 tokens of t: it lacks them, or spells others")
     other = lettered([*"abdc", "dc", "ba"])
     with pytest.raises(ValueError, match=r"another vocabulary .*: 3 ids are spelled differently, as 2: 'd' and 'c'"):
         shared_tokens("d", other, 6, target)

@@ -15,9 +15,8 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from specdec import Engine, Paging, SamplingParams, Scheduler
+from specdec import Engine, Outcome, Paging, SamplingParams, Scheduler
 from specdec.cache.pages import Placement
 from specdec.engine.clock import StageTimer
 from specdec.engine.intake import Intake
@@ -27,7 +26,6 @@ from specdec.engine.running import RunningRequests
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.turns import Turns
 from specdec.random import request_key
-from specdec.types import Outcome
 
 VOCAB, STOP = 16, 0
 CPU = torch.device("cpu")
@@ -81,10 +79,10 @@ class Entries:
     def vacate(self, slot: int) -> None:
         self._at[slot] = self._own[slot]
 
-    def save(self, slot: int, count: int) -> list[Tensor]:
+    def save(self, slot: int, count: int) -> list[torch.Tensor]:
         return [torch.from_numpy(self.read(slot, count).copy())]
 
-    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
+    def load(self, slot: int, saved: Sequence[torch.Tensor]) -> None:
         self.write(slot, 0, saved[0].numpy())
 
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:

@@ -204,9 +204,7 @@ def many_alarms(wealth: type[Wealth], blocks: int = 180) -> bool:
     for seed in range(20):
         random = np.random.default_rng(seed)
         laws = [random.dirichlet(np.full(60, 0.3)) for _ in range(3)]
-        others = {
-            f"mistake {n}": [0.9 * law + 0.1 * random.dirichlet(np.full(60, 0.3)) for law in laws] for n in range(4)
-        }
+        others = {str(n): [0.9 * law + 0.1 * random.dirichlet(np.full(60, 0.3)) for law in laws] for n in range(4)}
         asked = Question(laws, others, level=LEVEL, block=32)
         alarms, totals = first_alarms(asked, laws, audits=AUDITS // 20, blocks=blocks, seed=seed, wealth=wealth)
         p_values = [p_value(asked, [total[audit] for total in totals]) for audit in range(AUDITS // 20)]

@@ -186,7 +186,6 @@ def every(model: Any, cases: list[tuple[str, float]]) -> dict[str, list[list[int
 
 
 def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-
     def deciding(*args: Any) -> Any:
         verdict = right(*args)
         return replace(verdict, next_token=(verdict.next_token + 1) % 64)

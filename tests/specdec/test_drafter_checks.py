@@ -26,8 +26,6 @@ VOCAB = 12
 ENOUGH = 1700  # drafts, a quarter of them after one of two prompts: more than draws.FEWEST after each
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [3, 4, 5], [7, 8]]
 COUNTED = {"draws": ENOUGH, "rounds": 2, "tokens": 12, "max_length": 96}
-FORMS = list({wanted: name for name, (_, wanted) in MALFORMED.items()}.values())
-"""One malformed tree for every check; the others repeat it."""
 FEW = {"draws": 0, "rounds": 4, "tokens": 6, "max_length": 40, "prompts": PROMPTS}  # where nothing is counted
 
 

@@ -1,7 +1,7 @@
 """The engine's own duties, and what a completion tells besides its tokens: steps, log-probabilities, moments."""
 
-import time
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -206,9 +206,9 @@ def test_raw_log_probabilities_are_before_processing_and_are_cut_with_the_tokens
 
 
 def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(target) -> None:
-    before = time.perf_counter()
+    before = perf_counter()
     alike = make(target, max_batch_size=2, prefill_chunk=2).generate([REPEATED[0]] * 3, GREEDY)
-    after = time.perf_counter()
+    after = perf_counter()
     for done in alike:
         found = done.timestamps
         visible = [step.visible for step in done.steps]
@@ -231,10 +231,8 @@ def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(target) -> N
 def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(target, monkeypatch) -> None:
     read, text = [], []
     wait, cut = Fetch.wait, specdec.engine.output._cut
-    monkeypatch.setattr(Fetch, "wait", lambda fetch: (wait(fetch), read.append(time.perf_counter()))[0])
-    monkeypatch.setattr(
-        specdec.engine.output, "_cut", lambda *given: (text.append(time.perf_counter()), cut(*given))[1]
-    )
+    monkeypatch.setattr(Fetch, "wait", lambda fetch: (wait(fetch), read.append(perf_counter()))[0])
+    monkeypatch.setattr(specdec.engine.output, "_cut", lambda *given: (text.append(perf_counter()), cut(*given))[1])
     (done,) = make(target).generate([REPEATED[0]], GREEDY)
     assert len(read) == len(text) == len(done.steps)
     for after, step, before in zip(read, done.steps, text, strict=True):

@@ -111,8 +111,7 @@ def test_out_of_memory_ends_what_runs_and_keeps_the_rest(target, wanted, error, 
     assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
     assert [output.token_ids for output in outputs[::2]] == wanted[::2]
     assert re.search(f"{said}.*max_batch_size=1, prefill_chunk=512, max_length=64", outputs[1].error or "")
-    # The engine is as good as new.
-    assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted
+    assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted, "as good as new"
 
 
 def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

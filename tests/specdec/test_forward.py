@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import specdec.execution.forwards
 from drafters import NGramDrafter
-from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
+from specdec import DraftTree, Engine, ForwardBatch, ModelRunner, SamplingParams, Target, Topology, TreeShape, Wants
 from specdec.attention import EagerAttention
 from specdec.execution.forwards import CurrentForward, _ForwardRecorder
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
-from specdec.forward import ForwardBatch, Wants
 from tests.architectures import tiny
 from tests.forwards import prefill, verify
 from tests.models import tiny_model
@@ -30,7 +28,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
 
 
-def runner_of(model: nn.Module, slots: Sequence[int] = (0, 1), **options: Any) -> ModelRunner:
+def runner_of(model: nn.Module, slots: Sequence[int] = (0, 1), **options: object) -> ModelRunner:
     runner = ModelRunner(model, max_batch_size=6, max_length=40, max_nodes=8, **options)
     tokens = torch.arange(len(slots) * max(LENGTHS)).view(len(slots), -1) % runner.vocab_size
     prefill(runner, tokens, np.zeros(len(slots), dtype=np.int64), slots=slots)
@@ -117,7 +115,7 @@ def test_a_module_of_somebody_else_is_not_captured(monkeypatch: pytest.MonkeyPat
     model = tiny_model("llama")
     old = model.model.layers[0].mlp.up_proj
     model.model.layers[0].mlp.up_proj = Scaled(old.in_features, old.out_features, bias=False)
-    runner: Any = runner_of(model)
+    runner = runner_of(model)
     first = list(rounds(runner))
     assert not runner.executor.recordings.kept
     Scaled.factor = 2.0

@@ -1,10 +1,8 @@
 """A model is frozen while an engine serves it: a change is refused until it is told, and no old weights are used."""
 
 import copy
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +39,7 @@ def write(model, unseen: bool = False) -> None:
 
 
 OTHER = "another module or tensor is in it"
-CHANGES: dict[str, tuple[str | None, Callable]] = {
+CHANGES = {
     "an optimizer's writes": ("its weights were written to", write),
     "writes to .data": (None, partial(write, unseen=True)),
     "adapter": (OTHER, adapt),
@@ -68,7 +66,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("an optimizer's writes", {"recording": "rounds"}),
     ],
 )
-def test_a_changed_target_is_refused_until_it_is_told(change: str, options: dict[str, Any]) -> None:
+def test_a_changed_target_is_refused_until_it_is_told(change: str, options: dict[str, str]) -> None:
     seen, apply = CHANGES[change]
     model = tiny_model(scale=2.0, layers=2)
     engine = Engine(Target(model), max_batch_size=2, max_length=64, **options)
@@ -86,9 +84,9 @@ def test_a_changed_target_is_refused_until_it_is_told(change: str, options: dict
 
 def test_a_changed_drafter_is_refused_until_it_is_told() -> None:
     model = tiny_model(scale=2.0, layers=2)
-    heads: Any = medusa_heads(model)
+    heads = medusa_heads(model)
     parts = Target(model), MedusaDrafter(heads, 3), RejectionVerifier()
-    sizes: Any = {"max_batch_size": 2, "max_length": 64}
+    sizes = {"max_batch_size": 2, "max_length": 64}
 
     def drafted(engine: Engine) -> list[object]:
         trees: list[object] = []

@@ -1,7 +1,6 @@
 """Forwards as on a GPU: rewritten in a few kernels, which Triton interprets here, with the model's own results."""
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -87,7 +86,7 @@ def test_a_single_row_of_a_length_that_the_host_does_not_know() -> None:
         assert_close([next(rounds(runner, 1))], [expected])
 
 
-WRONG: dict[str, Callable[..., Any]] = {
+WRONG = {
     "rotate": lambda *given: kernels.rotate(*given[:4], -given[4], *given[5:]),
     "add_norm": lambda x, residual, weight, *given: kernels.add_norm(x, residual, 0.5 * weight, *given),
     "gated": Mock(side_effect=RuntimeError("PassManager::run failed")),

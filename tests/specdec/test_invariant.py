@@ -85,7 +85,6 @@ def test_quantized_weights_have_one_way_of_rounding_and_nan_spoils_its_own_row()
 
 
 def test_states_of_another_parent_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-
     def calls(batch: ForwardBatch, chosen: np.ndarray) -> list[Call]:
         found = calls_one_by_one(batch, chosen)
         if batch.counts is not None:

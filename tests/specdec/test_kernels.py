@@ -8,11 +8,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec import DraftTree, Topology
+from specdec import DraftTree, SamplingParams, Topology
 from specdec.acceptance import certain
 from specdec.host import without_looking
 from specdec.random import Purpose, request_key, uniforms
-from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors
 from specdec.sampling import distribution as by_torch
 from tests.specdec.test_sampling import PARAMS, by_sorting, logits, rows, tensors

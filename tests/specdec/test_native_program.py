@@ -1,8 +1,12 @@
-"""Captured forwards as lists of operations in C, with the model's own numbers; norms and activations in C."""
+"""Captured forwards as lists of operations in C, with the model's own numbers; norms, activations and loops in C."""
 
+import ctypes
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +19,7 @@ from specdec.execution.native_program import Looked, with_tables
 from specdec.execution.norms import FUNCTIONS, Forward, modules_in_c
 from specdec.execution.packing import PackedLinears
 from specdec.execution.program import Step, noted
-from specdec.native import native_library
+from specdec.native import library, native_library
 from tests.architectures import tiny
 from tests.components import mtp_head
 from tests.launches import counted
@@ -175,3 +179,71 @@ def test_what_is_something_else_stays_and_a_norm_reads_its_present_weight() -> N
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(model(inputs), OtherRMSNorm.forward(model, inputs))
     assert "forward" not in vars(model)
+
+
+PLAYED = """
+#include "threads.h"
+#include <unistd.h>
+
+/* A loop that three threads share (native/threads.h): the last comes a second late, the first number takes long. */
+void play(long count, long *did, long *whole, double *times) {
+  loop l = {0};
+  _Pragma("omp parallel num_threads(3)")
+  {
+    const int self = omp_get_thread_num();
+    if (self == 2) usleep(1000000);
+    times[3 + self] = omp_get_wtime();
+    SHARE(&l, count, i) {
+      usleep(i ? 100 : 100000);
+      did[i]++;
+    }
+    for (long i = 0; i < count; i++) whole[self] += did[i];
+    times[self] = omp_get_wtime();
+  }
+}
+"""
+
+
+def played(header: str, folder: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How often each number was done; how many were when each thread left; when each left, and came."""
+    (folder / "threads.h").write_text(header)
+    (folder / "played.c").write_text(PLAYED)
+    made = folder / "played.so"
+    command = [*library._compiler(), *library._FLAGS, "-shared", str(folder / "played.c"), "-o", str(made)]
+    subprocess.run(command, check=True)
+    did, whole, times = np.zeros(count, dtype=np.int64), np.zeros(3, dtype=np.int64), np.zeros((2, 3))
+    addresses = [ctypes.c_void_p(each.ctypes.data) for each in (did, whole, times)]
+    ctypes.CDLL(str(made)).play(ctypes.c_long(count), *addresses)
+    return did, whole, times
+
+
+WAITS = "atomic_load(&l->done) < count"
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_a_loop_is_whole_when_somebody_leaves_and_who_is_late_finds_it_done(mutant: bool, tmp_path: Path) -> None:
+    """The mutant leaves when nothing is left to take."""
+    header = (library.FOLDER / "threads.h").read_text()
+    assert header.count(WAITS) == 1
+    did, whole, (left, came) = played(header.replace(WAITS, "0") if mutant else header, tmp_path, 37)
+    assert (did == 1).all() and left[:2].max() < came[2]
+    assert (whole == 37).all() is not np.bool_(mutant)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+def test_forwards_have_the_same_bits_with_any_number_of_threads(dtype, monkeypatch, tmp_path) -> None:
+    """More than there are cores, so that some come late; every loop is shared, however small it is."""
+    monkeypatch.setattr(library, "_FLAGS", (*library._FLAGS, "-DLEAST_PARALLEL=1"))
+    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path)
+    threads = torch.get_num_threads()
+    native_library.cache_clear()
+    try:
+        model, found = tiny_model("gemma3").to(dtype), []
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            found += [forwards(model)[0] for _ in range(10 if count > 1 else 1)]
+        assert all(torch.equal(one, other) for each in found[1:] for one, other in zip(found[0], each, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+        native_library.cache_clear()

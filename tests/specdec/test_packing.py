@@ -1,8 +1,6 @@
 """Packed linear weights, also in 16 bits, and captured operations: the same function, changes noticed."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -58,7 +56,7 @@ def test_the_bytes_that_are_read_are_those_of_the_copies() -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}  # whole panels
     model = tiny("llama", **sizes, tie_word_embeddings=True).bfloat16().float()
     size = {"max_batch_size": 1, "max_length": 64}
-    runner: Any = ModelRunner(model, **size)
+    runner = ModelRunner(model, **size)
     layers = runner.executor.packed.layers
     copied = {layer.module.weight for layer in layers}
     assert all(layer.packed.bytes == 2 * layer.module.weight.numel() for layer in layers)
@@ -72,7 +70,7 @@ def test_the_bytes_that_are_read_are_those_of_the_copies() -> None:
 
 
 KEPT = torch.arange(12.0).view(3, 4)  # at an address that stays
-FUNCTIONS_THAT_WRITE: dict[str, tuple[Callable[[Tensor], list[Tensor]], int]] = {
+FUNCTIONS_THAT_WRITE = {
     "read again after a write": (lambda x: [KEPT.sum(0) + KEPT[0].add_(x).sum() + KEPT.sum(0)], 6),
     "read again without one": (lambda x: [KEPT.sum(0) + x + KEPT.sum(0)], 3),
     "a view of what stays": (lambda x: [KEPT[1].mul_(x) + KEPT[1, :1]], 2),

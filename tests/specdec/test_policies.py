@@ -1,7 +1,6 @@
 """Choices of policies of length and of nodes: by hand, against brute force, and on data with a known law."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,47 +13,34 @@ from drafters import ModelDrafter, NGramDrafter
 from drafters.combined import AdaptiveDrafter
 from experiments.measuring.rounds import measure_costs, node_sizes
 from specdec import DraftTree, Engine, SamplingParams, Target
+from specdec.drafting import policies
 from specdec.drafting.builders import AnyTree, ExpansionTree, ReplayedTree, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RaggedCosts, RoundCosts
-from specdec.drafting.policies import (
-    AdditiveLength,
-    ConfidenceNodes,
-    CostAwareLength,
-    CostAwareNodes,
-    FirstNodes,
-    FixedLength,
-    LengthPolicy,
-    LoopedNodes,
-    NodePolicy,
-    OracleLength,
-    TableLength,
-)
 from specdec.drafting.policies.lengths import best_depths
 from specdec.physics.rounds import LLAMA_8B_H100
 from tests.components import perturbed
-from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
-DEPTH = 8
+VOCAB, SCALE, DEPTH = 24, 2.0, 8
 SLOTS, LENGTHS = np.array([0, 1]), np.array([100, 100])
 Array = np.ndarray
 
 
-def bound(policy: LengthPolicy, rows: int = 512, depth: int = DEPTH) -> LengthPolicy:
+def bound(policy: policies.LengthPolicy, rows: int = 512, depth: int = DEPTH) -> policies.LengthPolicy:
     policy.bind(max_batch_size=rows, max_depth=depth)
     for slot in range(rows):
         policy.admit(slot)
     return policy
 
 
-def depths(policy: LengthPolicy, rows: int) -> list[int]:
+def depths(policy: policies.LengthPolicy, rows: int) -> list[int]:
     return policy.depths(np.arange(rows), np.full(rows, 1000)).tolist()
 
 
 def test_additive_length() -> None:
-    policy = bound(AdditiveLength(start=3), depth=6)
+    policy = bound(policies.AdditiveLength(start=3), depth=6)
     assert policy.depths(SLOTS, LENGTHS).tolist() == [3, 3]
     policy.note(SLOTS, np.array([3, 3]), np.array([3, 1]))
     assert policy.depths(SLOTS, LENGTHS).tolist() == [5, 2]
@@ -69,12 +55,12 @@ def test_additive_length() -> None:
 
 def test_a_table_in_vllms_syntax() -> None:
     """Both ends of an entry belong to it; gaps and what is above have the depth before; drafters are not exceeded."""
-    policy = bound(TableLength([[1, 4, 9], [5, 64, 3], [100, 128, 1], [129, 200, 0]]))
+    policy = bound(policies.TableLength([[1, 4, 9], [5, 64, 3], [100, 128, 1], [129, 200, 0]]))
     for rows, depth in ((1, 8), (4, 8), (5, 3), (64, 3), (65, 3), (99, 3), (100, 1), (128, 1), (129, 0), (512, 0)):
         assert depths(policy, rows) == [depth] * rows
     for given in ([], [[2, 4, 3]], [[1, 4, 3], [4, 8, 2]], [[1, 4, 2.5]]):
         with pytest.raises(ValueError, match="give ascending entries"):
-            TableLength(given)
+            policies.TableLength(given)
 
 
 @dataclass(frozen=True)
@@ -110,7 +96,7 @@ def test_best_depths_are_the_best_of_all(knows: str) -> None:
         costs = Priced(rng.choice([0.0, 0.3]) * rng.random(), rng.random() * 0.6, padded=case % 2 == 0)
         survival = rng.random((rows, most)).cumprod(1).round(1 if case % 3 else 9)  # with ties, too
         if knows == "everything":
-            accepted, policy = rng.integers(0, most + 1, rows), bound(OracleLength(costs), rows, most)
+            accepted, policy = rng.integers(0, most + 1, rows), bound(policies.OracleLength(costs), rows, most)
             policy.foresee(np.arange(rows), accepted)
             survival, chosen = (np.arange(most) < accepted[:, None]) * 1.0, np.array(depths(policy, rows))
             assert (chosen <= accepted).all()
@@ -130,7 +116,7 @@ def test_goodput_finds_the_depths_that_pay_and_explores_within_its_budget() -> N
 
     def run(rounds: int, context: int = 1000, **other: Any) -> tuple[Array, float]:
         """Depths by round and row, and expected tokens per second."""
-        policy, rng = bound(CostAwareLength(LLAMA_8B_H100, **other), 128), np.random.default_rng(0)
+        policy, rng = bound(policies.CostAwareLength(LLAMA_8B_H100, **other), 128), np.random.default_rng(0)
         chosen, played = [], []
         for _ in range(rounds):
             now = policy.depths(slots, np.full(128, context))
@@ -149,13 +135,8 @@ def test_goodput_finds_the_depths_that_pay_and_explores_within_its_budget() -> N
     assert run(300, 8000)[0][100:].mean() > run(300, 200)[0][100:].mean() + 1, "long contexts pay for deeper drafts"
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=24))
-
-
 def test_drafts_are_no_deeper_than_the_policy_says_and_it_hears_what_was_accepted(target: Target) -> None:
-    policy, heard = FixedLength(2), list[tuple[int, int]]()
+    policy, heard = policies.FixedLength(2), list[tuple[int, int]]()
     policy.note = lambda slots, *told: heard.extend(zip(*(each.tolist() for each in told), strict=True))
     drafter = AdaptiveDrafter(NGramDrafter(max_draft_tokens=4, max_ngram=2), policy)
     with Engine(target, drafter, RejectionVerifier()) as engine:
@@ -171,7 +152,7 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
     found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
     assert found.rows == (1, 2) and found.max_depth == 2
     assert (found.device, found.dtype, found.drafter) == ("cpu", "float32", "ModelDrafter")
-    tree = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(ConfidenceNodes())
+    tree = ModelDrafter(target.model, ExpansionTree(3, 2, 2)).pruned_by(policies.ConfidenceNodes())
     by_nodes = measure_costs(target, tree, RejectionVerifier(), [[1, 2, 3]], rows=(1,), rounds=2, by_nodes=True)
     assert by_nodes.nodes == (0, 1, 2, 3) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
     for costs in (found, by_nodes):
@@ -183,7 +164,7 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
             RoundCosts.load(path)
 
 
-def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy, *, tokens: int = 16) -> list[DraftTree]:
+def trees_of(target: Target, shape: TreeBuilder, policy: policies.NodePolicy, *, tokens: int = 16) -> list[DraftTree]:
     law = "without_replacement" if isinstance(shape, SampledTree) else "deterministic"
     drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling=law).pruned_by(policy)
     trees: list[DraftTree] = []
@@ -231,7 +212,7 @@ def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [StaticTree([2, 2, 1]), SampledTree(9, 4, 3)])
 def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> None:
-    trees = trees_of(target, shape, FirstNodes(3))
+    trees = trees_of(target, shape, policies.FirstNodes(3))
     for tree in trees:
         assert tree.width <= 4 and tree.valid[:, 1:].sum(-1).max() <= min(3, tree.width - 1)
         assert (tree.valid.long().diff(dim=1) <= 0).all()
@@ -241,16 +222,16 @@ def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> No
 @pytest.mark.parametrize("shape", [complete(StaticTree(5), strong=False), StaticTree([2, 2, 1])])
 def test_a_draft_that_ends_early_is_the_same_draft(target: Target, shape: TreeBuilder, monkeypatch) -> None:
     """Whether the host stops the drafting or lets all nodes be drafted, the same ones are verified."""
-    stopped = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
-    monkeypatch.setattr(ConfidenceNodes, "_least", lambda self: None)
-    whole = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
+    stopped = trees_of(target, shape, policies.ConfidenceNodes(0.015, learn=False))
+    monkeypatch.setattr(policies.ConfidenceNodes, "_least", lambda self: None)
+    whole = trees_of(target, shape, policies.ConfidenceNodes(0.015, learn=False))
     assert len({tree.width for tree in whole}) > 1, "drafts are of different sizes"
     for one, other in zip(stopped, whole, strict=True):
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.valid, other.valid)
 
 
 def test_every_so_many_rounds_nothing_is_left_out(target: Target) -> None:
-    trees = trees_of(target, StaticTree(3), ConfidenceNodes(1.0, explore=4), tokens=24)
+    trees = trees_of(target, StaticTree(3), policies.ConfidenceNodes(1.0, explore=4), tokens=24)
     assert [tree.width for tree in trees[:8]] == [1, 1, 1, 4, 1, 1, 1, 4]
 
 
@@ -262,14 +243,15 @@ def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None
 
 
 def served(target: Target, costs: RoundCosts | None, shape: AnyTree = 3) -> Engine:
-    return Engine(target, ModelDrafter(target.model, shape).pruned_by(CostAwareNodes(costs)), RejectionVerifier())
+    drafter = ModelDrafter(target.model, shape).pruned_by(policies.CostAwareNodes(costs))
+    return Engine(target, drafter, RejectionVerifier())
 
 
 def test_what_does_not_fit(target: Target) -> None:
-    cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
-        (lambda: trees_of(target, StaticTree([2, 1]), LoopedNodes()), "stages of a chain"),
-        (lambda: ConfidenceNodes(source="best"), "auto, head, top, entropy, margin"),
+    cases = [
+        (lambda: policies.ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
+        (lambda: trees_of(target, StaticTree([2, 1]), policies.LoopedNodes()), "stages of a chain"),
+        (lambda: policies.ConfidenceNodes(source="best"), "auto, head, top, entropy, margin"),
         (lambda: ModelDrafter(target.model, SampledTree(4, 2, 2), sampling="iid"), "sampling=iid"),
         (lambda: served(target, None, ReplayedTree(4, 2, 3)), "ReplayedTree scores a level twice"),
         (lambda: served(target, None), "how long rounds take"),

@@ -109,9 +109,8 @@ def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(t
     made, rule = DRAFTERS[drafter](target.model), VERIFIERS[verifier]()
     engine, recorder = recorded(target, made, rule, max_batch_size=3, prefill_chunk=7)
     with engine:
-        engine.generate(
-            prompts()[:5], [replace(each, max_new_tokens=12 + 6 * i) for i, each in enumerate(SAMPLING[:5])]
-        )
+        asked = [replace(each, max_new_tokens=12 + 6 * i) for i, each in enumerate(SAMPLING[:5])]
+        engine.generate(prompts()[:5], asked)
         assert recorder.compared >= 20
         assert not engine._rounds.recorder.recordings._refused  # every stage of this pair can be recorded
 

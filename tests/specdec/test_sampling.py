@@ -1,7 +1,6 @@
 """From what a user asks for to p: against transformers' own processors, and against sorting the vocabulary."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from specdec.sampling import SamplingTensors, adjust, distribution, forbid_ends,
 from tests.forwards import slots_of
 from tests.shapes import shapes_unchecked
 
-WRONG: dict[str, list[Any]] = {
+WRONG = {
     "temperature": [-0.1, math.nan, 10**400, True, "0.7"],
     "top_k": [-1, 2**63, 1.5, np.bool_(True)],
     "top_p": [0.0, 1.01, None],
@@ -222,9 +221,8 @@ def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
 def test_the_same_tokens_stay_where_many_are_likely() -> None:
     """Rows of a large vocabulary, flat and steep, with ties, beside one with top-k and one without filters."""
     generator = torch.Generator().manual_seed(0)
-    logits = (
-        torch.randn(6, 2, 20_001, generator=generator) * torch.tensor([0.0, 0.1, 1.0, 3.0, 9.0, 1.0])[:, None, None]
-    )
+    sizes = torch.tensor([0.0, 0.1, 1.0, 3.0, 9.0, 1.0])[:, None, None]
+    logits = torch.randn(6, 2, 20_001, generator=generator) * sizes
     logits[:, 1] = logits[:, 1].bfloat16().float()
     logits[..., 7] = -torch.inf
     k, p = torch.tensor([0, 0, 0, 0, 50, 0]), torch.tensor([1 / 3, 0.9, 0.31, 0.95, 0.8, 1.0])

@@ -246,7 +246,6 @@ BUSY = Workload(
     tuple((turn, 7 * turn + 1) for turn in range(10)), (),
 )  # fmt: skip
 
-
 PLANS: dict[str, Callable[[Scheduler, View], Work]] = {
     "dropped": lambda inner, view: changed(inner.plan(view), lambda each: [each] * (each[0].id != 3)),
     "twice": lambda inner, view: changed(inner.plan(view), lambda each: [each] * (1 + (each[0].slot < 0))),

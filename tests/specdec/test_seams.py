@@ -168,16 +168,15 @@ def test_a_turn_begins_when_an_abort_from_another_thread_is_done(target: Target,
     first, second = (engine.submit(prompt, SAMPLING) for prompt in PROMPTS[:2])
     steps = engine.step()
     engine.on_round = lambda seen: order.append("round")
-    threads = [
-        threading.Thread(target=call) for call in (lambda: engine.abort(first), lambda: steps.extend(engine.step()))
-    ]
-    threads[0].start()
+    aborting = threading.Thread(target=lambda: engine.abort(first))
+    stepping = threading.Thread(target=lambda: steps.extend(engine.step()))
+    aborting.start()
     assert begun.wait(30)
-    threads[1].start()
-    threads[1].join(0.5)
+    stepping.start()
+    stepping.join(0.5)
     goes_on.set()
-    for thread in threads:
-        thread.join()
+    aborting.join()
+    stepping.join()
     assert order[:2] == ["released", "round"]
     steps += played(engine)[0]
     assert tuple(chain.from_iterable(s.token_ids for s in steps if s.request == second)) == wanted[1]

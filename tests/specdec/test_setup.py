@@ -2,22 +2,19 @@
 
 import copy
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec import machine
+from specdec import TreeShape, machine
 from specdec.doctor import table
 from specdec.inflate import describe, inflate, place_heads, resolve_shape
 from specdec.llama_shapes import SHAPES, LlamaShape
 from specdec.machine import Cpu
 from specdec.origin import described, own_place, place
-from specdec.tree import TreeShape
 from tests.models import tiny_model
 
 LAPTOP = Cpu(features=frozenset({"avx2", "fma", "f16c"}), physical_cores=4, logical_cores=8)
@@ -69,19 +66,16 @@ def test_quotas_of_control_groups(tmp_path: Path) -> None:
 
 def test_this_machine_is_read_without_fail() -> None:
     facts = machine.cpu()
-    assert 1 <= facts.physical_cores <= facts.logical_cores
-    assert facts.name and facts.features and machine.cpu() is facts
-    if torch.cpu._is_avx512_bf16_supported():  # another source than the one that names the features
-        assert "avx512_bf16" in facts.features
-    assert table(facts)["processor"] == facts.name
-    assert machine.usable_cores() >= 1
+    assert 1 <= facts.physical_cores <= facts.logical_cores and facts.name and facts.features and machine.cpu() is facts
+    assert table(facts)["processor"] == facts.name and machine.usable_cores() >= 1
+    assert not torch.cpu._is_avx512_bf16_supported() or "avx512_bf16" in facts.features, "as another source says"
 
 
 def sized(*sizes: int) -> LlamaShape:
     return LlamaShape(**dict(zip(LlamaShape.__annotations__, sizes, strict=True)))
 
 
-SMALL: dict[str, Any] = vars(sized(32, 2, 4, 2, 8, 40)) | {
+SMALL = vars(sized(32, 2, 4, 2, 8, 40)) | {
     "vocab_size": 48, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None,
 }  # fmt: skip
 LARGER = sized(96, 4, 12, 6, 8, 112)
@@ -169,7 +163,7 @@ def test_named_shapes_are_llama_shapes_and_what_does_not_fit_is_refused() -> Non
     torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
 
 
-def raised(function: Callable[[], object]) -> Exception:
+def raised(function) -> Exception:
     """The error of a call, as if this file had not made it."""
     try:
         function()

@@ -30,9 +30,8 @@ def byte_level() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=letters, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<turn>", special=True)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", clean_up_tokenization_spaces=False)
@@ -64,7 +63,6 @@ def pieces_of(*pieces: str) -> list[int]:
 
 
 def byte_ids(data: bytes) -> list[int]:
-    """A byte-level token per byte."""
     vocab, letters = byte_level().get_vocab(), bytes_to_unicode()
     return [vocab[letters[byte]] for byte in data]
 

@@ -1,6 +1,5 @@
 """What a dtype explains at one place, and the exactness harness itself: neither can excuse itself."""
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -9,13 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdec import DraftTree, Engine, SamplingParams, Target, TreeShape
+from specdec import DraftSampling, DraftTree, Engine, SamplingParams, Target, TreeShape
 from specdec.checks import ties
 from specdec.checks.drafts import enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
 from specdec.checks.ties import FLOOR_ULPS, Tie, examine
-from specdec.types import DraftSampling
 from specdec.wellformed import check_drafts
 from tests.models import tiny_model
 from tests.specdec.invariant_forwards import chain
@@ -25,11 +23,6 @@ from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier
 GREEDY = SamplingParams(max_new_tokens=8)
 SEQUENCE = [3, 1, 4, 1, 5, 9, 2, 6]
 PROMPT, VOCAB = 4, 32
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_model(vocab_size=VOCAB)
 
 
 def examined(model: PreTrainedModel, tokens: tuple[int, int], sampling: SamplingParams = GREEDY, **more: Any) -> Tie:
@@ -102,8 +95,9 @@ def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) ->
         assert examined(masked, (0, 1)).bound == plain
 
 
-def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrainedModel) -> None:
+def test_a_quantized_cache_is_part_of_the_model_that_is_examined() -> None:
     """The margin is that of the distribution which the methods followed, and not of the one in full precision."""
+    model = tiny_model(vocab_size=VOCAB)
     engine = Engine(Target(model), max_length=32, kv_cache="int8")
     with torch.inference_mode():
         logits = chain(engine.runner, torch.tensor(SEQUENCE))[-1]
@@ -168,10 +162,8 @@ def test_the_sample_is_of_the_enumerated_law() -> None:
 
 def test_a_tie_takes_no_more_passes_than_explain_it(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass of a large model takes seconds; what nothing explains takes them all."""
-    run, passes = ties._run_model, list[Sequence[int]]()
-    monkeypatch.setattr(
-        ties, "_run_model", lambda model, given, cuts, *rest: (passes.append(cuts), run(model, given, cuts))[1]
-    )
+    run, passes = ties._run_model, []
+    monkeypatch.setattr(ties, "_run_model", lambda *given: (passes.append(given[2]), run(*given))[1])
     cuts = [(), *ties._cuts(len(SEQUENCE), PROMPT)]
     for second, taken in ((5.0, cuts[:1]), (4.0, cuts)):
         passes.clear()

@@ -77,17 +77,16 @@ def test_bounds_that_are_too_small_are_noticed() -> None:
         _ = DraftTree.build(tokens, PAIR, max_depth=3, max_children=2).depth
     with pytest.raises(ValueError, match=r"^max_children=1"):
         _ = DraftTree.build(tokens, PAIR, max_depth=4, max_children=1).children
-    # Padding may lie beyond them.
     valid = torch.tensor([[True, True, True, False, False]] * 2)
     padded = DraftTree.build(tokens, PAIR, valid=valid, max_depth=2, max_children=1)
-    assert (padded.depth[valid] <= 2).all()
+    assert (padded.depth[valid] <= 2).all(), "padding may lie beyond the bounds"
     assert padded.children[:, 0].tolist() == [[1], [1]]
 
 
 def test_children_are_in_sibling_order_without_gaps() -> None:
     assert tree(PARENTS).children[0].tolist() == [[1, 4], [2, 3], [-1, -1], [-1, -1], [-1, -1]]
-    # A looser bound only pads.
-    assert tree(PARENTS, max_children=4).children[0].tolist()[:2] == [[1, 4, -1, -1], [2, 3, -1, -1]]
+    padded = tree(PARENTS, max_children=4).children[0, :2].tolist()
+    assert padded == [[1, 4, -1, -1], [2, 3, -1, -1]], "a looser bound only pads"
     # Without node 1 and what stands below it, node 4 is the root's first child.
     pruned = tree(PARENTS, PARENTS, valid=[[1, 0, 0, 0, 1], [1, 1, 0, 1, 1]], max_children=2)
     assert pruned.children[0].tolist() == [[4, -1], *[[-1, -1]] * 4]

@@ -19,8 +19,6 @@ from tests.reference import reference_decode
 from tests.verifiers.cases import complete
 
 SMALL = Tiles(16, 16, 4, 1)
-
-
 SHOWN = {
     *("one tree for all rows", "groups of three", "heads of 80", "bfloat16", "softcap, sinks and scaling", "chunks"),
     *("several words of ancestors", "the last level, in a window", "slots apart", "the window of a mixed block"),
@@ -142,8 +140,7 @@ PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 4]
 
 @pytest.mark.parametrize(("architecture", "layers"), [("llama", 1), complete("gemma2", 2, strong=False)])
 def test_the_kernel_decodes_as_the_model_itself(architecture: str, layers: int) -> None:
-    """Prompts longer than the windows, a slot that is used twice, and a drafter whose own forwards go down the tree
-    level by level, through the kernel as well."""
+    """Prompts longer than the windows, a slot that is used twice, and a drafter with the kernel, level by level."""
     model = tiny_model(architecture, layers=layers)
     made = ModelDrafter(perturbed(model, DISTANCE), TREE, sampling="deterministic", attention="triton")
     engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=32, attention="triton")

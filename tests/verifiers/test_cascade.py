@@ -129,10 +129,8 @@ def test_rows_and_leaves_without_q_and_a_rule_of_ones_own() -> None:
     assert enumerate_outcome(rule, Tables.random(4, 2, seed=1), SHAPES["2x2"], SWOR).tv < EXACT
     p, q = torch.rand(2, 2, 2, 5).softmax(-1)
     q[0] = 0
-    valid = torch.tensor([[True, False], [True, True]])
-    tree = DraftTree.from_shape(
-        TreeShape.chain(1), torch.tensor([[3, 0], [3, 1]]), valid=valid, sampling=IID, draft_probs=q
-    )
+    tokens, valid = torch.tensor([[3, 0], [3, 1]]), torch.tensor([[True, False], [True, True]])
+    tree = DraftTree.from_shape(TreeShape.chain(1), tokens, valid=valid, sampling=IID, draft_probs=q)
     laws = CascadeVerifier(deferral="chow", alpha=1.0).laws(tree, p)
     assert torch.equal(laws.stop[0], torch.tensor([1.0, 0.0]))
     assert torch.equal(laws.after(torch.zeros(2, dtype=torch.long))[0], p[0, 0])

@@ -56,9 +56,8 @@ def greedy_rounds(draw: st.DrawFn, kind: str) -> tuple[DraftTree, Tensor]:
 
 
 def differing(one: Verdict, other: Verdict) -> list[str]:
-    return [
-        each.name for each in fields(Verdict) if not torch.equal(getattr(one, each.name), getattr(other, each.name))
-    ]
+    names = [each.name for each in fields(Verdict)]
+    return [name for name in names if not torch.equal(getattr(one, name), getattr(other, name))]
 
 
 def by_laws(rule: Verifier, tree: DraftTree, following: Tensor) -> Verdict:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -41,7 +40,7 @@ def drafted(
     # Without replacement, q may run out of tokens: drafters say which siblings exist.
     marked = law is SWOR and not shape.is_chain
     valid = torch.ones_like(tokens, dtype=torch.bool) if marked else None
-    drawn: dict[str, Any] = {"sampling": law, "draft_probs": None if law is TOP else q, "valid": valid}
+    drawn = {"sampling": law, "draft_probs": None if law is TOP else q, "valid": valid}
     if not per_row:
         return DraftTree.from_shape(shape, tokens, **drawn), p
     parents = torch.tensor([shape.parents]).repeat(batch, 1)

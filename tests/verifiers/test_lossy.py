@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 import verifiers.greedy_multipath
 from specdec import DraftSampling, DraftTree, Exactness, TreeShape, Verifier
@@ -148,9 +147,8 @@ def test_fly_at_temperature_zero_and_programs_over_large_vocabularies() -> None:
     assert WeightedTransportVerifier().laws(tree, p).stop.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("rule", "name", "value"),
-    [
+def test_settings_that_make_no_rule() -> None:
+    for rule, name, value in (
         (LenientVerifier, "lenience", 0.0),
         (FuzzyVerifier, "divergence", "l2"),
         (FLyVerifier, "window", 0),
@@ -158,14 +156,12 @@ def test_fly_at_temperature_zero_and_programs_over_large_vocabularies() -> None:
         (CascadeVerifier, "deferral", "opf"),
         (CascadeVerifier, "alpha", float("nan")),
         (WeightedTransportVerifier, "solver", "simplex"),
-    ],
-)
-def test_settings_that_make_no_rule(rule: type[Verifier], name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name}="):
-        rule(**{name: value})
+    ):
+        with pytest.raises(ValueError, match=f"{name}="):
+            rule(**{name: value})
 
 
-def table(*rows: list[float], batch: int = 1) -> Tensor:
+def table(*rows: list[float], batch: int = 1) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64).expand(batch, -1, -1).contiguous()
 
 
@@ -200,8 +196,7 @@ def test_one_level(rule: Verifier, laws, tokens: list[int], stop: list[float], r
     torch.testing.assert_close(found.stop, torch.tensor([stop], dtype=torch.float64))
     if residual is not None:
         torch.testing.assert_close(found.after(torch.tensor([0]))[0], torch.tensor(residual, dtype=torch.float64))
-    # After a leaf p itself, to the last bit.
-    assert torch.equal(found.after(torch.tensor([1])), p[:, 1])
+    assert torch.equal(found.after(torch.tensor([1])), p[:, 1]), "after a leaf p itself, to the last bit"
 
 
 def test_long_paths_close_nodes_and_first_arrivals_by_hand() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -212,7 +211,7 @@ def always_the_later(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> 
     return total.where(later, 0.0), total.where(~later, 0.0), left
 
 
-MISTAKES: dict[str, tuple[str, Callable[..., Any]]] = {
+MISTAKES: dict[str, tuple[str, Callable[..., object]]] = {
     "takes a selected path for one drawn": ("greedy_multipath._law_of_the_largest", lambda p, q, *of: q),
     "best of K, place by place": ("greedy_multipath._law_of_the_largest", skew_of_one_position),
     "accepts as if p were twice there": ("kseq._run", lambda *of: (torch.ones_like(run(*of)[0]), run(*of)[1])),

@@ -1,7 +1,5 @@
 """Shared noise: the output is plain decoding's whatever was drafted; coupled drafts are the first in the race."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -36,7 +34,7 @@ def test_every_output_is_plain_decodings(law: DraftSampling) -> None:
 
 
 @pytest.mark.parametrize("mistake", [{"after": lambda tree, p, laws, stop: p[:, 0]}, {"stop": accept_the_first}])
-def test_a_wrong_rule_differs(mistake: dict[str, Any]) -> None:
+def test_a_wrong_rule_differs(mistake: dict) -> None:
     tables = Tables.random(4, 2, seed=2)
     rule = ChangedRule(SharedNoiseVerifier(), **mistake)
     assert check_shared(rule, tables, SHAPES["2x2"], COUPLED, samples=SAMPLES).differing > SAMPLES // 20

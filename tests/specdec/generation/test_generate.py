@@ -113,7 +113,6 @@ CALLS = int(os.environ.get("SPECDEC_CALLS", "15"))
 
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
-    """The arguments of one call."""
     rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 8))
     dtype = draw(st.sampled_from([torch.int32, torch.int64]))
     lengths = [width, *(draw(st.integers(1, width)) for _ in range(rows - 1))]
@@ -243,9 +242,8 @@ def test_tokens_arrive_round_by_round(model) -> None:
     assert first == [1, 2, 3]  # by transformers itself
     assert [token for tokens in rounds for token in tokens] == output[0, 3:].tolist() == got
     assert len(rounds) == len(ours.completions[0].steps)
-    # The next call has none, and does not find the old one.
     model.generate(prompt, **common)
-    assert heard.end.call_count == 1
+    assert heard.end.call_count == 1, "the next call has none, and does not find the old one"
     for listener in ({"streamer": Mock()}, {"on_tokens": print}):
         with pytest.raises(ValueError, match=f"{next(iter(listener))} follows one sequence"):
             model.generate(**batch(), **common, **listener, pad_token_id=PAD)

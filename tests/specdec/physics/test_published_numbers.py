@@ -5,7 +5,6 @@ round, best draft lengths and what limits them.
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +12,15 @@ import numpy as np
 import pytest
 
 from specdec.drafting.policies.lengths import best_depths
+from specdec.physics import speculation
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.costs import StepSize
 from specdec.physics.devices import find_device, read_devices
 from specdec.physics.precision import Precision, bytes_of
 from specdec.physics.rounds import LLAMA_8B_H100 as FITTED
 from specdec.physics.rounds import DraftModel, RoofRounds, TimedRounds, round_seconds
-from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
-from specdec.physics.speculation import (
-    best_length,
-    break_even_batch,
-    chain_tokens,
-    critical_context,
-    latency,
-    price_per_million,
-    speedup_of,
-    target_efficiency,
-)
+from specdec.physics.shape import Layer, ModelShape, experts_hit, nominal
+from specdec.physics.speculation import best_length, break_even_batch, chain_tokens, speedup_of, target_efficiency
 from specdec.physics.work import Roof, StepWork, prefill_work, step_work
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B, SHAPES
 
@@ -37,7 +28,7 @@ H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 A100 = Roof(bandwidth=2.0e12, flops=312e12)
 HALF, INT4 = Precision(), Precision(weights=0.5)
 PREFILL, SHORT = (prefill_work(ROUND_70B, HALF, tokens=tokens) for tokens in (4096, 256))
-KV_70B, KV_8B = (kv_bytes_per_position(shape, HALF) for shape in (ROUND_70B, ROUND_8B))
+KV_8B = kv_bytes_per_position(ROUND_8B, HALF)
 SERVED_8B = Served(shape=LLAMA_8B, precision=HALF, activations=0.0, overhead=2e9)
 SERVED_70B = Served(shape=ROUND_70B, precision=HALF, activations=0.0)
 
@@ -51,7 +42,7 @@ def seconds(work: StepWork, roof: Roof = H100) -> float:
     return roof.least_seconds(work.linear)
 
 
-NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
+NUMBERS = {
     "prefill, FLOP": (lambda: PREFILL.linear_flops, 5.734e14),
     "prefill, FLOP per byte (printed as 4,093 = 573 / 0.14)": (lambda: PREFILL.linear.intensity, 4096),
     "prefill, s": (lambda: seconds(PREFILL), 0.5795),
@@ -59,17 +50,15 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "its cache's share": (lambda: decode(1, 4608).kv_read_bytes / decode(1, 4608).total.bytes, 0.01067),
     "decode behind 4,608 tokens, ms": (lambda: 1000 * H100.least_seconds(decode(1, 4608).total), 42.24),
     "int4, bytes": (lambda: decode(precision=INT4).weight_bytes, 35e9),
+    "decode, FLOP": (lambda: decode().linear_flops, 1.4e11),
     "32 rows, tokens/s": (lambda: 32 / seconds(decode(32)), 765.7),
+    "logits of 64 x 9, bytes": (lambda: step_work(LLAMA_8B, HALF, batch=64, context=0, drafted=8).logit_bytes, 295.5e6),
     "attention, FLOP per token and position": (lambda: ROUND_70B.pair_flops, 2_621_440),
     "attention of the prefill, FLOP": (lambda: PREFILL.attention_flops, 22.0e12),
     "ridge of an A100": (lambda: A100.ridge, 156),
     "8B on an A100, ms": (lambda: 1000 * seconds(step_work(ROUND_8B, HALF, batch=1, context=0), A100), 8),
     "utilization of a token (printed as 0.005 %)": (lambda: 16e9 * 125 / A100.flops, 0.00641),
     "int4 with factors (printed as 0.53 with zero points)": (lambda: bytes_of("int4") + 2 / 64, 0.53125),
-    **{
-        f"bytes of {name}": (lambda name=name: bytes_of(name), size)
-        for name, size in (("float32", 4), ("float16", 2), ("bfloat16", 2), ("int8", 1), ("fp8", 1), ("int4", 0.5))
-    },
     "int4 with zero points": (lambda: bytes_of("int4") + 4 / 64, 0.5625),
     "KV of latents": (lambda: kv_bytes_per_position(DEEPSEEK_V3, HALF), 70_272),
     "Mistral-7B, 4 rows of 4,096 (printed as 8 GB)": (lambda: 4 * 4096 * KV_8B, 2 << 30),
@@ -77,8 +66,8 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "70B on two devices, rows": (lambda: SERVED_70B.most_rows(160e9, length=4608), 13),
     "8B, slots of 4,096": (lambda: SERVED_8B.most_rows(0.9 * 80e9, length=4096), 100),
     "8B, pages": (lambda: (0.9 * 80e9 - SERVED_8B.memory(rows=0, length=0).total) // (KV_8B * (1024 + 1 + 7.5)), 398),
-    "price of a million tokens at 24 tokens/s": (lambda: price_per_million(2.0, 24), 23.15),
-    "latency counts the first token once": (lambda: latency(0.5, 0.05, 101), 5.5),
+    "price of a million tokens at 24 tokens/s": (lambda: speculation.price_per_million(2.0, 24), 23.15),
+    "latency counts the first token once": (lambda: speculation.latency(0.5, 0.05, 101), 5.5),
 }
 
 
@@ -112,19 +101,6 @@ def test_experts_that_are_hit_and_target_efficiency_of_dense_models_and_mixtures
         assert [f"{value:.2f}" for value in found] == cells.split()
 
 
-def test_matrices_of_prefill_and_decode() -> None:
-    """[1000, 4096] x [4096, 4096] against [1, 4096] x [4096, 4096]: 1,000 times the operations, the same weights."""
-    attention = Attention.grouped(weights=4096 * 4096, heads=32, kv_heads=32, head_dim=128)
-    sizes = {"hidden": 0, "vocab": 0, "table_weights": 0, "output_weights": 0}
-    one = ModelShape(kind="one matrix", layers=(Layer(attention=attention),), **sizes)
-    wide, narrow = prefill_work(one, HALF, tokens=1000), step_work(one, HALF, batch=1, context=0)
-    assert (wide.linear_flops, narrow.linear_flops) == (2 * 1000 * 4096**2, 2 * 4096**2)
-    assert wide.weight_bytes == narrow.weight_bytes
-    # Logits take memory: 64 rows with 8 drafted nodes, 128,000 tokens, float32.
-    shape = ModelShape(kind="", layers=(), **sizes | {"vocab": 128_000})
-    assert step_work(shape, HALF, batch=64, context=0, drafted=8).logit_bytes == pytest.approx(295e6, rel=1e-3)
-
-
 ROW = "tiny:\n  memory: 1e9\n  bandwidth: 2.0e9\n  flops: {float32: 4e9}\n  source: here\n"
 
 
@@ -142,8 +118,7 @@ def test_the_table_that_ships() -> None:
         assert devices[name].roof(dtype).ridge == pytest.approx(ridge, abs=0.05)
     chip = devices["h100"].chip
     assert chip is not None and chip["processors"] == 132 and chip["link"] == 900e9
-    # 33 MiB of registers, and as much shared memory and first cache.
-    assert chip["processors"] * chip["registers"] == chip["processors"] * chip["shared"] == 33 << 20
+    assert chip["processors"] * chip["registers"] == chip["processors"] * chip["shared"] == 33 << 20, "33 MiB of each"
     assert devices["mi300x"].chip is None
 
 
@@ -253,7 +228,7 @@ def test_critical_context() -> None:
         (windowed(ROUND_70B), 0, 2 * 1487 - 1024),
         (windowed(ROUND_70B), 3, 2 * 6490 - 1024),
     ):
-        found = critical_context(shape, HALF, ridge=H100.ridge, drafted=drafted)
+        found = speculation.critical_context(shape, HALF, ridge=H100.ridge, drafted=drafted)
         assert found is not None and found == pytest.approx(context, abs=1.5)
         step = step_work(shape, HALF, batch=1, context=found, drafted=drafted)
         # Operations of a row's tokens over what it reads, without the weights.

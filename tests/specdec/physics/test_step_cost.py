@@ -10,18 +10,9 @@ import pytest
 
 from specdec.drafting.costs import Conditions, RoundCosts
 from specdec.drafting.policies import CostAwareLength
+from specdec.physics import costs
 from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
-from specdec.physics.costs import (
-    Errors,
-    LeastWork,
-    PartCost,
-    StepCost,
-    StepSize,
-    TokenRange,
-    check_possible,
-    fit_part,
-    fit_step,
-)
+from specdec.physics.costs import Errors, PartCost, StepCost, StepSize, TokenRange, check_possible, fit_step
 from specdec.physics.rounds import round_seconds
 from specdec.physics.work import Roof
 
@@ -84,7 +75,7 @@ def test_the_fits_recover_planted_constants() -> None:
         {"levels": depth, "tokens": rows * depth, "positions": rows * context}
         for depth, rows, context in itertools.product((1, 2, 4), (1, 4, 8), (16, 500))
     ]
-    found = fit_part(sizes, [planted.seconds(**size) for size in sizes], ends=(1, 16))
+    found = costs.fit_part(sizes, [planted.seconds(**size) for size in sizes], ends=(1, 16))
     assert [each.upto for each in found.levels] == [1, None]
     assert [found.fixed, found.levels[0].fixed, found.levels[1].fixed] == pytest.approx([2e-3, 2e-4, 3e-4], rel=1e-5)
     assert [found.levels[1].per_token, found.per_position] == pytest.approx([2e-5, 1e-7], rel=1e-5)
@@ -167,7 +158,7 @@ def test_policies_get_the_costs_of_rounds_where_there_are_a_drafters(file: Path)
 
 
 # What no device can do. A model of 1 GB, 100 kB per position, 1 GFLOP per token; a device of 100 GB/s and 10 TFLOP/s.
-LEAST = LeastWork(weight_bytes=1e9, kv_bytes=1e5, token_flops=1e9, pair_flops=1e5)
+LEAST = costs.LeastWork(weight_bytes=1e9, kv_bytes=1e5, token_flops=1e9, pair_flops=1e5)
 ROOF = Roof(bandwidth=1e11, flops=1e13)
 FORWARDS = [
     StepSize.of(rows=rows, queries=queries, context=context)
