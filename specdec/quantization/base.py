@@ -2,9 +2,9 @@
 
 Few rows are bound by the bytes of the weights: this project's C on a CPU, and a Triton kernel on a GPU, read them as
 they are stored. Where neither runs, and for many rows on a GPU, they are dequantized in every forward. In float32 a
-layer's inputs and outputs are rounded to bfloat16, whatever computes them: kernels take no other inputs. The C multiplies
-integers, of 16 bits for inputs (``native/products.c``). So an output may be rounded to bfloat16 another way than by torch,
-one of hundreds; with any number of rows it is the same.
+layer's inputs and outputs are rounded to bfloat16, whatever computes them: kernels take no other inputs. The C
+multiplies integers, of 16 bits for inputs (``native/products.c``). So one output of hundreds may be rounded to bfloat16
+another way than by torch; with any number of rows it is the same.
 """
 
 from collections.abc import Callable, Mapping
