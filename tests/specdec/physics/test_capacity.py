@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from experiments.planning.sources import choose_formats
 from specdec import ModelRunner
 from specdec.physics import heads
-from specdec.physics.capacity import PROGRAM, Drafting, Served, kv_bytes_per_position, weight_bytes
+from specdec.physics.capacity import PROGRAM, Drafting, Memory, Served, kv_bytes_per_position, weight_bytes
 from specdec.physics.precision import Precision, stored
 from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, read_shape
 from specdec.quantization import quantize
@@ -75,6 +75,14 @@ def test_windows() -> None:
         given = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
         completed = type(config)(**{key: value for key, value in given.items() if key not in ("model_type", "dtype")})
         assert read_shape(given).layers == read_shape(completed).layers, model_type
+
+
+def test_mixtures_choose_layers() -> None:
+    base = BASE | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    deepseek = {"model_type": "deepseek_v3", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 3}
+    qwen = {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    for given, experts in ((deepseek, [0, 0, 0, 6]), (qwen, [0, 6, 0, 0])):
+        assert [layer.mlp.experts for layer in read_shape(base | given).layers] == experts
 
 
 def test_what_is_no_decoder_is_refused() -> None:
@@ -177,7 +185,9 @@ def test_a_cache_in_slots_is_solved_exactly() -> None:
         assert both == size + other.bytes(rows=rows, length=length), "two caches are solved together"
 
 
-def test_a_drafter_takes_memory_and_so_do_copies_of_weights() -> None:
+def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
+    parts = {"weights": 1, "drafter": 2, "kv": 4, "drafter_kv": 8, "scratch": 16, "activations": 32, "overhead": 64}
+    assert Memory(**parts).total == 127
     alone = Served(shape=ROUND_8B, precision=Precision(), activations=0.0)
     drafting = replace(alone, drafting=(Drafting(shape=ROUND_8B, precision=Precision(), shown=4),), drafted=4)
     memory = drafting.memory(rows=2, length=100)
