@@ -41,7 +41,6 @@ typedef __v32hi signed_halves;
 #define SUM _mm512_reduce_add_ps
 INLINE ivec load_words(const void *p) { return _mm512_loadu_si512(p); }
 INLINE ivec load_int8(const void *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
-INLINE ivec load_int16(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vec load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE void store_int16(void *p, ivec words) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(words)); }
@@ -72,7 +71,6 @@ OVER_LANES(LARGEST, _mm_max)
 OVER_LANES(SUM, _mm_add)
 INLINE ivec load_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE ivec load_int8(const void *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
-INLINE ivec load_int16(const void *p) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vec load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
