@@ -38,7 +38,7 @@ def length_and_speedup(
         series.setdefault(f"temperature {row['temperature']:g}", {})[names.index(name)] = row
     if not names:
         return None
-    figure = style.new_figure(1.1 + (0.12 + 0.13 * len(series)) * len(names))
+    figure = style.new_figure(1.1 + (0.17 + 0.13 * len(series)) * len(names))
     panels = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
     for axes, field in zip(panels, figures, strict=True):
         for index, (about, rows) in enumerate(series.items()):
