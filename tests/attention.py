@@ -107,7 +107,7 @@ class Problem:
         return backend.attend(call, view)
 
     def seen(self) -> Seen:
-        """What the kernel is told of it."""
+        """The lengths, tables and trees that the kernel is given."""
         state: Any = BACKENDS["triton"].prepare(self.batch, self.cache, self.facts)
         (seen,) = state.seen
         return seen

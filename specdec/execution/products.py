@@ -108,7 +108,7 @@ def panels(weight: Tensor) -> PanelWeight | None:
 
 def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
     """Return int8 weights ``[out, in]``, -127 to 127, and scales ``[out]`` in the inputs' dtype; None as ``panels``."""
-    if not readable(weight, scale) or weight.min() == -128:  # bfloat16's table has no place for it
+    if not readable(weight, scale) or weight.min() == -128:  # which `Int8Linear` never stores
         return None
     with torch.no_grad():
         filled = _filled(weight.detach(), GROUP)
