@@ -141,12 +141,11 @@ INLINE void find(const call *c, long row, long head, long position, long *key, l
 }
 
 /* Whether numbers stand in pairs, and how many words they take then. */
-INLINE int in_pairs(const call *c) { return PAIRS && c->dtype == BFLOAT16; }
-INLINE long words_of(const call *c, long numbers) { return in_pairs(c) ? (numbers + 1) / 2 : numbers; }
+INLINE long words_of(const call *c, long numbers) { return in_pairs(c->dtype) ? (numbers + 1) / 2 : numbers; }
 
 /* A vector of words from a word on, of `dim` numbers at `at`; zeros behind the last number. */
 INLINE vec load_part(const call *c, const void *p, long at, long word, long dim) {
-  if (!in_pairs(c)) return load_some(p, at + word, dim - word, c->dtype);
+  if (!in_pairs(c->dtype)) return load_some(p, at + word, dim - word, c->dtype);
   return load_bytes((const uint16_t *)p + at + 2 * word, 2 * (dim - 2 * word), FLOAT32);
 }
 
@@ -165,7 +164,7 @@ INLINE void fetch(const call *c, long row, long head, long position) {
 INLINE void lay_out_values(const call *c, long row, const long *at, long first, long count, long next_head, long next,
                            long more, float *values) {
   const long dim = c->value_dim, wide = filled_up(dim);
-  const int pairs = in_pairs(c), dtype = c->dtype;
+  const int pairs = in_pairs(c->dtype), dtype = c->dtype;
   for (long key = first; key < count; key += 1 + pairs, values += wide) {
     if (key < more) fetch(c, row, next_head, next + key);
     if (pairs && key + 1 < more) fetch(c, row, next_head, next + key + 1);
@@ -255,7 +254,7 @@ static void attend_tree(const call *c, workspace *w, long row, long head, long h
                         long stop) {
   const long groups = c->heads / c->key_heads, length = c->lengths[row], base = length / KEYS * KEYS;
   const long dim = filled_up(words_of(c, c->dim)), wide = filled_up(c->value_dim), last = (stop - 1) / KEYS * KEYS;
-  const int pairs = in_pairs(c), in_word = pairs ? 2 : 1;
+  const int pairs = in_pairs(c->dtype), in_word = pairs ? 2 : 1;
   const long shared = length - base, common = shared / in_word; /* keys of the first block that all see; whole words */
   const float same[MOST] = {1, 1, 1, 1, 1, 1};
   for (long start = last; start >= base; start -= KEYS) { /* so that the first block's values stay */
@@ -317,7 +316,7 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
   const long groups = c->heads / c->key_heads, length = c->lengths[row];
   const long own = length + c->cells - c->nodes; /* where node 0 stands */
   const long dim = filled_up(words_of(c, c->dim)), wide = filled_up(c->value_dim);
-  const int pairs = in_pairs(c);
+  const int pairs = in_pairs(c->dtype);
   workspace w;
   w.keys = room, w.values = w.keys + KEYS * dim, w.scores = w.values + KEYS * wide, w.q = w.scores + MOST * KEYS;
   w.sums = w.q + QUERIES * dim, w.own = w.sums + QUERIES * wide, w.tree = w.own + KEYS * wide;

@@ -275,16 +275,18 @@ void multiply(const word *w, char *const *places, void *room, loop l[2]) {
   const int number = w[9].integer, kind = w[10].integer;
   const void *x = address(places, w[3]);
   job j = {.format = formats[number], .panels = address(places, w[0]), .scales = address(places, w[1]),
-           .grouped = number == INT4, .bias = address(places, w[2]), .x = x, .item = PAIRS && kind != EXACT ? 128 : 256,
-           .y = address(places, w[4]), .out = out, .in = width, .rows = rows, .kind = kind};
+           .grouped = number == INT4, .bias = address(places, w[2]), .x = x, .y = address(places, w[4]), .out = out,
+           .in = width, .rows = rows, .kind = kind};
   /* In models of float32 no row may have other bits than the rest. */
   j.tiled = least_rows && rows >= least_rows && (kind == HALF || (kind == ROUNDED && least_rows == 1));
   const int integers = number >= INT8 && !j.tiled, half = kind == HALF ? BFLOAT16 : FLOAT32;
+  const int pairs = kind != EXACT && (j.tiled || in_pairs(BFLOAT16));
+  j.item = integers ? sizeof(group_of_inputs) : pairs ? 128 : 256;
 #if PAIRS
-  if (kind != EXACT && number == BFLOAT16) j.format = &of_bfloat16_pairs;
+  if (pairs && number == BFLOAT16) j.format = &of_bfloat16_pairs;
 #endif
-  if (integers || in != width || kind == ROUNDED || (kind == HALF && !PAIRS)) {
-    j.x = room, j.item = integers ? sizeof(group_of_inputs) : j.item;
+  if (integers || in != width || kind == ROUNDED || (kind == HALF && !pairs)) {
+    j.x = room;
     SHARE(l, rows, row) /* as the tiles read it: in their type, and filled up with zeros */
       for (long i = 0; i < width; i += integers ? 2 * GROUP : WIDTH)
         if (integers)

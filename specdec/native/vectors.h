@@ -92,14 +92,16 @@ INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
 #define FLOATS(A) ((vec)(A))
 #define TO_FLOAT(A) __builtin_convertvector((signed_words)(A), vec)
 
+/* Dtypes, as Python numbers them (specdec/native/library.py, specdec/execution/products.py). */
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 };
+
 #if WIDTH == 16 && defined(__AVX512BF16__)
-#define PAIRS 1 /* bfloat16 is multiplied as it is, in pairs */
+#define PAIRS 1 /* bfloat16 can be multiplied as it is, in pairs */
 #else
 #define PAIRS 0 /* bfloat16 is widened first */
 #endif
-
-/* Dtypes, as Python numbers them (specdec/native/library.py, specdec/execution/products.py). */
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 };
+/* Whether it is: Intel's processors multiply twice as many numbers of float32 in the same time. */
+INLINE int in_pairs(int dtype) { return PAIRS && dtype == BFLOAT16 && !__builtin_cpu_is("intel"); }
 
 INLINE vec load_bfloat16(const void *p) { return FLOATS(LEFT(load_uint16(p), 16)); }
 

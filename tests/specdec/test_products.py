@@ -36,6 +36,8 @@ def machines() -> Iterator[object]:
     """The instruction sets that the code has a way of its own for, as far as this processor has them."""
     yield "native"
     yield pytest.param("tiles", marks=needs_pairs)  # AMX, emulated
+    for intel in (0, 1):  # products of bfloat16 in pairs, and widened
+        yield pytest.param(f"native -D__builtin_cpu_is(NAME)={intel}", marks=[needs_pairs, pytest.mark.full])
     yield pytest.param("x86-64-v3", marks=pytest.mark.full)  # AVX2
     if {"avx512f", "avx512bw", "avx512vl"} <= cpu().features:
         yield pytest.param("x86-64-v4", marks=pytest.mark.full)  # AVX512 without products of bfloat16
@@ -56,7 +58,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return kept
     if request.param == "tiles":
         return native._load(request.getfixturevalue("tiles"))
-    flags = tuple(each.replace("native", request.param) for each in native._FLAGS)
+    flags = tuple(" ".join(native._FLAGS).replace("native", request.param).split())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_FLAGS", flags)
         return native.library_in(tmp_path_factory.mktemp("native"))
