@@ -163,9 +163,9 @@ class RoundRecorder:
         cast, played = autocast_of(self._runner.device.type), made.replays
         if not self._whole:
             return Stages(batch, batch, made, {"judge"} if on_tensors else {"judge", "commit"}, False, cast, played)
-        if self._runner.version != self._version:  # nothing may keep old weights alive
+        if (version := self._runner.version) != self._version:  # nothing may keep old weights alive
             made.clear()
-        self._version = self._runner.version
+        self._version = version
         rows, names = self._table.padded(batch) if padded else batch, {"draft", "verify", "judge", "commit"}
         if on_tensors and rows.masks_drafts and self._graphs:  # no graph waits for the host between levels
             self._by_design["draft: drafts are drawn under grammars' masks"] += 1
