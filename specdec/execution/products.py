@@ -72,7 +72,7 @@ class PanelWeight:
         if self.format == _INT4:
             one, two, three, four = self.panels.unbind(-1)
             first, last = (one << 4 | three & 15, one & 240 | three >> 4), (two << 4 | four & 15, two & 240 | four >> 4)
-            words = torch.cat([*first, *last], dim=-1) ^ _ZEROS
+            words = torch.cat([*first, *last], dim=-1)
         return words.transpose(1, 2).contiguous().view(self.out, -1).view(self.panels.dtype)
 
     @classmethod
@@ -126,7 +126,7 @@ def int4_panels(stored: Tensor, scale: Tensor) -> PanelWeight | None:
         made = digits.new_empty(len(digits) // channels, digits.shape[1], channels // _VECTORS, _VECTORS)
         # A lane's word has four bits for each vector: of the first input in its lower half, of the second in its upper.
         for rows, into in zip(digits.split(_ROWS), made.split(_ROWS // channels), strict=True):
-            one, two, three, four = (_turned(rows) ^ _ZEROS).unflatten(2, (_VECTORS, -1)).unbind(2)
+            one, two, three, four = _turned(rows).unflatten(2, (_VECTORS, -1)).unbind(2)
             even, odd = (one >> 4 | two & 240, three >> 4 | four & 240), (one & 15 | two << 4, three & 15 | four << 4)
             torch.stack([*even, *odd], dim=-1, out=into)
         scales = F.pad(scale.detach().float(), (0, 0, 0, -out % channels)).view(-1, channels, groups)

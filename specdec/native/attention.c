@@ -207,7 +207,7 @@ INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest
       const vec x = LOAD(scores + v) * ALL(1 / (LOG2_E * softcap)), size = MAX(x, ZERO() - x);
       const vec e = exponential(size * ALL(-2.0f));
       const vec tanh = (ALL(1.0f) - e) / (ALL(1.0f) + e);
-      const ivec sign = IAND(BITS(x), IALL(0x80000000));
+      const ivec sign = BITS(x) & IALL(0x80000000);
       STORE(scores + v, FLOATS(IADD(BITS(tanh), sign)) * ALL(LOG2_E * softcap));
     }
   vec numbers[KEYS / WIDTH], best = ALL(NONE), sum = ZERO();

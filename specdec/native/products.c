@@ -38,20 +38,20 @@
 #define BYTES_bfloat16 (4 * PANEL) /* both inputs of a channel side by side */
 #define even_bfloat16(p, v) FLOATS(LEFT(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), 16))
 #if WIDTH == 16
-#define odd_bfloat16(p, v) FLOATS(IAND(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), IALL(0xffff0000)))
+#define odd_bfloat16(p, v) FLOATS(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH) & IALL(0xffff0000))
 #else /* the mask would take a register that six rows need */
 #define odd_bfloat16(p, v) FLOATS(LEFT(RIGHT(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), 16), 16))
 #endif
 #define both_bfloat16(p, v) load_words((const uint16_t *)(p) + 2 * (v) * WIDTH)
 
-/* Integers: of 16 bits, for the first input in a word's lower half; of 8 bits, likewise; of 4 bits, for each vector, the
-   first one's lowest, in either half. */
+/* Integers: of 16 bits, for the first input in a word's lower half; of 8 bits, likewise; of 4 bits, plus 8, for each
+   vector, the first one's lowest, in either half: every other vector's are multiplied where they are, 16 times as large. */
 #define BYTES_int16 (4 * PANEL)
 #define both_int16(p, v) load_words((const float *)(p) + (v) * WIDTH)
 #define BYTES_int8 (2 * PANEL)
 #define both_int8(p, v) load_int8((const int8_t *)(p) + 2 * (v) * WIDTH)
 #define BYTES_int4 PANEL
-#define both_int4(p, v) ((ivec)((signed_halves)load_words(p) << (12 - 4 * (v)) >> 12))
+#define both_int4(p, v) ((ivec)((signed_halves)load_words(p) >> 4 * ((v) & 2)) & IALL((v) & 1 ? 0xf000f0 : 0xf000f))
 
 /* ---- Tiles: ROWS rows at `x`, which are `stride` inputs apart, times `pairs` pairs of a panel at `p`. Adds to `sums`
    [row][channel], or begins them. Sums of a group of integers are multiplied with its `scales` first. Fetches `lines`
@@ -104,7 +104,7 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
 
 /* Inputs as integers, a group after the other, each with what they are multiplied by. A group's sums are exact. */
 typedef struct {
-  int numbers[GROUP]; /* of 16 bits, in pairs */
+  int numbers[GROUP], start; /* of 16 bits, in pairs; -8 times their sum */
   float step;
 } group_of_inputs;
 
@@ -113,11 +113,13 @@ typedef struct {
   static void F##_##ROWS(const char *p, const void *x, long stride, float *sums, long pairs, int begin,     \
                          const float *scales, const char *next, long lines) {                               \
     const long share = 64 * lines * PART(ROWS) / VECTORS, apart = stride / (2 * GROUP);                     \
-    for (int first = 0; first < VECTORS; first += PART(ROWS)) {                                             \
+    UNROLL for (int first = 0; first < VECTORS; first += PART(ROWS)) {                                      \
       const group_of_inputs *rows = x;                                                                      \
       const char *at = p;                                                                                   \
       for (long g = 0; g < pairs / GROUP; g++, rows++) {                                                    \
-        ivec w[PART(ROWS)], s[ROWS][PART(ROWS)] = {0}, done[ROWS][PART(ROWS)];                              \
+        ivec w[PART(ROWS)], s[ROWS][PART(ROWS)], done[ROWS][PART(ROWS)];                                    \
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] =         \
+            IALL(BYTES_##F == BYTES_int4 ? rows[r * apart].start * (v & 1 ? 16 : 1) : 0);                   \
         for (long k = 0; k < GROUP; k++, at += BYTES_##F, next += share) {                                  \
           for (long line = 0; line < share; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);             \
           UNROLL for (int v = 0; v < PART(ROWS); v++) w[v] = both_##F(at, first + v);                       \
@@ -131,7 +133,7 @@ typedef struct {
         __asm__ volatile("" ::"r"(done) : "memory");                                                        \
         for (int r = 0; r < ROWS; r++) for (int v = 0; v < PART(ROWS); v++) {                               \
           float *into = sums + r * PANEL + (first + v) * WIDTH;                                             \
-          vec factor = ALL(rows[r * apart].step);                                                           \
+          vec factor = ALL(rows[r * apart].step / (BYTES_##F == BYTES_int4 && v & 1 ? 16 : 1));             \
           if (scales) factor *= LOAD(scales + g * PANEL + (first + v) * WIDTH);                             \
           STORE(into, FMA(TO_FLOAT(done[r][v]), factor, begin && !g ? ZERO() : LOAD(into)));                \
         }                                                                                                   \
@@ -149,13 +151,13 @@ typedef struct format {
 #define FORMAT(MAKE, F, NAME, UNPACK) \
   EVERY(MAKE, F)                      \
   static const format of_##NAME = {BYTES_##F, ALL_OF(NAME), UNPACK};
-#define UNPACKING(F)                                                                                        \
+#define UNPACKING(F, WORDS)                                                                                 \
   static void unpack_##F(const char *restrict p, float *restrict into, long pairs) {                        \
     for (long k = 0; k < pairs; k++, p += BYTES_##F, into += PANEL)                                         \
-      UNROLL for (int v = 0; v < VECTORS; v++) STORE(into + v * WIDTH, FLOATS(both_##F(p, v)));             \
+      UNROLL for (int v = 0; v < VECTORS; v++) STORE(into + v * WIDTH, FLOATS(WORDS));                        \
   }
-UNPACKING(int8)
-UNPACKING(int4)
+UNPACKING(int8, both_int8(p, v))
+UNPACKING(int4, (ivec)((signed_halves)(load_words(p) ^ IALL(0x88888888)) << (12 - 4 * v) >> 12))
 FORMAT(TILE, float32, float32, NULL)
 FORMAT(TILE, float16, float16, NULL)
 FORMAT(TILE, bfloat16, bfloat16, NULL)
@@ -251,20 +253,20 @@ static void to_integers(const void *x, long at, long count, int dtype, group_of_
   ivec sizes = IALL(0);
   for (long i = 0; i < 2 * GROUP; i += WIDTH) {
     numbers[i / WIDTH] = rounded(load_some(x, at + i, count - i, dtype), dtype == FLOAT32 ? BFLOAT16 : FLOAT32);
-    sizes = IMAX(sizes, IAND(BITS(numbers[i / WIDTH]), IALL(0x7fffffff)));
+    sizes = IMAX(sizes, BITS(numbers[i / WIDTH]) & IALL(0x7fffffff));
   }
   int largest = 0;
   for (int i = 0; i < WIDTH; i++) largest = ((signed_words)sizes)[i] > largest ? ((signed_words)sizes)[i] : largest;
   const int exponent = largest >> 23, one = exponent > 14 ? exponent - 14 : 1; /* the largest one gets 15 bits */
   for (long i = 0; i < 2 * GROUP; i += WIDTH)
-    store_int16((int16_t *)group->numbers + i,
-                IAND(TO_INT(numbers[i / WIDTH] * FLOATS(IALL((254 - one) << 23))), IALL(0xffff)));
+    store_int16(&group->numbers[i / 2], TO_INT(numbers[i / WIDTH] * FLOATS(IALL((254 - one) << 23))) & IALL(0xffff));
+  group->start = 0;
+  for (int i = 0; i < GROUP; i++) group->start -= 8 * ((int16_t)group->numbers[i] + (group->numbers[i] >> 16));
   group->step = FLOATS(IALL(exponent == 255 ? 0x7fc00000 : one << 23))[0]; /* NaN */
 }
 
 /* ---- What Python calls. ---- */
 
-/* Returns the channels of a panel. */
 int panel_channels(void) { return PANEL; }
 
 /* Words: panels, scales, bias, x, y; out, in, width, rows; format, kind. Writes y[rows, out], the product of x[rows, in]

@@ -84,7 +84,6 @@ INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
 /* Float32 vectors have operators (a + b); vectors of 32-bit integers have these. */
 #define ZERO() ((vec){0})
 #define IADD(A, B) ((ivec)((words_of_32)(A) + (words_of_32)(B)))
-#define IAND(A, B) ((A) & (B))
 #define LEFT(A, COUNT) ((ivec)((words_of_32)(A) << (COUNT)))
 #define RIGHT(A, COUNT) ((ivec)((words_of_32)(A) >> (COUNT)))
 #define SIGNED_RIGHT(A, COUNT) ((ivec)((signed_words)(A) >> (COUNT)))
@@ -111,14 +110,14 @@ INLINE vec selected(uint64_t bits, vec numbers, vec other) {
   return _mm512_mask_blend_ps((__mmask16)bits, other, numbers);
 #else
   const ivec lanes = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
-  return _mm256_blendv_ps(other, numbers, FLOATS(_mm256_cmpeq_epi32(IAND(IALL((int)(bits & 255)), lanes), lanes)));
+  return _mm256_blendv_ps(other, numbers, FLOATS(_mm256_cmpeq_epi32(IALL((int)(bits & 255)) & lanes, lanes)));
 #endif
 }
 
 /* Rounded to the nearest, ties to even; a NaN stays one. */
 INLINE void store_bfloat16(void *p, vec numbers) {
   ivec words = BITS(numbers);
-  ivec odd = IAND(RIGHT(words, 16), IALL(1));
+  ivec odd = RIGHT(words, 16) & IALL(1);
   ivec rounded = RIGHT(IADD(words, IADD(odd, IALL(0x7fff))), 16);
   const ivec nan = (ivec)(numbers != numbers);
   store_int16(p, (nan & IALL(0x7fc0)) | (~nan & rounded));
