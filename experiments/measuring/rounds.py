@@ -21,8 +21,8 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import Step
 
-WARM = 3
-"""Turns before any round counts."""
+WARM, LEAST, SECONDS = 3, 3, 20.0
+"""Turns before any round counts; rounds of a kind that are timed in any case; the time after which they will do."""
 STAGES = ("draft", "verify", "accept", "commit")
 
 
@@ -57,13 +57,9 @@ def now(device: torch.device) -> float:
 
 
 def time_rounds(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingParams,
-    rounds: int,
-    *,
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams, rounds: int, *,
     kinds: Sequence[Callable[[], object]],
-) -> list[list[TimedRound]]:
+) -> list[list[TimedRound]]:  # fmt: skip
     """Return timed rounds of full batches, by kind.
 
     Rounds of all kinds take turns, forwards and backwards, so that whatever else the machine does meets all of them
@@ -72,7 +68,7 @@ def time_rounds(
 
     Args:
         prompts: Token ids to go on from, which are used again where the batch has more rows.
-        rounds: How many rounds of every kind are timed, at most.
+        rounds: How many rounds of every kind are timed, at most: a slow machine's are steadier, and ``LEAST`` will do.
         kinds: For every kind, what is called before a round of it.
 
     Raises:
@@ -85,6 +81,7 @@ def time_rounds(
     timed: list[list[TimedRound]] = [[] for _ in kinds]
     ids: list[int] = []
     emitted: dict[int, int] = {}
+    begin = time.perf_counter()
 
     def play() -> list[Step]:
         steps = engine.step()
@@ -95,6 +92,8 @@ def time_rounds(
         return steps
 
     for turn in range(rounds + WARM):
+        if min(map(len, timed)) >= LEAST and time.perf_counter() - begin > SECONDS:
+            break
         if engine.unfinished < rows:
             for number in ids:
                 engine.abort(number)
@@ -217,10 +216,6 @@ def measure_costs(
         timed = rounds_of_sizes(target, drafter, verifier, prompts, sizes, rounds, by_nodes=by_nodes, **made)
         table[count] = tuple(smallest([each.seconds for each in kind]) for kind in timed)
     return RoundCosts(
-        rows=tuple(table),
-        table=tuple(table.values()),
-        nodes=sizes if by_nodes else None,
-        device=str(target.device),
-        dtype=dtype_name(target.dtype),
-        drafter=type(drafter).__name__,
-    )
+        rows=tuple(table), table=tuple(table.values()), nodes=sizes if by_nodes else None, device=str(target.device),
+        dtype=dtype_name(target.dtype), drafter=type(drafter).__name__,
+    )  # fmt: skip

@@ -6,8 +6,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from drafters.combined import AdaptiveDrafter
-from experiments.config.sections import build, choice, component_of, plain
+from experiments.config.sections import build, choice, component_of, in_sweep, plain
 from experiments.measuring.rounds import measure_costs
+from experiments.reporting.progress import phase
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter
@@ -77,6 +78,7 @@ def settle_costs(
         given = [ids for text in samples if (ids := target.tokenizer.encode(text)[:512])] or [[0]]
         timed, by_nodes = (drafter.drafter, False) if isinstance(drafter, AdaptiveDrafter) else (drafter, True)
         rows = (1, config.engine.max_batch_size)
+        phase("timing rounds, from none to all drafted tokens", shown=not in_sweep())
         policy.costs = measure_costs(target, timed, verifier, given, rows=rows, by_nodes=by_nodes)
     known = policy.costs
     if not isinstance(known, RoundCosts):

@@ -11,6 +11,7 @@ import torch
 
 from drafters import ModelDrafter, NGramDrafter
 from drafters.combined import AdaptiveDrafter
+from experiments.measuring import rounds
 from experiments.measuring.rounds import measure_costs, node_sizes
 from specdec import DraftTree, Engine, SamplingParams, Target
 from specdec.drafting import policies
@@ -162,6 +163,18 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
         path.write_text(content)
         with pytest.raises(ValueError, match=r"costs\.json holds no costs of rounds"):
             RoundCosts.load(path)
+
+
+@pytest.mark.parametrize(("seconds", "timed"), [(60.0, 5), (0.0, rounds.LEAST)])
+def test_few_rounds_are_timed_where_they_take_long(
+    target: Target, seconds: float, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(rounds, "SECONDS", seconds)
+    monkeypatch.setattr(rounds, "smallest", lambda times: counts.append(len(times)) or min(times))
+    drafter = ModelDrafter(target.model, 2)
+    measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rounds=5, max_length=120)
+    assert counts == [timed] * 3
 
 
 def trees_of(target: Target, shape: TreeBuilder, policy: policies.NodePolicy, *, tokens: int = 16) -> list[DraftTree]:
