@@ -154,7 +154,7 @@ typedef struct format {
 #define UNPACKING(F, WORDS)                                                                                 \
   static void unpack_##F(const char *restrict p, float *restrict into, long pairs) {                        \
     for (long k = 0; k < pairs; k++, p += BYTES_##F, into += PANEL)                                         \
-      UNROLL for (int v = 0; v < VECTORS; v++) STORE(into + v * WIDTH, FLOATS(WORDS));                        \
+      UNROLL for (int v = 0; v < VECTORS; v++) STORE(into + v * WIDTH, FLOATS(WORDS));                      \
   }
 UNPACKING(int8, both_int8(p, v))
 UNPACKING(int4, (ivec)((signed_halves)(load_words(p) ^ IALL(0x88888888)) << (12 - 4 * v) >> 12))

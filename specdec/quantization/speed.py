@@ -92,9 +92,9 @@ def _fastest(shape: tuple[int, int], dtype: torch.dtype) -> str | None:
             winner = name if taken * MARGIN < times[winner] else winner
         winners.add(winner)
     figures = ", ".join(f"{taken:.2f} ms in {name}" for name, taken in times.items())
-    if len(winners) > 1:
-        winner = "int8"  # whose drafts are better
-    return None if len(winners) > 1 and full in winners else f"{winner}: {_row(shape)} takes {figures}"
+    if len(winners) > 1:  # of two quantized ones int8, whose drafts are better
+        winner = None if full in winners else "int8"
+    return winner and f"{winner}: {_row(shape)} takes {figures}"
 
 
 def largest_linear(model: nn.Module) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def figures(run: LoadRun) -> Any:
 
 
 def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -> None:
-    """Goodput of ten, 5 s apart, that take 1 s each. Preemptions and what was swapped stand beside the goodput."""
+    """Goodput of ten, 5 s apart, that take 1 s each, with preemptions and what was swapped beside it."""
     run = driven(5.0 * np.arange(10), lambda number: [(1.0, 1)])
     for number, outcome in enumerate((DROPPED, FAILED, UNFINISHED)):
         run.requests.loc[number, "outcome"] = outcome
